@@ -17,12 +17,14 @@ PATIENCE = 300
 
 
 def until(
-    condition: Callable[[], Any], words: str | Callable[[], str], pause: float = 0.05
+    condition: Callable[[], Any], message: str | Callable[[], str], pause: float = 0.05
 ) -> Any:
     """Wait for a condition, and return its value."""
     end = time.monotonic() + PATIENCE
     while not (value := condition()):
-        assert time.monotonic() < end, words if isinstance(words, str) else words()
+        assert time.monotonic() < end, (
+            message if isinstance(message, str) else message()
+        )
         time.sleep(pause)
     return value
 

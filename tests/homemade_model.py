@@ -157,23 +157,23 @@ class Wired(Adapter):
 
 
 def with_fields(
-    wiring: type[Wired], place: str, **fields: Any
+    wiring: type[Wired], part: str, **fields: Any
 ) -> Callable[[Forecaster], Wired]:
     """The wiring with other fields in one place: "attn", "mlp", "stack" or "wiring"."""
 
     def adapt(native: Forecaster) -> Wired:
         adapter = wiring(native)
         (stack,) = adapter.wiring.stacks
-        if place == "stack":
+        if part == "stack":
             stack = replace(stack, **fields)
-        elif place != "wiring":
+        elif part != "wiring":
             rows = tuple(
-                replace(row, **fields) if row.kind == place else row
+                replace(row, **fields) if row.kind == part else row
                 for row in stack.writers
             )
             stack = replace(stack, writers=rows)
         adapter.wiring = replace(
-            adapter.wiring, stacks=(stack,), **(fields if place == "wiring" else {})
+            adapter.wiring, stacks=(stack,), **(fields if part == "wiring" else {})
         )
         return adapter
 

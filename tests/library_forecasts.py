@@ -229,14 +229,14 @@ def compiled(
         "fix_quantile_crossing": True,
         "per_core_batch_size": count,
     }
-    own = copy.copy(native)
-    own.compile(timesfm.ForecastConfig(**{**settings, **changes}))
-    return own
+    model = copy.copy(native)
+    model.compile(timesfm.ForecastConfig(**{**settings, **changes}))
+    return model
 
 
 def timesfm_2p5(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    own = compiled(native, max(batch.lengths), horizon, len(batch))
-    _, deciles = own.forecast(
+    model = compiled(native, max(batch.lengths), horizon, len(batch))
+    _, deciles = model.forecast(
         horizon=horizon, inputs=[series.copy() for series in batch.values]
     )
     return Answer(deciles[..., 1:].transpose(0, 2, 1), deciles[..., 0])

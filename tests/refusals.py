@@ -11,10 +11,10 @@ from tsfm_lens.core.errors import LensError
 
 
 def expect_error(
-    words: str, call: Callable[..., object], *args: Any, **options: Any
+    message: str, call: Callable[..., object], *args: Any, **options: Any
 ) -> None:
     """Hold that a call is refused by an error of the package whose message has some
     words, a regular expression.
     """
-    with pytest.raises(LensError, match=words):
+    with pytest.raises(LensError, match=message):
         call(*args, **options)

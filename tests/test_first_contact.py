@@ -60,11 +60,11 @@ def test_first_page_runs_on_every_model(
         if re.search(r"\brun\b", item)
     )
     if name in EMBEDDED:
-        own = tsfm_lens.load(name)
+        lens = tsfm_lens.load(name)
     else:
-        own = lens_of(name)
-    steps = min(24 if name == "bolt-nano" else 6, own.longest_pass)
-    code = code.replace('"decoder.2.cross_attn.*"', repr(last_layer(own))).replace(
+        lens = lens_of(name)
+    steps = min(24 if name == "bolt-nano" else 6, lens.longest_pass)
+    code = code.replace('"decoder.2.cross_attn.*"', repr(last_layer(lens))).replace(
         "24", str(steps)
     )
     if name != "bolt-nano" or page != "README.md":
@@ -77,7 +77,7 @@ def test_first_page_runs_on_every_model(
         monkeypatch.setattr(
             tsfm_lens, "bundled", lambda series: bundled(series).tail(96)
         )
-    monkeypatch.setattr(tsfm_lens, "load", lambda _name: own)
+    monkeypatch.setattr(tsfm_lens, "load", lambda _name: lens)
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {}
     exec(compile(code, page, "exec"), space)

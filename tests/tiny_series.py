@@ -31,9 +31,9 @@ def make_pair(name: str) -> tuple[SeriesBatch, SeriesBatch]:
     """Series and the same values backwards: what a model scales by is alike, to the
     last digits.
     """
-    own = getattr(lens_of(name).adapter, "example", None)
-    if own:
-        clean = own(0, 40)
+    example = getattr(lens_of(name).adapter, "example", None)
+    if example:
+        clean = example(0, 40)
     else:
         clean = centred("pedestrians", "electricity")
     return clean, replace(
@@ -55,9 +55,9 @@ def make_runs(
 
 def make_series(lens: Lens, *names: str, example: int = 0) -> Any:
     """Series that a model reads: real ones by name, or an example of its own."""
-    own = getattr(lens.adapter, "example", None)
-    if own:
-        return own(example, 40)
+    adapter_example = getattr(lens.adapter, "example", None)
+    if adapter_example:
+        return adapter_example(example, 40)
     return bundled(*(names or ["co2"])).tail(40)
 
 
@@ -72,10 +72,10 @@ def forecast_instead(monkeypatch: pytest.MonkeyPatch, lens: Lens, values: Any) -
     """Let a model forecast these values, (step,) or (series, 1, step), whatever it
     reads.
     """
-    own = lens.forecast
+    original = lens.forecast
 
     def forecast(series: object, horizon: int, **options: Any) -> object:
-        result = own(series, horizon, **options)
+        result = original(series, horizon, **options)
         result.quantiles[:] = np.asarray(values)[..., :horizon]
         return result
 

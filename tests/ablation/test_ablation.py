@@ -129,10 +129,10 @@ def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> No
     for key, module in modules.items():
 
         def forward(
-            *args: Any, own: Any = module.forward, key: str = key, **kwargs: Any
+            *args: Any, original: Any = module.forward, key: str = key, **kwargs: Any
         ) -> Any:
             calls[key] += 1
-            return own(*args, **kwargs)
+            return original(*args, **kwargs)
 
         monkeypatch.setitem(module.__dict__, "forward", forward)
     encoded = lens.encode(bundled("co2").tail(40))

@@ -120,13 +120,13 @@ def declared(adapter: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("said", [False, True], ids=["silent", "declared"])
-def test_a_rule_that_only_variants_meet(model: Any, said: bool) -> None:
+@pytest.mark.parametrize("is_declared", [False, True], ids=["silent", "declared"])
+def test_a_rule_that_only_variants_meet(model: Any, is_declared: bool) -> None:
     plain, largest = reached(Lens(Wired(model), "own"))
     assert largest > 1.05 * plain
     kind = twice((plain + largest) / 2)
-    lens = Lens((declared(kind) if said else kind)(model), "own")
-    assert is_row_independent(lens.adapter) is said
+    lens = Lens((declared(kind) if is_declared else kind)(model), "own")
+    assert is_row_independent(lens.adapter) is is_declared
     # the rule is met by variants and by the plain model never
     assert reached(lens) != (plain, largest)
     assert reached(lens)[0] == plain

@@ -38,7 +38,7 @@ def draws(lens: Lens, count: int = 3) -> dict[str, Any]:
     return {"num_samples": count}
 
 
-def shown(lens: Lens) -> SeriesBatch:
+def example_series(lens: Lens) -> SeriesBatch:
     """Series of unequal length, with gaps, and with two variates each where the model
     takes them.
     """
@@ -50,7 +50,7 @@ def make_levels(lens: Lens) -> SeriesBatch:
     token ids have no level.
     """
     if lens.adapter.readout == "token" and hasattr(lens.adapter, "example"):
-        return shown(lens)
+        return example_series(lens)
     rng = np.random.default_rng(0)
     steps = np.arange(40)
     shapes = [
@@ -153,7 +153,7 @@ def test_one_pass_equals_the_plain_loop(
 ) -> None:
     lens = lens_of(name)
     assert is_row_independent(lens.adapter)
-    for batch in (shown(lens), make_levels(lens)):
+    for batch in (example_series(lens), make_levels(lens)):
         horizon = min(6, lens.adapter.prediction_length)
         variants = of_every_kind(lens, batch, horizon)
         loop = forecast_variants(
@@ -195,7 +195,7 @@ BEYOND = [name for name in NAMES if name in SOME]
 def test_long_rollouts_equal_the_plain_loop(name: str) -> None:
     """Rollouts beyond one pass equal the plain loop."""
     lens = lens_of(name)
-    batch = shown(lens)
+    batch = example_series(lens)
     if not lens.adapter.joint_rollout:
         batch = as_series(list(batch.values[::2]))
     horizon = lens.adapter.longest_pass + 3
@@ -215,7 +215,7 @@ def test_long_rollouts_equal_the_plain_loop(name: str) -> None:
 def test_plain_loop_forecasts_each_variant_once(name: str) -> None:
     """The plain loop is one forecast for each variant."""
     lens = lens_of(name)
-    batch = shown(lens)
+    batch = example_series(lens)
     variant = Variant.zero(writers(lens.wiring)[0])
     if len(lens.adapter.levels) != 1:
         levels = (0.3, 0.5)
@@ -238,7 +238,7 @@ def test_plain_loop_forecasts_each_variant_once(name: str) -> None:
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "toto-1"])
 def test_nothing_is_left_behind(name: str) -> None:
     lens = lens_of(name)
-    batch = shown(lens)
+    batch = example_series(lens)
 
     state = torch.get_rng_state()
     first = writers(lens.wiring)[0]
@@ -297,7 +297,7 @@ def test_variant_without_numbers_fails_alone(name: str, economy: bool) -> None:
         lens = load(name)
     else:
         lens = lens_of(name)
-    batch = shown(lens)
+    batch = example_series(lens)
     # what begins at the same place runs side by side in single passes too
     good = [
         Variant("", ()),
@@ -333,19 +333,19 @@ def test_variant_without_numbers_fails_alone(name: str, economy: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "message"),
     [
         ({"variants": []}, "no variant"),
         ({"non_finite": "drop"}, "non_finite is 'drop'"),
         ({"variants": [Variant("", (Zero("decoder.9.mlp"),))]}, r"decoder\.9"),
     ],
 )
-def test_what_cannot_be_run_is_refused(how: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_run_is_refused(how: dict[str, Any], message: str) -> None:
     lens = lens_of("chronos-bolt")
-    with pytest.raises((InputError, UnknownNameError), match=words):
+    with pytest.raises((InputError, UnknownNameError), match=message):
         forecast_variants(
             lens,
-            shown(lens),
+            example_series(lens),
             4,
             **{"variants": [Variant.zero(writers(lens.wiring)[0])], **how},
         )

@@ -192,10 +192,10 @@ def slow_read(
         for name, cell in cells.items():
             if name in without:
                 continue
-            own = series.setdefault(name, {})
-            if key in own:
+            values = series.setdefault(name, {})
+            if key in values:
                 raise Unreadable("two values at one time")
-            own[key] = number(cell, case.decimal)
+            values[key] = number(cell, case.decimal)
     return series
 
 

@@ -65,7 +65,7 @@ def opened_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("whole") / "store"
     assert not run_sweep(config(), path).failed
@@ -239,17 +239,17 @@ def mended(error: LensError, store: Path) -> str:
     return "moved aside"
 
 
-def find_outcome(case: int, whole: Path, store: Path) -> tuple[str, str]:
+def find_outcome(case: int, undamaged: Path, store: Path) -> tuple[str, str]:
     """Damage a copy of a whole store, ask for its report, run the sweep again, and
     compare.
     """
     chosen = random.Random(case)
     change = CHANGES[case % len(CHANGES)]
     shutil.rmtree(store, ignore_errors=True)
-    shutil.copytree(whole, store)
+    shutil.copytree(undamaged, store)
     change(store, chosen)
     if case % 5 == 0:
-        messages = reported(store, whole)
+        messages = reported(store, undamaged)
         assert not messages or re.search(
             "tsfm-lens sweep|the same command|no sweep 'whole'", messages
         ), messages
@@ -263,13 +263,13 @@ def find_outcome(case: int, whole: Path, store: Path) -> tuple[str, str]:
             how = mended(error, store)
     else:
         raise AssertionError("what the error says does not help")
-    pd.testing.assert_frame_equal(parse_table(store), parse_table(whole))
+    pd.testing.assert_frame_equal(parse_table(store), parse_table(undamaged))
     if case % 5 == 0:
-        assert not reported(store, whole)
+        assert not reported(store, undamaged)
     return change.__name__, how
 
 
-def reported(store: Path, whole: Path) -> str:
+def reported(store: Path, undamaged: Path) -> str:
     """The report of a store equals that of the whole one, or says that it is not
     finished; else what the error says.
     """
@@ -278,7 +278,7 @@ def reported(store: Path, whole: Path) -> str:
     except LensError as error:
         return str(error)
     if not any("not finished" in note for note in found.notes):
-        expected = of_whole(whole)
+        expected = undamaged_tables(undamaged)
         assert found.results.keys() == expected.keys()
         for name, table in expected.items():
             pd.testing.assert_frame_equal(found.results[name], table)
@@ -286,16 +286,16 @@ def reported(store: Path, whole: Path) -> str:
 
 
 @cache
-def of_whole(whole: Path) -> dict[str, pd.DataFrame]:
-    return gather(whole).results
+def undamaged_tables(undamaged: Path) -> dict[str, pd.DataFrame]:
+    return gather(undamaged).results
 
 
-def campaign(cases: range, whole: Path, store: Path) -> Counter[tuple[str, str]]:
+def campaign(cases: range, undamaged: Path, store: Path) -> Counter[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
     failed = []
     for case in cases:
         try:
-            counts[find_outcome(case, whole, store)] += 1
+            counts[find_outcome(case, undamaged, store)] += 1
         except Exception as error:
             failed.append(
                 f"case {case} ({CHANGES[case % len(CHANGES)].__name__}):"
@@ -305,20 +305,20 @@ def campaign(cases: range, whole: Path, store: Path) -> Counter[tuple[str, str]]
     return counts
 
 
-def test_damaged_store_gives_undisturbed_table(whole: Path, tmp_path: Path) -> None:
+def test_damaged_store_gives_undisturbed_table(undamaged: Path, tmp_path: Path) -> None:
     """A damaged store ends in the undisturbed table."""
     # every kind once
     count = len(CHANGES)
-    assert sum(campaign(range(count), whole, tmp_path / "store").values()) == count
+    assert sum(campaign(range(count), undamaged, tmp_path / "store").values()) == count
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
 def test_many_damaged_stores_give_undisturbed_tables(
-    part: int, whole: Path, tmp_path: Path, capsys: Any
+    part: int, undamaged: Path, tmp_path: Path, capsys: Any
 ) -> None:
     """Many damaged stores end in the undisturbed table."""
-    counts = campaign(range(part, CASES, PARTS), whole, tmp_path / "store")
+    counts = campaign(range(part, CASES, PARTS), undamaged, tmp_path / "store")
     with capsys.disabled():
         print()  # noqa: T201
         for (kind, how), count in sorted(counts.items()):

@@ -19,8 +19,8 @@ OPTIONS = (
 ).split()
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["explain", *words])
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["explain", *arguments])
 
 
 def sheet(path: Path, *, ahead: int = AHEAD) -> str:
@@ -113,7 +113,7 @@ def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "complaint"),
     [
         (["bolt-nano", "--horizon", "12"], "takes no past covariates"),
         (["chronos2-nano", "--horizon", "24"], "ends 12 steps after the context"),
@@ -128,17 +128,17 @@ def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
     ],
 )
 def test_impossible_requests_write_nothing(
-    words: list[str], complaint: str, tmp_path: Path
+    arguments: list[str], complaint: str, tmp_path: Path
 ) -> None:
     """What is impossible is reported, and nothing is written."""
     out = tmp_path / "page"
-    beside = [
+    options = [
         word
         for word in OPTIONS
-        if "price" not in words or word not in ("--past", "price")
+        if "price" not in arguments or word not in ("--past", "price")
     ]
     done = run(
-        *words, "--data", sheet(tmp_path / "load.csv"), *beside, "--out", str(out)
+        *arguments, "--data", sheet(tmp_path / "load.csv"), *options, "--out", str(out)
     )
     assert done.exit_code == 1
     assert complaint in " ".join(done.output.split())

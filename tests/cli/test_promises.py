@@ -29,12 +29,14 @@ ANALYSES = ("forecast", "ablate", "attribute", *PAGES)
 NOTHING = "interrupted; nothing was left behind"
 
 
-def run(command: str, *words: str, out: Path | None = None) -> Result:
+def run(command: str, *arguments: str, out: Path | None = None) -> Result:
     if out is not None and command in PAGES:
         position = ["--out", str(out)]
     else:
         position = []
-    return CliRunner().invoke(app, [*command.split(), "bolt-nano", *words, *position])
+    return CliRunner().invoke(
+        app, [*command.split(), "bolt-nano", *arguments, *position]
+    )
 
 
 def interrupt(*_: Any, **__: Any) -> None:

@@ -37,7 +37,7 @@ def run(*args: str) -> Result:
     return RUNNER.invoke(app, list(args))
 
 
-def words(result: Result) -> str:
+def error_text(result: Result) -> str:
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", result.stderr).split())
 
 
@@ -84,7 +84,7 @@ def test_file_commands_take_reading_options(
     found = run(*command, "--data", str(german))
     assert (
         found.exit_code,
-        "give its encoding, as in --encoding cp1252" in words(found),
+        "give its encoding, as in --encoding cp1252" in error_text(found),
     ) == (1, True)
     found = run(
         *command,
@@ -99,7 +99,7 @@ def test_file_commands_take_reading_options(
     )
     assert (
         found.exit_code,
-        "--freq 0D does not go forward in time" in words(found),
+        "--freq 0D does not go forward in time" in error_text(found),
     ) == (1, True)
 
 
@@ -108,17 +108,18 @@ def test_messages_name_options_and_readings(german: Path, tmp_path: Path) -> Non
     folder = tmp_path / "bolt"
     testing.tiny("chronos-bolt").save_pretrained(folder)
     command = ("forecast", str(folder), "--data", str(german), "--encoding", "cp1252")
-    assert "give --decimal . or --decimal ," in words(
+    assert "give --decimal . or --decimal ," in error_text(
         run(*command, "--target", "Verbrauch")
     )
     command += ("--decimal", ",")
     assert (
         "ids with --id-column …, that of dates with --time-column … and --time-format …"
-        in words(run(*command))
+        in error_text(run(*command))
     )
     command += ("--id-column", "Läden", "--horizon", "2", "--time-column", "Tag")
-    assert "not a date of ISO 8601; give --time-format …, as in '%d.%m.%Y'" in words(
-        run(*command)
+    assert (
+        "not a date of ISO 8601; give --time-format …, as in '%d.%m.%Y'"
+        in error_text(run(*command))
     )
     command += ("--time-format", "%d.%m.%Y")
     found = run(*command, "--csv")
@@ -132,7 +133,7 @@ def test_messages_name_options_and_readings(german: Path, tmp_path: Path) -> Non
     found = run(*command, "--unit", "kWh", "--json")
     assert json.loads(found.stdout)["coords"]["units"]["data"] == ["kWh", "kWh"]
     found = run(*command[:3], "bundled:co2", "--freq", "D")
-    assert "--freq D applies to files, and none is given" in words(found)
+    assert "--freq D applies to files, and none is given" in error_text(found)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_file_column_can_be_a_category(tmp_path: Path) -> None:
         found = run(*command, "--categories", declared)
         assert found.exit_code == 0, found.output
         for name in ("kind", "open"):
-            noted = f"'{name}' is read as categories" in words(found)
+            noted = f"'{name}' is read as categories" in error_text(found)
             assert noted == (name in declared.split(","))
         batch = read_series(
             file, targets="load", known="kind,open", categories=declared
@@ -174,5 +175,7 @@ def test_file_column_can_be_a_category(tmp_path: Path) -> None:
         medians = json.loads(found.stdout)["data_vars"]["quantile_forecast"]["data"]
         assert_close(medians, forecast.quantiles, depth=100, dtype=np.float32)
     found = run(*command, "--categories", "load")
-    assert "--categories" in words(found) or "categories names 'load'" in words(found)
-    assert "--known …" in words(found)
+    assert "--categories" in error_text(
+        found
+    ) or "categories names 'load'" in error_text(found)
+    assert "--known …" in error_text(found)

@@ -94,7 +94,7 @@ def test_misspelt_fields_suggest_the_nearest(config: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (
             {"source": "files", "path": "a.csv"},
@@ -109,8 +109,8 @@ def test_misspelt_fields_suggest_the_nearest(config: Path, tmp_path: Path) -> No
         ),
     ],
 )
-def test_source_errors_quote_the_file(data: dict, words: str, tmp_path: Path) -> None:
+def test_source_errors_quote_the_file(data: dict, message: str, tmp_path: Path) -> None:
     """A source that is wrong is reported in the words of the file."""
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(yaml.safe_dump({**CONTENT, "data": [data]}))
-    assert words in " ".join(run(wrong).stderr.split())
+    assert message in " ".join(run(wrong).stderr.split())

@@ -80,16 +80,19 @@ LATE = [
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), LATE, ids=[" ".join(command[:3]) for command, _ in LATE]
+    ("command", "message"), LATE, ids=[" ".join(command[:3]) for command, _ in LATE]
 )
 def test_errors_write_nothing(
-    command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """An error is a message and writes nothing."""
     monkeypatch.chdir(tmp_path)
     result = RUNNER.invoke(app, command)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert said in result.stderr
+    assert message in result.stderr
     assert "error:" in result.stderr
     assert "Traceback" not in result.output
     assert not list(tmp_path.iterdir())
@@ -121,10 +124,13 @@ def test_wrong_usage_is_exit_code_2(command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), EARLY, ids=[" ".join(command[:3]) for command, _ in EARLY]
+    ("command", "message"), EARLY, ids=[" ".join(command[:3]) for command, _ in EARLY]
 )
 def test_refusals_come_before_loading(
-    command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Each refusal has its own words and comes before a model is opened."""
     monkeypatch.chdir(tmp_path)
@@ -134,7 +140,7 @@ def test_refusals_come_before_loading(
     result = RUNNER.invoke(app, command)
     text = " ".join(result.output.replace("│", " ").split())
     assert result.exit_code in (1, 2)
-    assert said in text
+    assert message in text
     # figures and measurements are named as the command line takes them
     assert not PYTHON.search(
         re.sub(

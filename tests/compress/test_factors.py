@@ -95,7 +95,7 @@ def test_no_equal_rank_matrix_costs_less(weight: Tensor) -> None:
     felt = gradients @ gradients.T
     moment = make_moment(x)
 
-    def cut(**options: Tensor) -> Factors:
+    def factorise(**options: Tensor) -> Factors:
         return compress.truncate(weight, rank, moment=moment, **options)
 
     def feels(factors: Factors) -> float:
@@ -104,8 +104,8 @@ def test_no_equal_rank_matrix_costs_less(weight: Tensor) -> None:
         left = (weight - compress.product(factors)) @ x.T / len(x) ** 0.5
         return float((left * (even @ left)).sum())
 
-    factors = cut(sensitivity=felt)
-    plain = cut()
+    factors = factorise(sensitivity=felt)
+    plain = factorise()
     found = feels(factors)
     assert torch.linalg.matrix_rank(compress.product(factors)) == rank
     assert found < feels(plain)
@@ -117,7 +117,7 @@ def test_no_equal_rank_matrix_costs_less(weight: Tensor) -> None:
         assert feels(Factors(*near)) > found
     # all errors felt alike is as if nothing were said of it
     for alike in (2 * torch.eye(OUT), torch.zeros(OUT, OUT)):
-        same = compress.product(cut(sensitivity=alike))
+        same = compress.product(factorise(sensitivity=alike))
         assert_close(same, compress.product(plain), depth=1000)
 
 
@@ -137,11 +137,11 @@ def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
             at = slice(None)
         else:
             at = slice(head * size, (head + 1) * size)
-        own = moment[at, at]
-        alone = compress.product(compress.truncate(block, 2, moment=own))
+        head_moment = moment[at, at]
+        alone = compress.product(compress.truncate(block, 2, moment=head_moment))
         assert torch.linalg.matrix_rank(trimmed) == 2
         errors = [
-            compress.layers.relative_error(block, item, own)
+            compress.layers.relative_error(block, item, head_moment)
             for item in (trimmed, alone)
         ]
         # errors are small beside 1, which they are shares of
@@ -182,7 +182,7 @@ def test_weight_is_a_read_only_matrix(weight: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda w: compress.truncate(w, 0), "rank 0"),
         (lambda w: compress.truncate(w, OUT + 1), "expected 1 to 12"),
@@ -202,9 +202,9 @@ def test_weight_is_a_read_only_matrix(weight: Tensor) -> None:
     ],
 )
 def test_what_has_no_factors_is_refused(
-    weight: Tensor, call: object, words: str
+    weight: Tensor, call: object, message: str
 ) -> None:
-    expect_error(words, call, weight)  # type: ignore[operator]
+    expect_error(message, call, weight)  # type: ignore[operator]
 
 
 def test_error_is_mean_over_inputs(weight: Tensor) -> None:

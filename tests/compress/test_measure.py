@@ -95,8 +95,8 @@ def test_choice_corrects_for_many_models() -> None:
 
 def test_other_sources_measure() -> None:
     names = set(data.bundled_names())
-    own, rest = compress.measure.split_sources(data.bundled("unemployment", "co2"))
-    assert own.ids == ("unemployment", "co2")
+    chosen, rest = compress.measure.split_sources(data.bundled("unemployment", "co2"))
+    assert chosen.ids == ("unemployment", "co2")
     # of one publisher
     assert names - set(rest.ids) == {
         "co2",
@@ -105,13 +105,15 @@ def test_other_sources_measure() -> None:
         "retail_jobs",
         "leisure_jobs",
     }
-    own, rest = compress.measure.split_sources(data.bundled())
-    assert (set(own.ids) | set(rest.ids), set(own.ids) & set(rest.ids)) == (
+    chosen, rest = compress.measure.split_sources(data.bundled())
+    assert (set(chosen.ids) | set(rest.ids), set(chosen.ids) & set(rest.ids)) == (
         names,
         set(),
     )
     assert (
-        ("elnino" in own.ids) == ("seattle_heat" in own.ids) == ("sunspots" in own.ids)
+        ("elnino" in chosen.ids)
+        == ("seattle_heat" in chosen.ids)
+        == ("sunspots" in chosen.ids)
     )
 
 
@@ -235,8 +237,8 @@ def test_ranks_by_one_number() -> None:
         )
 
 
-def run_command(*words: str) -> Any:
-    return CliRunner().invoke(app, ["compress", "bolt-nano", *words])
+def run_command(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["compress", "bolt-nano", *arguments])
 
 
 def test_command_writes_and_describes_smaller_model(
@@ -257,8 +259,8 @@ def test_command_writes_and_describes_smaller_model(
     assert "MASE" in Path(found["figure"]).read_text()
     held = 4 * smaller["all"]
     for row in found["cost"]:
-        whole_bytes, other_bytes = row["weight_bytes"]
-        assert other_bytes - whole_bytes == held - found["bytes"]["whole"]
+        original_bytes, other_bytes = row["weight_bytes"]
+        assert other_bytes - original_bytes == held - found["bytes"]["whole"]
     # tied embeddings aside, the file holds what the model does, and a header
     assert held <= found["file_bytes"] <= held + 2**16
     assert found["mase_rise"][1] < found["mase_rise"][0] < found["mase_rise"][2]
@@ -285,7 +287,7 @@ def test_command_removes_what_recipe_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("options", "code", "message"),
     [
         ("--keep 0.25", 2, "--out"),
         ("--keep 0.25 --rank 3 -o x", 2, "one of"),
@@ -296,14 +298,14 @@ def test_command_removes_what_recipe_lists(tmp_path: Path) -> None:
 def test_the_command_refuses_what_cannot_be(
     options: str,
     code: int,
-    words: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     reported = run_command("-d", "bundled:co2", *options.split())
     assert reported.exit_code == code
-    assert words in " ".join(reported.output.split())
+    assert message in " ".join(reported.output.split())
     assert not list(tmp_path.iterdir())
 
 

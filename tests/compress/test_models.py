@@ -159,7 +159,7 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
         "encoder_blocks.0.mlp.out"
     ]
     moments, _ = compress.moments.calibrate(run, names)
-    own = {key: [] for key in names}
+    expected = {key: [] for key in names}
     known = compress.matrices(lens, mlps=True)
     # series by series, by the recording of calls, which keeps all that enters
     for index in range(len(run.batch)):
@@ -180,16 +180,18 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
             x = torch.cat(
                 [call.given().flatten(0, -2) for call in calls[known[key].path]]
             ).double()
-            own[key].append(x.T @ x / len(x))
+            expected[key].append(x.T @ x / len(x))
     for key in names:
-        mean = torch.stack(own[key]).mean(0)
-        n = len(own[key])
+        mean = torch.stack(expected[key]).mean(0)
+        n = len(expected[key])
         close_in_float32(moments[key].total / n, mean, depth=1000, what=key)
         # towards the identity by the squared error of the mean, over the squared
         # distance from it
         even = mean.trace() / len(mean) * torch.eye(len(mean))
         error = (
-            float(sum((item - mean).square().sum() for item in own[key])) / n / (n - 1)
+            float(sum((item - mean).square().sum() for item in expected[key]))
+            / n
+            / (n - 1)
         )
         share = min(1.0, error / float((mean - even).square().sum()))
         close_in_float32(

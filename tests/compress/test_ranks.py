@@ -182,7 +182,7 @@ def test_both_readings_of_the_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda: compress.ranks_by_epsilon({"q": np.ones(2)}, 1.0), "epsilon is 1"),
         (lambda: compress.ranks_by_epsilon({"q": np.ones(2)}, 0.0), "epsilon is 0"),
@@ -199,5 +199,5 @@ def test_both_readings_of_the_ratio() -> None:
         (lambda: compress.compute_ratio([BlockShape(1, 8, 8)], [9]), "from 1 to 8"),
     ],
 )
-def test_what_cannot_be_met_is_refused(call: object, words: str) -> None:
-    expect_error(words, call)  # type: ignore[operator]
+def test_what_cannot_be_met_is_refused(call: object, message: str) -> None:
+    expect_error(message, call)  # type: ignore[operator]

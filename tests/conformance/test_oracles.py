@@ -152,10 +152,10 @@ def head_major_values(row: Writer) -> Writer:
 def groups_like_time(row: Writer) -> Writer:
     if not isinstance(row, Attention) or row.kind != "group_attn":
         return row
-    own = Attention("", "", row.write, row.reads, row.q, row.k, row.v, row.o)
+    plain = Attention("", "", row.write, row.reads, row.q, row.k, row.v, row.o)
     write = replace(row.write, layout=row.reads.layout)
     layouts = {
-        name: getattr(own, name)
+        name: getattr(plain, name)
         for name in ("z_layout", "qkv_layout", "pattern_layout")
     }
     return replace(row, write=write, **layouts)
@@ -232,15 +232,15 @@ def test_a_wrong_row_is_rejected(
         assert not result.passed, result
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["encoder", "decoder"])
+@pytest.mark.parametrize("stack", [0, 1], ids=["encoder", "decoder"])
 def test_edits_added_twice_are_rejected(
-    place: int,
+    stack: int,
 ) -> None:
     """A decoder of Chronos-Bolt starts from a constant, so that no other series gives
     it another stream.
     """
     case = rewired(
-        "chronos-bolt", lambda row: replace(row, aside=isinstance(row, Mlp)), place
+        "chronos-bolt", lambda row: replace(row, aside=isinstance(row, Mlp)), stack
     )
     assert not oracles.patching(case).passed
 

@@ -28,7 +28,7 @@ def test_value_at_epsilon_is_not_above() -> None:
 
 
 def test_rank_truncation_error_is_bounded() -> None:
-    """A matrix cut off at its rank is off by no more than epsilon."""
+    """A matrix cut off at its epsilon rank is off by at most epsilon."""
     matrix = np.random.default_rng(0).normal(size=(12, 8)) * 10.0 ** -np.arange(8)
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     for epsilon in (0.3, 1e-2, 1e-4):

@@ -71,10 +71,10 @@ def folded(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("carrier", TABLES)
-@pytest.mark.parametrize("place", [0, 99], ids=["before", "after"])
+@pytest.mark.parametrize("index", [0, 99], ids=["before", "after"])
 @pytest.mark.parametrize("name", LONG)
 def test_exact_column_name_is_preferred(
-    name: str, place: int, carrier: str, tmp_path: Path
+    name: str, index: int, carrier: str, tmp_path: Path
 ) -> None:
     """An exact name goes before one that differs in case or blanks."""
     expected = content(as_series(pd.DataFrame(LONG)))
@@ -82,7 +82,7 @@ def test_exact_column_name_is_preferred(
         if carrier == "CSV" and other.strip() == name:
             continue  # names of a file lose their blanks, and two are refused as equal
         frame = pd.DataFrame(LONG)
-        frame.insert(min(place, 3), other, OTHER[name])
+        frame.insert(min(index, 3), other, OTHER[name])
         assert content(as_series(CARRIERS[carrier](frame, tmp_path))) == expected
 
 

@@ -191,7 +191,7 @@ def rolled(first: int, base: int, length: int) -> np.ndarray:
     ],
 )
 def test_years_are_no_step_numbers(numbers: np.ndarray, tmp_path: Path) -> None:
-    """Years next to columns of their parts are not taken for step numbers."""
+    """A year with its week or month in one number is not taken for a step number."""
     frame = pd.DataFrame({"time": numbers, "y": np.arange(36.0)})
     frame.to_csv(tmp_path / "a.csv", index=False)
     panel = pd.concat([frame.assign(id="a"), frame.assign(id="b")], ignore_index=True)

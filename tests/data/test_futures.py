@@ -247,7 +247,7 @@ def test_gap_after_data_matters_to_covariates() -> None:
 
 
 def test_future_of_dates_index_keeps_dates() -> None:
-    """A future with an index of dates and no columns is one of dates."""
+    """A future with nothing but an index of dates is read as dates."""
     days = pd.date_range("2024-01-01", periods=STEPS + AHEAD)
     past = pd.DataFrame({"y": np.arange(float(STEPS))}, index=days[:STEPS])
     batch = as_series(past, future=pd.DataFrame(index=days[STEPS:]))

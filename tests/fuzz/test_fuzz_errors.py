@@ -47,7 +47,7 @@ def test_bad_horizons_are_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"quantiles": 0.5}, "quantiles 0.5 are not levels between 0 and 1"),
         ({"quantiles": [0.1, "x"]}, "'x'"),
@@ -57,15 +57,15 @@ def test_bad_horizons_are_named(name: str) -> None:
     ],
     ids=str,
 )
-def test_bad_arguments_are_named(arguments: dict, said: str) -> None:
+def test_bad_arguments_are_named(arguments: dict, message: str) -> None:
     for name in ("chronos", "chronos-bolt"):
         with pytest.raises(InputError) as caught:
             lens_of(name).forecast(np.arange(9.0), 2, **arguments)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"future": [["a"]]}, "the future holds 'a' at position 0"),
         (
@@ -77,11 +77,11 @@ def test_bad_arguments_are_named(arguments: dict, said: str) -> None:
     ],
     ids=str,
 )
-def test_invalid_future_is_named(given: dict, said: str) -> None:
-    """A future that is none is named."""
+def test_invalid_future_is_named(given: dict, message: str) -> None:
+    """A future that cannot be used is refused by name."""
     with pytest.raises(InputError) as caught:
         lens_of("chronos").forward(np.arange(9.0), **given)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_forecast_without_numbers_is_refused() -> None:

@@ -46,7 +46,9 @@ def recorded(name: str) -> tuple[Lens, Any, Activations]:
     return lens, encoded, lens.run_with_cache(encoded)[1]
 
 
-def streams(lens: Lens, acts: Activations) -> list[tuple[str, int, bool, Tensor]]:
+def streams(
+    lens: Lens, activations: Activations
+) -> list[tuple[str, int, bool, Tensor]]:
     """Stack, layer, whether its MLP's input, and the stream there."""
     found = []
     for stack in lens.wiring.stacks:
@@ -55,12 +57,12 @@ def streams(lens: Lens, acts: Activations) -> list[tuple[str, int, bool, Tensor]
                 stack.name,
                 stack.n_layers,
                 False,
-                acts["resid_post", stack.n_layers - 1, stack.name],
+                activations["resid_post", stack.n_layers - 1, stack.name],
             )
         )
         for layer in range(stack.n_layers):
             found.append(
-                (stack.name, layer, False, acts["resid_pre", layer, stack.name])
+                (stack.name, layer, False, activations["resid_pre", layer, stack.name])
             )
             count = len(stack.rows(layer))
             if count == 2:
@@ -68,7 +70,9 @@ def streams(lens: Lens, acts: Activations) -> list[tuple[str, int, bool, Tensor]
             else:
                 middle = f"resid_mid{count - 1}"
             if any(isinstance(row, Mlp) for row in stack.rows(layer)):
-                found.append((stack.name, layer, True, acts[middle, layer, stack.name]))
+                found.append(
+                    (stack.name, layer, True, activations[middle, layer, stack.name])
+                )
     return found
 
 
@@ -133,7 +137,7 @@ def test_completeness_error_is_of_own_forecast(name: str) -> None:
         )
         # in data units two numbers as large as the level of the series are taken from
         # each other
-        level = max(
+        magnitude = max(
             1.0,
             (
                 float(output.abs().max()) / float(size.min())
@@ -146,14 +150,14 @@ def test_completeness_error_is_of_own_forecast(name: str) -> None:
             found["total"].values / size.max(),
             full / size.max(),
             depth=200,
-            magnitude=level,
+            magnitude=magnitude,
             dtype="float32",
         )
         assert_close(
             found["completeness_error"].values,
             gap / size,
             depth=400,
-            magnitude=level,
+            magnitude=magnitude,
             dtype="float32",
             what=where,
         )
@@ -162,7 +166,7 @@ def test_completeness_error_is_of_own_forecast(name: str) -> None:
             assert float(found["completeness_error"].max()) < TOLERANCE, where
         elif decomposition != "linearised":
             assert float(found["completeness_error"].max()) < rounding(
-                "float32", level, depth=400
+                "float32", magnitude, depth=400
             ), where
 
 
@@ -213,7 +217,7 @@ def with_a_mix(stack: Stack) -> Stack:
 def test_foreign_tables_are_not_decomposed(
     name: str, change: Callable[[Stack], Stack]
 ) -> None:
-    """A table that is not the model's is not decomposed."""
+    """A wiring table that does not fit the model is refused in decompositions."""
     lens, encoded, _ = recorded(name)
     # the model itself is read only
     adapter = copy(lens.adapter)
@@ -302,11 +306,11 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "words"), KEYS)
-def test_keys_without_counterpart_name_a_substitute(key: Any, words: str) -> None:
+@pytest.mark.parametrize(("key", "message"), KEYS)
+def test_keys_without_counterpart_name_a_substitute(key: Any, message: str) -> None:
     """What has no counterpart says what to use."""
     activations = recorded("chronos")[2]
-    with pytest.raises(UnknownNameError, match=words):
+    with pytest.raises(UnknownNameError, match=message):
         activations[key]
 
 

@@ -229,9 +229,9 @@ def test_fork_while_another_thread_loads_model(
         return forecast(tsfm_lens.load("bolt-nano")), sys.stdout is output
 
     with held_in_the_middle(loading):
-        found, own_output = in_child(work)
+        found, same_output = in_child(work)
     np.testing.assert_array_equal(found, plain)
-    assert own_output
+    assert same_output
     assert sys.stdout is output
 
 

@@ -143,16 +143,16 @@ REFUSED: list[tuple[Callable[[Activations], object], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "words"), REFUSED)
+@pytest.mark.parametrize(("make", "error", "message"), REFUSED)
 def test_what_cannot_act_is_refused(
     token_lens: Lens,
     token_case: Case,
     make: Callable[[Activations], object],
     error: type[Exception],
-    words: str,
+    message: str,
 ) -> None:
     _, activations = token_lens.run_with_cache(token_case.encoded, names_filter=MLP)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         seen(token_lens, token_case, MLP, Zero(HEAD), make(activations))
     assert native_traces(token_lens) == 0
 

@@ -162,16 +162,18 @@ def programs(cases: int) -> Callable[[Callable[..., None]], Callable[[], None]]:
     )
     retained = st.sets(st.sampled_from(POINTS), min_size=1, max_size=3)
     return lambda test: how(
-        given(program=st.lists(steps(), min_size=1, max_size=6), kept=retained)(test)
+        given(program=st.lists(steps(), min_size=1, max_size=6), read_points=retained)(
+            test
+        )
     )
 
 
-def acts_in_order(program: list[Step], kept: set[str]) -> None:
+def acts_in_order(program: list[Step], read_points: set[str]) -> None:
     activations: dict[str, list[Act]] = {}
     expected: list[tuple[str, Tensor]] = []
     for step in program:
         plan(step, activations, expected)
-    names = [name for name in POINTS if name in kept]
+    names = [name for name in POINTS if name in read_points]
     plan(Step("read", tuple(names), 0.0, ""), activations, expected)
     found: list[tuple[str, Tensor]] = []
     with torch.no_grad(), ExitStack() as stack:

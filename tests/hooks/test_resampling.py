@@ -48,15 +48,15 @@ def test_encoder_and_decoder_share_drawn_series(paths: int) -> None:
     drawn: dict[str, list[list[int]]] = {}
     for name in names:
         for call, source in zip(seen.calls(name), activations.calls(name), strict=True):
-            each = len(source.value) // len(batch)
-            own = len(call.value) // len(batch)
+            source_rows = len(source.value) // len(batch)
+            call_rows = len(call.value) // len(batch)
             rows = [
-                int((source.value == row).flatten(1).all(1).nonzero()[0]) // each
+                int((source.value == row).flatten(1).all(1).nonzero()[0]) // source_rows
                 for row in call.value
             ]
-            drawn.setdefault(name, []).append(rows[::own])
+            drawn.setdefault(name, []).append(rows[::call_rows])
             # all paths of a series take paths of the same series of the reference
-            assert rows == [row for row in rows[::own] for _ in range(own)]
+            assert rows == [row for row in rows[::call_rows] for _ in range(call_rows)]
     first = drawn[names[0]][0]
     assert all(rows == first for calls in drawn.values() for rows in calls)
     assert len(set(first)) > 1
@@ -88,17 +88,17 @@ def test_chosen_rows_draw_like_all_rows(name: str) -> None:
     ]
     loop = forecast_variants(lens, batch, 4, variants, economy=False, **how)
     found = forecast_variants(lens, batch, 4, variants, **how)
-    each = len(batch) // count
+    per_item = len(batch) // count
     size = np.abs(loop.quantiles).max(axis=(0, 2, 3))
     for row in range(count):
-        own = slice(row * each, (row + 1) * each)
-        bound = rounding("float32", float(size[own].max()), depth=2000)
+        span = slice(row * per_item, (row + 1) * per_item)
+        bound = rounding("float32", float(size[span].max()), depth=2000)
         if not lens.adapter.multivariate:
             assert (
-                np.abs(loop.quantiles[1 + row, own] - loop.quantiles[0, own]).max()
+                np.abs(loop.quantiles[1 + row, span] - loop.quantiles[0, span]).max()
                 <= bound
             )
-        assert np.abs(found.quantiles[:, own] - loop.quantiles[:, own]).max() <= bound
+        assert np.abs(found.quantiles[:, span] - loop.quantiles[:, span]).max() <= bound
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))

@@ -135,9 +135,9 @@ def test_only_chosen_series_pattern_changes(
     lens = lens_of(name)
     adapter = lens.adapter
     stack = lens.wiring.output_stack
-    own = getattr(adapter, "example", None)
-    if own:
-        series = list(own(2, 32).values)
+    example = getattr(adapter, "example", None)
+    if example:
+        series = list(example(2, 32).values)
     else:
         series = [np.sin(STEPS / (2 + i)) * (i + 1) + 0.1 * STEPS for i in range(3)]
     # past the first pass, where a rollout goes there

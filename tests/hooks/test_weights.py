@@ -79,7 +79,7 @@ def test_norm_gains_fold_into_weights(name: str) -> None:
                 read(layer, row.kind, stack.name, fold_norm=fold)
                 for fold in (False, True)
             )
-            own = (
+            normed_input = (
                 activations[stream],
                 f"{stack.block(layer)}.{row.norm}" if row.norm else "",
             )
@@ -92,7 +92,7 @@ def test_norm_gains_fold_into_weights(name: str) -> None:
                 if getattr(plain, matrix) is None:
                     assert getattr(folded, matrix) is None
                     continue
-                x, path = own
+                x, path = normed_input
                 if letter in "KV" and row.keys_from:
                     other = lens.wiring.stack(row.keys_from)
                     x = activations[

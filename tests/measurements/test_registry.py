@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("sections", "words"),
+    ("sections", "message"),
     [
         (
             "head_entropy,minimal_circut",
@@ -55,14 +55,14 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_impossible_chapters_are_refused_before_writing(
-    sections: str, words: str, tmp_path: Path
+    sections: str, message: str, tmp_path: Path
 ) -> None:
     """Impossible chapters are refused before anything is written."""
     out = tmp_path / "report"
     args = "report bolt-nano --data bundled:nile --horizon 6 --sections".split()
     result = CliRunner().invoke(app, [*args, sections, "--out", str(out)])
     assert result.exit_code == 1
-    assert words in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
     assert not out.exists()
 
 
@@ -126,9 +126,9 @@ def test_one_quantity_has_one_number(work: Results) -> None:
     assert set(heads["component"].values) == set(single["component"].values)
     magnitude = float(abs(work.first.point).max())
     for name in ("mean_shift", "spearman_distance", "forecast"):
-        own = heads[name].sel(component=single["component"])
+        matching = heads[name].sel(component=single["component"])
         close_in_float32(
-            single[name].values, own.values, depth=300, magnitude=magnitude
+            single[name].values, matching.values, depth=300, magnitude=magnitude
         )
     ranks = alone["head_spectra"]["stable_rank"].sel(product="QK")
     assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])

@@ -451,7 +451,7 @@ def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
 
 
 def test_parts_are_read_where_they_sum(run: Run) -> None:
-    """The parts of the stream are read where they sum."""
+    """Parts are read out where they sum to the forecast, and refused elsewhere."""
     activations = run.lens.run_with_cache(run.encoded)[1]
     last = activations[at(run, run.lens.cfg.n_layers - 1, "hook_resid_post")]
     writes = activations.decompose_resid()

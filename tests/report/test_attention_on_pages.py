@@ -150,11 +150,11 @@ def test_copying_head_is_described_with_lag(patch: int, tmp_path: Path) -> None:
     assert "head2:REG100%" in page.text
     assert "head3:evenly" in page.text
     # the strip has a row for each query, with all of its attention on the one token
-    own = page.state["series"][0]
-    rows = own["states"][page.state["names"].index("0.time_attn.0")]["rows"]
+    state = page.state["series"][0]
+    rows = state["states"][page.state["names"].index("0.time_attn.0")]["rows"]
     assert len(rows) == -(-HORIZON // patch)
     assert [top for top, _ in rows] == pytest.approx([0.97] * len(rows))
-    assert own["spans"][-1] == [CONTEXT - patch, CONTEXT]
+    assert state["spans"][-1] == [CONTEXT - patch, CONTEXT]
     assert table["lag"].sel(layer="0", head=0).item() == LAG
 
 
@@ -199,7 +199,7 @@ def test_lags_and_places_match_captured_attention(
         ]
         for head, pattern in enumerate(activations[point][0].double().numpy()):
             by_lag: dict[int, float] = {}
-            by_place: dict[int, float] = {}
+            by_position: dict[int, float] = {}
             for step in range(steps):
                 query = max(
                     q
@@ -215,8 +215,8 @@ def test_lags_and_places_match_captured_attention(
                         continue
                     lag = queries.start[query] - keys.start[key]
                     by_lag[lag] = by_lag.get(lag, 0) + weight / steps
-                    by_place[keys.start[key]] = (
-                        by_place.get(keys.start[key], 0) + weight / steps
+                    by_position[keys.start[key]] = (
+                        by_position.get(keys.start[key], 0) + weight / steps
                     )
             one = found.sel(layer=layer, head=head)
             assert_close(
@@ -233,11 +233,14 @@ def test_lags_and_places_match_captured_attention(
             )
             assert_close(
                 float(one["place_share"]),
-                max(by_place.values()),
+                max(by_position.values()),
                 depth=1000,
                 dtype=np.float32,
             )
             start = int(one["key_start"].sel(key=one["place"]))
             assert_close(
-                by_place[start], max(by_place.values()), depth=1000, dtype=np.float32
+                by_position[start],
+                max(by_position.values()),
+                depth=1000,
+                dtype=np.float32,
             )

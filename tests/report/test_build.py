@@ -95,12 +95,12 @@ def test_every_series_has_figures_or_note(tmp_path):
     )
     found = page({kind: every[kind] for kind in kinds}, tmp_path)
     for position, kind in enumerate(kinds, start=1):
-        own = [
+        figures = [
             attrs
             for attrs in found.all("figure")
             if (attrs["id"] or "").startswith(f"s{position}-")
         ]
-        drawn = {attrs["data-series"] for attrs in own if "data-series" in attrs}
+        drawn = {attrs["data-series"] for attrs in figures if "data-series" in attrs}
         expected = {"forecast": ids, "head_states": ids, "attention_patterns": []}.get(
             kind, ids[:8]
         )

@@ -29,14 +29,16 @@ from tsfm_lens.viz.zero_ablation import read_ablation
 # learned
 
 
-def sizes(own: list[float], twins: list[list[float]], groups: list[str]) -> xr.Dataset:
+def sizes(
+    observed: list[float], twins: list[list[float]], groups: list[str]
+) -> xr.Dataset:
     def result(values: list[float]) -> xr.Dataset:
         data = xr.Dataset(
             {"effect": (("component", "series"), np.tile(np.array(values)[:, None], 9))}
         )
         return judge(data, "effect", floor=0.0, groups=groups)
 
-    return with_twins(result(own), [result(item) for item in twins])
+    return with_twins(result(observed), [result(item) for item in twins])
 
 
 def test_negative_sentence_states_its_test() -> None:
@@ -92,7 +94,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
     return registry.probe()(costly)
 
 
-def told(data: xr.Dataset) -> str:
+def last_statement(data: xr.Dataset) -> str:
     return judged(data, "effect", "component").standing(["a", "b"], "parts")[-1]
 
 
@@ -109,11 +111,11 @@ def test_amount_of_work_decides_about_twins(
         "--twins 24",
         "twins=24",
     ):
-        assert part in told(beyond)
+        assert part in last_statement(beyond)
     # the advice works, whatever the work
     asked = probe(Work(10 * TWIN_WORK, n_twins=24))
     assert asked["effect_twins"].sizes["twin"] == 24
-    assert "parameters × forwards" not in told(probe(Work(1, n_twins=0)))
+    assert "parameters × forwards" not in last_statement(probe(Work(1, n_twins=0)))
 
 
 def measure_work(name: str, **options: Any) -> tuple[Run, int]:

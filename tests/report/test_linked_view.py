@@ -58,7 +58,7 @@ def part(driver, name):
     return driver.find_element("css selector", f"[data-part={name}]")
 
 
-def said(driver) -> str:
+def summary_text(driver) -> str:
     return part(driver, "words").text
 
 
@@ -72,7 +72,7 @@ def test_tabs_switch_view_and_card_numbers(screen):
         screen.find_element("css selector", ".facts").text
         == "toy · 2 layers × 3 heads · 3 series · 5 steps"
     )
-    assert said(screen).startswith(
+    assert summary_text(screen).startswith(
         "Layer 1, head 2 of a: without it the expected value moves by 12 m on average"
     )
     # the median is 1 above the truth; of the last season 8, 9, 8, 9, 8 the truth 10 to
@@ -87,7 +87,7 @@ def test_tabs_switch_view_and_card_numbers(screen):
     )
     ActionChains(screen).send_keys("\ue014").perform()
     until(lambda: second.is_selected(), "the second tab is not selected")
-    assert said(screen).startswith(
+    assert summary_text(screen).startswith(
         "Layer 1, head 2 of b: without it the expected value moves by 24 m on average"
     )
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
@@ -152,28 +152,29 @@ def test_clicked_head_shows_name_and_effect(screen):
         ),
     )
     assert part(screen, "head").text == "layer 0, head 1"
-    assert said(screen).startswith(
+    assert summary_text(screen).startswith(
         "Layer 0, head 1 of a: without it the expected value moves by 1 m on average"
     )
     # the median is off by 1 with the head and by 2 without it
-    assert "(mean absolute error 0 → 1)" in said(screen)
+    assert "(mean absolute error 0 → 1)" in summary_text(screen)
     # the same place for every step
     assert (
         "at 2001-01-23, 2 steps before the forecast (75 %; 25 % is on other tokens)"
-        in said(screen)
+        in summary_text(screen)
     )
     # and which components it is behind of
-    assert "It is number 7 of 8; decoder.1.cross_attn.2 moves it most (12 m)" in said(
-        screen
+    assert (
+        "It is number 7 of 8; decoder.1.cross_attn.2 moves it most (12 m)"
+        in summary_text(screen)
     )
     # arrows move through the rows in order of computation, whose MLPs stand alone
     ActionChains(screen).send_keys("\ue015").perform()
     assert part(screen, "head").text == "layer 0, MLP"
     assert (
         "without it the expected value moves by 5 m on average (mean absolute error 0"
-        " → 5)" in said(screen)
+        " → 5)" in summary_text(screen)
     )
-    assert "read, and this is none of them" in said(screen)
+    assert "read, and this is none of them" in summary_text(screen)
     ActionChains(screen).send_keys("\ue015").perform()
     assert part(screen, "head").text == "layer 1, head 0"
 
@@ -188,35 +189,35 @@ def test_each_step_shows_its_attention(screen):
     )
     assert (
         "Over all steps it looks most 7 steps back (75 %; 25 % is on other tokens)"
-        in said(screen)
+        in summary_text(screen)
     )
     part(screen, "step").send_keys("\ue014" * 3)
     assert (
         "For step 3, 2001-01-27, it looks most at 2001-01-20, 7 steps back (75 %;"
-        in said(screen)
+        in summary_text(screen)
     )
     ActionChains(screen).send_keys("\ue00c").perform()
-    assert "Over all steps" in said(screen)
+    assert "Over all steps" in summary_text(screen)
 
 
 def test_brush_gives_share_of_every_head(screen):
     # the last two of 24 steps
     Linked(screen).drag(22.5, 23.5, 24)
-    until(lambda: "brushed" in said(screen), lambda: said(screen))
+    until(lambda: "brushed" in summary_text(screen), lambda: summary_text(screen))
     cells = [cell.text for cell in screen.find_elements("css selector", ".cell")]
     # heads look 1, 2 and 3 steps before the forecast, head 0 of layer 1 at the seven
     # steps further back
     assert cells == ["75 %", "75 %", "0 %", "", "0 %", "75 %", "0 %", ""]
     assert (
         "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to"
-        " 2001-01-24)" in said(screen)
+        " 2001-01-24)" in summary_text(screen)
     )
-    assert "layer 0, head 0 gives most: 75 %" in said(screen)
+    assert "layer 0, head 0 gives most: 75 %" in summary_text(screen)
     # nobody is here to forecast anew
     assert not part(screen, "live").is_displayed()
     assert Linked(screen).lines() == ["observed", "truth", "median", "without"]
     press(screen, part(screen, "clear"))
-    assert "brushed" not in said(screen)
+    assert "brushed" not in summary_text(screen)
 
 
 def test_page_stays_small_at_every_width(screen, page):

@@ -49,7 +49,7 @@ from tsfm_lens.viz.zero_ablation import read_ablation, read_ablation_forecasts
 Reader = Callable[..., Any]
 
 
-def said(kind: str) -> Reader:
+def reader_of(kind: str) -> Reader:
     """What the figures of a kind declare to say."""
 
     def sentences(ds: xr.Dataset) -> list[str]:
@@ -205,7 +205,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ("lie in 2.5 of 4 directions for the median head (1 to 4",),
     ),
     (
-        said("entropic_rank"),
+        reader_of("entropic_rank"),
         "entropic_rank",
         (),
         ("in layer 1 (3)", "There are 5 heads", "in layer 1 (2.5)"),
@@ -219,7 +219,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_layer_similarity, "layer_similarity", ("update_cosine",), ("(−0.5)",)),
     # widths 1, 2, 4 in three heads and 0.5, 2, 4 in the other
     (
-        said("kernel_regression"),
+        reader_of("kernel_regression"),
         "kernel",
         (),
         ("layer 0, head 1 (0.5)", "has 4 times that bandwidth"),
@@ -241,7 +241,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ),
     ),
     (
-        *(said("head_entropy"), "head_entropy", ()),
+        *(reader_of("head_entropy"), "head_entropy", ()),
         ("layer 0, head 0 (0 nats)", "layer 1, head 1 (4 nats)", "Sharp heads: 2 of 4"),
     ),
     (
@@ -266,7 +266,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     # every weight of a one-hot head counts twice
     (
-        said("norm_weighted_attention"),
+        reader_of("norm_weighted_attention"),
         "norm_weighted_attention",
         (),
         ("in layer 0, head 0 (2)",),
@@ -470,7 +470,7 @@ def make_pattern(*keys: int | None) -> xr.Dataset:
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "sentence"),
     [
         # the lags 24 to 28 come once each: the key is what they share
         (
@@ -494,10 +494,10 @@ def make_pattern(*keys: int | None) -> xr.Dataset:
         ((None, None, None, 23, 23), "2 of 5, at step -1 (from 2001-01-24 00:00)"),
     ],
 )
-def test_query_targets_describe_most_queries(keys, told):
+def test_query_targets_describe_most_queries(keys, sentence):
     """Where queries look is described by what most of them share."""
     (text,) = read_attention_map(make_pattern(*keys), 0, 0)
-    assert told in text
+    assert sentence in text
     assert text.endswith(".")
 
 
@@ -533,7 +533,7 @@ def test_readings_admit_failing_definitions(results):
 def test_effects_and_repair_show_sizes(results):
     """Effects and self-repair are described by their sizes."""
     ds = results["causal_effects"].isel(series=[0])
-    largest, later, repair, acting, *_ = said("causal_effects")(ds)
+    largest, later, repair, acting, *_ = reader_of("causal_effects")(ds)
     assert (
         "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1"
         " (50 %)" in largest
@@ -541,7 +541,7 @@ def test_effects_and_repair_show_sizes(results):
     assert later.startswith("Largest total effects, with all that follows: ")
     assert "components act above rounding" in acting
     assert "add to it): decoder.1.mlp (100 %" in repair
-    silent = said("causal_effects")(judge(ds, "direct_share", floor=2.0))
+    silent = reader_of("causal_effects")(judge(ds, "direct_share", floor=2.0))
     assert silent[0].endswith("none of 1 % or more.")
 
 

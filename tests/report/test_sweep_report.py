@@ -130,15 +130,15 @@ def test_recipes_are_table_with_bold_changes(
         "improved /4",
     ]
     assert len(rows) == len(table) / 5
-    for row, (_, own) in zip(
+    for row, (_, group) in zip(
         rows, table.groupby(["model", "recipe"], sort=False), strict=True
     ):
         assert row[-2:] == [
-            str(own["n_resilient"].iloc[0]),
-            str(own["n_improved"].iloc[0]),
+            str(group["n_resilient"].iloc[0]),
+            str(group["n_improved"].iloc[0]),
         ]
         for cell, change, bold in zip(
-            row[1:-2], own["change"], own["significant"], strict=True
+            row[1:-2], group["change"], group["significant"], strict=True
         ):
             value = f"${100 * change:+.2f}$"
             assert cell == (rf"\bfseries \boldmath {value}" if bold else value)

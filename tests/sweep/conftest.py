@@ -94,9 +94,9 @@ def kill_often(start_process: Callable[..., Any]) -> Callable[..., int]:
                 assert process.exitcode == 0
                 return hit
             if (store / "store.json").exists():
-                from sweep_toys import check_whole
+                from sweep_toys import check_undamaged
 
-                check_whole(store)
+                check_undamaged(store)
         return kills
 
     return kill

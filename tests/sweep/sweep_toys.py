@@ -133,14 +133,14 @@ def list_notes(folder: Path, name: str) -> list[list[str]]:
     return []
 
 
-def check_whole(path: Path, store: Store | None = None) -> None:
+def check_undamaged(path: Path, store: Store | None = None) -> None:
     """Check that a store, opened now or before, warns of no file."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (store or Store(path, create=False)).done()
 
 
-def ends(outcomes: Sequence[GroupDone]) -> dict[str, int]:
+def count_outcomes(outcomes: Sequence[GroupDone]) -> dict[str, int]:
     """How many groups ended in which way."""
     return dict(Counter(outcome.how for outcome in outcomes))
 

@@ -20,7 +20,7 @@ pytest.importorskip("dysts")
 FAST = {"horizon": 20, "points": 300, "periods": 3}
 
 
-def whole(found: EvaluationSet, item: str) -> np.ndarray:
+def full_path(found: EvaluationSet, item: str) -> np.ndarray:
     """(coordinate, time) of one item: its last context and label."""
     last = [w for w in found.windows if w.item == item][-1]
     return np.concatenate([last.context, last.label], axis=1)
@@ -46,7 +46,7 @@ def test_lorenz_obeys_its_equations(integrator: str) -> None:
     assert (sigma, rho, beta) == (10, 28, 2.667)
     step = system.period * periods / (points - 1)
     for item in ("ic0", "ic1"):
-        x, y, z = path = whole(found, item)
+        x, y, z = path = full_path(found, item)
         assert path.shape == (3, points)
         # central differences of fourth order
         slope = (path[:, :-4] - 8 * path[:, 1:-3] + 8 * path[:, 3:-1] - path[:, 4:]) / (
@@ -57,8 +57,8 @@ def test_lorenz_obeys_its_equations(integrator: str) -> None:
         ]
         assert np.abs(slope - expected).max() < 1e-3 * np.abs(expected).max()
         assert path.std(axis=1).min() > 1
-    assert_allclose(whole(found, "ic0")[:, 0], system.ic)
-    assert not np.allclose(whole(found, "ic1")[:, 0], system.ic)
+    assert_allclose(full_path(found, "ic0")[:, 0], system.ic)
+    assert not np.allclose(full_path(found, "ic1")[:, 0], system.ic)
 
 
 def test_trajectories_repeat_without_the_global_generator() -> None:
@@ -71,9 +71,9 @@ def test_trajectories_repeat_without_the_global_generator() -> None:
     (other,) = dysts_sets("Rossler", instances=3, seed=2, **FAST)
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
     # the published initial condition has no seed
-    assert_array_equal(whole(first, "ic0.1"), whole(other, "ic0.1"))
-    assert not np.array_equal(whole(first, "ic1.1"), whole(other, "ic1.1"))
-    assert not np.array_equal(whole(first, "ic1.1"), whole(first, "ic2.1"))
+    assert_array_equal(full_path(first, "ic0.1"), full_path(other, "ic0.1"))
+    assert not np.array_equal(full_path(first, "ic1.1"), full_path(other, "ic1.1"))
+    assert not np.array_equal(full_path(first, "ic1.1"), full_path(first, "ic2.1"))
 
 
 def test_systems_are_chosen_by_name() -> None:

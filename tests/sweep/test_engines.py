@@ -82,7 +82,7 @@ def test_killed_runs_give_the_same_table(
     tasks = toys.toy_tasks(groups)
     finished = len(Store(path).done())
     assert kills * 4 <= finished <= kills * workers * 16 * 4
-    assert toys.ends(run(path, tasks)) == {
+    assert toys.count_outcomes(run(path, tasks)) == {
         "resumed": finished // 4,
         "finished": groups - finished // 4,
     }
@@ -137,10 +137,15 @@ def test_interrupt_keeps_finished_groups(
     retained = len(Store(tmp_path / "store").done()) // 4
     # what a worker had noted last may not have been written
     assert 6 - running <= retained <= 6
-    toys.check_whole(tmp_path / "store")
+    toys.check_undamaged(tmp_path / "store")
     tasks = toys.toy_tasks(groups)
+<<<<<<< HEAD
     assert toys.ends(run(tmp_path / "store", tasks))["resumed"] == retained
     pd.testing.assert_frame_equal(parse_table(tmp_path / "store"), expected(tasks))
+=======
+    assert toys.count_outcomes(run(tmp_path / "store", tasks))["resumed"] == retained
+    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+>>>>>>> prose
 
 
 def test_workers_end_with_their_killed_driver(
@@ -174,7 +179,7 @@ def test_group_of_dead_worker_is_recomputed(
     """A group whose worker died is computed by a fresh worker."""
     tasks = toys.toy_tasks(8, misbehave="die once", which=3)
     # the only one: what is computed after its death is computed by its successor
-    assert toys.ends(
+    assert toys.count_outcomes(
         run(
             tmp_path / "store",
             tasks,
@@ -229,7 +234,7 @@ def test_failing_group_is_named_others_finish(tmp_path: Path, engine: str) -> No
     assert reported == [("group 1", "ZeroDivisionError: no toy can do that")]
     # mended, only that group is computed
     mended = run(tmp_path / "store", toys.toy_tasks(5), engine=engine, workers=2)
-    assert toys.ends(mended) == {"finished": 1, "resumed": 4}
+    assert toys.count_outcomes(mended) == {"finished": 1, "resumed": 4}
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])

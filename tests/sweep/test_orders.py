@@ -24,9 +24,9 @@ from tsfm_lens.sweep.planner.orders import (
 
 
 def make_series(lens: Lens) -> SeriesBatch:
-    own = getattr(lens.adapter, "example", None)
-    if own:
-        return as_series(own(2, 40))
+    example = getattr(lens.adapter, "example", None)
+    if example:
+        return as_series(example(2, 40))
     return bundled("co2", "elnino").tail(40)
 
 
@@ -59,12 +59,12 @@ def head_writes(
     )
 
 
-def numpy_rank(writes: np.ndarray, shown: np.ndarray) -> float:
+def numpy_rank(writes: np.ndarray, selected: np.ndarray) -> float:
     """Entropic rank of one layer's writes (row, pos, head, d_model), by the singular
     values of the unit writes.
     """
     entropies = []
-    for token in writes[shown]:
+    for token in writes[selected]:
         unit = token / np.maximum(np.linalg.norm(token, axis=-1, keepdims=True), 1e-8)
         p = np.linalg.svd(unit, compute_uv=False)
         p = p / p.sum()
@@ -83,8 +83,8 @@ def test_every_score_of_every_architecture(name: str) -> None:
         series = SeriesBatch.concat(
             [bundled("co2").tail(40), bundled("elnino").tail(19)]
         )
-    own = {"series": series, **options(lens)}
-    found = {order: head_scores(lens, order, **own) for order in ORDERS}
+    arguments = {"series": series, **options(lens)}
+    found = {order: head_scores(lens, order, **arguments) for order in ORDERS}
     for order, scores in found.items():
         over_time = pick_attention(lens, None, kind)[2]
         expected = layers

@@ -106,7 +106,7 @@ def test_dying_node_leaves_table_unchanged(
             (node,) = cluster.worker_nodes
             cluster.remove_node(node, allow_graceful=False)
 
-    assert toys.ends(
+    assert toys.count_outcomes(
         run(tmp_path / "ray", tasks, common, cluster, on_done=kill_a_node)
     ) == {"finished": 40}
     assert not cluster.worker_nodes
@@ -147,7 +147,9 @@ def test_dead_workers_and_failed_groups_reported(
         "the toy is broken", run, tmp_path / "store", tasks, {"broken": True}, cluster
     )
     # mended, only what failed is left
-    assert toys.ends(run(tmp_path / "store", toys.toy_tasks(11), common, cluster)) == {
+    assert toys.count_outcomes(
+        run(tmp_path / "store", toys.toy_tasks(11), common, cluster)
+    ) == {
         "finished": 1,
         "resumed": 10,
     }
@@ -234,9 +236,11 @@ def test_failing_cluster_loses_nothing(
     wait_for_condition(lambda: not [item for item in started if alive(item.pid)])
     store = Store(tmp_path / "store")
     tasks = toys.toy_tasks(5)
-    toys.check_whole(store.path)
+    toys.check_undamaged(store.path)
     assert store.done() >= set(tasks[0].cells)
-    assert "failed" not in toys.ends(run_groups(tasks, toys.make_toy, {}, store))
+    assert "failed" not in toys.count_outcomes(
+        run_groups(tasks, toys.make_toy, {}, store)
+    )
 
 
 def test_missing_ray_is_named_with_command(

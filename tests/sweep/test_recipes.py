@@ -190,7 +190,7 @@ def test_sizes_are_scaled_only_when_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ({"hads": {0: [1]}}, "nearest is 'heads'"),
         ({}, "ablates nothing"),
@@ -201,8 +201,8 @@ def test_sizes_are_scaled_only_when_asked() -> None:
         ({"heads": {"first": [0]}}, "heads"),
     ],
 )
-def test_recipes_that_cannot_be_read(content: dict, words: str) -> None:
-    expect_error(words, parse_recipe, {"name": "x", **content})
+def test_recipes_that_cannot_be_read(content: dict, message: str) -> None:
+    expect_error(message, parse_recipe, {"name": "x", **content})
 
 
 def test_recipes_must_fit_the_model(tmp_path: Path) -> None:

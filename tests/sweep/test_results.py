@@ -97,12 +97,12 @@ def test_effects_are_ratios_of_geometric_means(
     assert len(table) == 3 + 2 + 3 + 2
     variant = plan.set_index("label")["variant"]
     for _, row in table.iterrows():
-        own = mase[variant[row["label"]]]
+        errors = mase[variant[row["label"]]]
         assert row["baseline_mase"] == pytest.approx(
             geometric(mase["plain"] / mase["seasonal_naive"])
         )
-        assert row["mase"] == pytest.approx(geometric(own / mase["seasonal_naive"]))
-        assert row["change"] == pytest.approx(geometric(own / mase["plain"]) - 1)
+        assert row["mase"] == pytest.approx(geometric(errors / mase["seasonal_naive"]))
+        assert row["change"] == pytest.approx(geometric(errors / mase["plain"]) - 1)
         assert row["lower"] <= row["change"] <= row["upper"]
         assert (
             row["spearman_distance_lower"]
@@ -110,7 +110,7 @@ def test_effects_are_ratios_of_geometric_means(
             <= row["spearman_distance_upper"]
         )
         assert row["significant"] == (row["p_holm"] <= 0.05)
-        logs = np.log(own / mase["plain"]).drop(index=own.index[own.isna()])
+        logs = np.log(errors / mase["plain"]).drop(index=errors.index[errors.isna()])
         assert np.log1p(
             row[["median", "least", "most"]].astype(float)
         ).tolist() == pytest.approx([logs.median(), logs.min(), logs.max()])
@@ -214,9 +214,9 @@ def test_unfinished_sweep_shows_whole_datasets(
     assert any("bolt is shown on the 3 of 4 datasets" in note for note in found.notes)
     rest = mase.drop("bundled/elnino")
     row = found.results["effects"].iloc[0]
-    own = rest[plan.set_index("label")["variant"][row["label"]]]
-    assert row["change"] == pytest.approx(geometric(own / rest["plain"]) - 1)
-    assert row["mase"] == pytest.approx(geometric(own / rest["seasonal_naive"]))
+    errors = rest[plan.set_index("label")["variant"][row["label"]]]
+    assert row["change"] == pytest.approx(geometric(errors / rest["plain"]) - 1)
+    assert row["mase"] == pytest.approx(geometric(errors / rest["seasonal_naive"]))
     no_naive = without(
         folder, tmp_path / "part", cells[cells["variant"] == "seasonal_naive"]["key"]
     )

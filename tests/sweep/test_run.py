@@ -329,7 +329,7 @@ def test_failing_group_is_reported_others_continue(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"variants": {"heads_at": {"layers": [9]}}}, "layer 9"),
         ({"variants": {"recipes": ["timesfm-28"]}}, "scale_recipes"),
@@ -344,10 +344,10 @@ def test_failing_group_is_reported_others_continue(
     ],
 )
 def test_errors_appear_before_anything_is_written(
-    change: dict[str, Any], words: str, tmp_path: Path
+    change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     """What is wrong is reported before anything is written."""
-    with pytest.raises((InputError, KeyError), match=words):
+    with pytest.raises((InputError, KeyError), match=message):
         run_sweep(config(**change), tmp_path / "store")
     assert not (tmp_path / "store").exists()
 

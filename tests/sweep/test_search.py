@@ -77,7 +77,7 @@ def test_bisection_finds_step_in_few_evaluations(of: int, step: int) -> None:
 def test_bisection_admits_what_it_skipped(
     curve: list[float],
 ) -> None:
-    """Bisection ends where the test passes and names what it has not looked at."""
+    """Bisection ends at a passing count; it is exact only if no smaller one passes."""
     of = len(curve)
     found = run_search(of, bisection(of, 0.01), lambda kept, _: curve[kept])
     assert found.kept >= brute_force(curve)

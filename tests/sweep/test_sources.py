@@ -247,10 +247,10 @@ def test_folders_of_gift_eval_are_read(tmp_path: Path) -> None:
         4,
     )
     assert_array_equal(found.windows[2].label[0], values[1, -96:-48])
-    own = {"source": "folder", "path": str(tmp_path / "mine")}
+    source = {"source": "folder", "path": str(tmp_path / "mine")}
     (changed,) = sets(
         {
-            **own,
+            **source,
             "name": "days",
             "freq": "D",
             "horizon": 7,
@@ -265,14 +265,16 @@ def test_folders_of_gift_eval_are_read(tmp_path: Path) -> None:
         "sales",
     )
     assert len(changed) == 2 * 10
-    (medium,) = sets({**own, "term": "medium"})
+    (medium,) = sets({**source, "term": "medium"})
     assert (medium.name, medium.horizon) == ("mine/medium", 480)
     expect_error(
         r"data\.0\.folder\.term: .*'short', 'medium' or 'long'",
         sets,
-        {**own, "term": "brief"},
+        {**source, "term": "brief"},
     )
-    expect_error(r"'mine/short' is in the configuration more than once", sets, own, own)
+    expect_error(
+        r"'mine/short' is in the configuration more than once", sets, source, source
+    )
 
 
 # --- values that are not there

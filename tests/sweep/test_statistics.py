@@ -297,13 +297,13 @@ def test_informed_against_random_choices() -> None:
         np.log(factors)[:, None, None] + 0.01 * rng.normal(size=(4, 30, 3))
     )
 
-    def compared(of: dict[str, np.ndarray], *others: str) -> pd.Series:
+    def compared(of: dict[str, np.ndarray], *competitors: str) -> pd.Series:
         rows = {
             variant: {f"d{d}": list(value) for d, value in enumerate(values)}
             for variant, values in of.items()
         }
         table = changes(study(rows)).set_index("variant")
-        return difference(table, "informed", list(others))
+        return difference(table, "informed", list(competitors))
 
     every = {"plain": plain, **dict(zip(names, errors, strict=True))}
     found = compared(every, *names[1:])
@@ -466,14 +466,14 @@ def planted() -> Results:
         }
         # all heads of a layer are one variant in every order
         for item in (LOW, HIGH) if ablated == 2 else (order,):
-            own = {
+            fields = {
                 "model": "m",
                 "family": "head_counts",
                 "label": name,
                 "variant": name,
                 "layer": layer,
             }
-            lines.append(own | {"order": item, "ablated": ablated, "of": 2})
+            lines.append(fields | {"order": item, "ablated": ablated, "of": 2})
     found = [
         {
             "model": "m",

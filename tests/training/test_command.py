@@ -12,7 +12,7 @@ from tsfm_lens.training.command import run_command
 
 
 @pytest.mark.parametrize(
-    ("error", "ends", "words"),
+    ("error", "raised", "message"),
     [
         (InputError("x=[1], expected 2"), SystemExit, "error: x=[1], expected 2"),
         (
@@ -25,8 +25,8 @@ from tsfm_lens.training.command import run_command
 )
 def test_only_faults_show_a_traceback(
     error: Exception,
-    ends: type,
-    words: str,
+    raised: type,
+    message: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -39,7 +39,7 @@ def test_only_faults_show_a_traceback(
     app = typer.Typer()
     app.command()(command)
     for one in (command, app):
-        with pytest.raises(ends) as end:
+        with pytest.raises(raised) as end:
             run_command(one)
         assert getattr(end.value, "code", 1) == 1
-        assert capsys.readouterr().err.strip() == words
+        assert capsys.readouterr().err.strip() == message

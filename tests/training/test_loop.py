@@ -182,9 +182,11 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=[said for _, said in DAMAGES])
+@pytest.mark.parametrize(
+    ("damage", "message"), DAMAGES, ids=[message for _, message in DAMAGES]
+)
 def test_damaged_state_is_named_with_fault(
-    damage: Callable[[dict], object], said: str, tmp_path: Path
+    damage: Callable[[dict], object], message: str, tmp_path: Path
 ) -> None:
     """A damaged state is named, with what is wrong in it."""
     training(tmp_path).run(until=3, quiet=True)
@@ -194,9 +196,10 @@ def test_damaged_state_is_named_with_fault(
     run = training(tmp_path)
     before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
     expect_error(
-        rf"state\.pt is damaged: {said}.*; put a whole copy of it there, or", run.resume
+        rf"state\.pt is damaged: {message}.*; put a whole copy of it there, or",
+        run.resume,
     )
-    if "optimizer" not in said and "random" not in said:
+    if "optimizer" not in message and "random" not in message:
         assert all(
             torch.equal(weight, before[name])
             for name, weight in run.model.state_dict().items()

@@ -308,9 +308,9 @@ def test_gradient_noise_matches_linear_regression() -> None:
     losses = [lambda x=x, y=y: 0.5 * (x @ w - y).square().mean() for x, y in batches]
     found = gradient_noise(losses, [w])
     with torch.no_grad():
-        each = torch.stack([x.T @ (x @ w - y) / len(x) for x, y in batches])
-    variance = each.var(dim=0).sum()
-    mean = each.mean(dim=0)
+        gradients = torch.stack([x.T @ (x @ w - y) / len(x) for x, y in batches])
+    variance = gradients.var(dim=0).sum()
+    mean = gradients.mean(dim=0)
     squared = mean.square().sum() - variance / 8
     assert_close(
         [found.variance, found.squared_norm],

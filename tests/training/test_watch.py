@@ -187,13 +187,13 @@ def test_watch_restores_the_users_generators() -> None:
     assert seen["values"]["gradient_variance"] > 0
     # and every product with the Hessian is on the same ones
     state = generator.get_state()
-    own = sharpness([drawing(case.model, generator)], case.model, steps=8)
+    measured = sharpness([drawing(case.model, generator)], case.model, steps=8)
     fixed = sharpness(
         [lambda: drawing(case.model, torch.Generator().set_state(state))()],
         case.model,
         steps=8,
     )
-    assert own.largest == fixed.largest
+    assert measured.largest == fixed.largest
 
 
 def test_record_holds_the_measured_values(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_rectangular_and_masked_patterns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "epsilon", "words"),
+    ("pattern", "epsilon", "message"),
     [
         (torch.ones(3), 0.1, r"shape \(3,\)"),
         (torch.ones(0, 3), 0.1, "at least one"),
@@ -73,9 +73,9 @@ def test_rectangular_and_masked_patterns() -> None:
     ],
 )
 def test_what_is_no_attention_is_refused(
-    pattern: Tensor, epsilon: float, words: str
+    pattern: Tensor, epsilon: float, message: str
 ) -> None:
-    expect_error(words, attention_measures, pattern, epsilon=epsilon)
+    expect_error(message, attention_measures, pattern, epsilon=epsilon)
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])

@@ -44,7 +44,7 @@ def lightness(colour: str, deficiency: str | None = None) -> float:
     return float(cspace_convert(seen(colour, deficiency), "sRGB1", "CAM02-UCS")[0])
 
 
-def apart(one: str, other: str, deficiency: str | None = None) -> float:
+def colour_distance(one: str, other: str, deficiency: str | None = None) -> float:
     return float(
         deltaE(seen(one, deficiency), seen(other, deficiency), input_space="sRGB1")
     )
@@ -58,14 +58,18 @@ def form(colour: str) -> tuple[str | None, str | None]:
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
 def test_contrast_sides_are_distinguishable(deficiency: str | None) -> None:
     """Both sides of a contrast can be told apart."""
-    assert min(apart(*pair, deficiency) for pair in CONTRASTS) > 2 * TOLD_APART
+    assert (
+        min(colour_distance(*pair, deficiency) for pair in CONTRASTS) > 2 * TOLD_APART
+    )
 
 
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
 def test_categories_differ_in_colour_or_form(deficiency: str | None) -> None:
     """Categories can be told apart by colour or by form."""
     for one, other in combinations(theme.CATEGORICAL[:11], 2):
-        assert apart(one, other, deficiency) > TOLD_APART or form(one) != form(other), (
+        assert colour_distance(one, other, deficiency) > TOLD_APART or form(
+            one
+        ) != form(other), (
             one,
             other,
         )

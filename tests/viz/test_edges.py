@@ -59,12 +59,12 @@ def two_stacks() -> xr.Dataset:
     return xr.concat([encoder, ds], "component", data_vars="minimal")
 
 
-def many(name: str, dim: str, places: list[int]) -> xr.Dataset:
+def many(name: str, dim: str, indices: list[int]) -> xr.Dataset:
     """A result whose members come again and again, each under a name of its own."""
     return (
         made()[name]
-        .isel({dim: places})
-        .assign_coords({dim: [f"{i}" for i in range(len(places))]})
+        .isel({dim: indices})
+        .assign_coords({dim: [f"{i}" for i in range(len(indices))]})
     )
 
 

@@ -83,9 +83,9 @@ def test_composed_panels_share_one_legend() -> None:
     assert len(listed) == len(set(listed))
     axes = list(zip(sheet.select_xaxes(), sheet.select_yaxes(), strict=True))
     for (x, y), (other_x, other_y) in combinations(axes, 2):
-        beside = x.domain[1] <= other_x.domain[0] or other_x.domain[1] <= x.domain[0]
+        separate = x.domain[1] <= other_x.domain[0] or other_x.domain[1] <= x.domain[0]
         above = y.domain[1] <= other_y.domain[0] or other_y.domain[1] <= y.domain[0]
-        assert beside or above
+        assert separate or above
     bare = viz.compose([fan], letters=False)
     assert "<b>a</b>" not in [note.text for note in bare.layout.annotations]
 

@@ -33,7 +33,7 @@ LABELS = {
 
 
 @pytest.fixture
-def own() -> Iterator[None]:
+def registered() -> Iterator[None]:
     """A measurement of somebody's own, without any figure."""
     texts = dict.fromkeys(("summary", "description"), "how much it leans")
     measurement("leaning", theme="Behaviour", title="Leaning", **texts)
@@ -52,13 +52,13 @@ def made(*dims: str, name: str = "lean") -> xr.Dataset:
     return array.to_dataset(name=name).assign_attrs(kind="leaning", model="pisa")
 
 
-def judged(ds: xr.Dataset, name: str = "lean") -> xr.Dataset:
+def with_test(ds: xr.Dataset, name: str = "lean") -> xr.Dataset:
     """The same with a test over series, for which something acts everywhere."""
     return judge(ds.fillna(0.5), name, floor=0.0)
 
 
 @pytest.mark.parametrize("dims", [("layer", "head"), ("head", "layer")])
-def test_layer_and_head_are_a_map(own: None, dims: tuple[str, str]) -> None:
+def test_layer_and_head_are_a_map(registered: None, dims: tuple[str, str]) -> None:
     ds = made(*dims)
     fig = viz.plot(ds)
     (cells,) = heatmaps(fig)
@@ -72,7 +72,9 @@ def test_layer_and_head_are_a_map(own: None, dims: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("dims", [("layer", "series"), ("component", "series")])
-def test_named_dimensions_are_a_heat_map(own: None, dims: tuple[str, str]) -> None:
+def test_named_dimensions_are_a_heat_map(
+    registered: None, dims: tuple[str, str]
+) -> None:
     ds = made(*dims)
     fig = viz.plot(ds)
     (cells,) = heatmaps(fig)
@@ -85,7 +87,7 @@ def test_named_dimensions_are_a_heat_map(own: None, dims: tuple[str, str]) -> No
 @pytest.mark.parametrize(
     "dims", [("step",), ("lag",), ("series", "step"), ("step", "series")]
 )
-def test_numbered_dimensions_are_lines(own: None, dims: tuple[str, ...]) -> None:
+def test_numbered_dimensions_are_lines(registered: None, dims: tuple[str, ...]) -> None:
     ds = made(*dims)
     ds[dims[0]].attrs["units"] = "hours"
     fig = viz.plot(ds)
@@ -109,12 +111,12 @@ def test_numbered_dimensions_are_lines(own: None, dims: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("dim", ["head", "quantile"])
-def test_legend_names_numbered_members(own: None, dim: str) -> None:
+def test_legend_names_numbered_members(registered: None, dim: str) -> None:
     fig = viz.plot(made(dim, "step"))
     assert [trace.name for trace in fig.data] == [f"{dim} {n}" for n in LABELS[dim]]
 
 
-def test_layer_pairs_share_names_on_axes(own: None) -> None:
+def test_layer_pairs_share_names_on_axes(registered: None) -> None:
     """Pairs of layers have the same names on both axes."""
     labels = ["embed", "0", "1"]
     coords = {"stream": labels, "other_stream": labels}
@@ -124,7 +126,7 @@ def test_layer_pairs_share_names_on_axes(own: None) -> None:
     assert list(cells.x) == list(cells.y) == ["embedding", "layer 0", "layer 1"]
 
 
-def test_rounding_differences_use_zero_based_colours(own: None) -> None:
+def test_rounding_differences_use_zero_based_colours(registered: None) -> None:
     """Values that differ by rounding alone have colours from zero."""
     ds = made("layer", "series")
     ds["lean"][:] = 1.0
@@ -132,7 +134,7 @@ def test_rounding_differences_use_zero_based_colours(own: None) -> None:
     assert viz.plot(ds).layout.coloraxis.cmin == 0.0
 
 
-def test_registered_drawing_describes_its_values(own: None) -> None:
+def test_registered_drawing_describes_its_values(registered: None) -> None:
     """A registered drawing says what its values are."""
     draw = generic_figure("leaning", "lean", "Lean of each head, by eye.")
     try:
@@ -142,13 +144,13 @@ def test_registered_drawing_describes_its_values(own: None) -> None:
     assert fig.layout.meta["subtitle"].startswith("Lean of each head, by eye")
 
 
-def test_many_lines_are_a_map(own: None) -> None:
+def test_many_lines_are_a_map(registered: None) -> None:
     ds = made("series", "step").isel(series=[0, 1, 2, 3] * 5)
     (cells,) = heatmaps(viz.plot(ds))
     np.testing.assert_array_equal(cells.z, ds["lean"])
 
 
-def test_depth_is_a_line_members_dots(own: None) -> None:
+def test_depth_is_a_line_members_dots(registered: None) -> None:
     """Values by layer alone are a line, and values of members are dots."""
     depth = made("layer")
     (line,) = viz.plot(depth).data
@@ -163,7 +165,7 @@ def test_depth_is_a_line_members_dots(own: None) -> None:
 
 
 def test_significance_shows_as_whiskers_and_fill(
-    own: None,
+    registered: None,
 ) -> None:
     """Intervals are whiskers, and what is not significant is hollow."""
     ds = made("component").fillna(0.0)
@@ -179,9 +181,11 @@ def test_significance_shows_as_whiskers_and_fill(
 
 
 @pytest.mark.parametrize("dims", [("component", "series"), ("layer", "head", "series")])
-def test_tested_values_are_drawn_as_medians(own: None, dims: tuple[str, ...]) -> None:
+def test_tested_values_are_drawn_as_medians(
+    registered: None, dims: tuple[str, ...]
+) -> None:
     """What is tested over series is drawn as medians."""
-    ds = judged(made(*dims))
+    ds = with_test(made(*dims))
     fig = viz.plot(ds)
     if len(dims) == 2:
         drawn = fig.data[0].x
@@ -198,7 +202,7 @@ def test_tested_values_are_drawn_as_medians(own: None, dims: tuple[str, ...]) ->
     np.testing.assert_array_equal(drawn, ds["lean"].sel(series="b"))
 
 
-def test_remaining_dimensions_are_refused_with_options(own: None) -> None:
+def test_remaining_dimensions_are_refused_with_options(registered: None) -> None:
     """Dimensions left over are refused, with the options that choose among them."""
     ds = made("layer", "head", "series")
     with pytest.raises(InputError, match="layer=, head=, series="):
@@ -224,9 +228,9 @@ def test_remaining_dimensions_are_refused_with_options(own: None) -> None:
     expect_error("'map' means logit_map or lens_logit_map", viz.plot, lens, "map")
 
 
-def test_kind_without_figure_has_panel(own: None) -> None:
+def test_kind_without_figure_has_panel(registered: None) -> None:
     """A kind of result without a figure has a panel and a table."""
-    ds = judged(made("component", "series"))
+    ds = with_test(made("component", "series"))
     (panel,) = find("leaning").draw_panels(ds)
     np.testing.assert_array_equal(panel.figure.data[0].x, ds["lean_size"])
     np.testing.assert_array_equal(panel.table["lean"], ds["lean"].values.ravel())
@@ -247,7 +251,7 @@ def test_an_array_needs_no_kind() -> None:
     assert viz.plot(array.isel(layer=0).rename(None)).layout.meta["title"] == "value"
 
 
-def test_two_results_stand_side_by_side(own: None) -> None:
+def test_two_results_stand_side_by_side(registered: None) -> None:
     one = made("layer", "head")
     two = 2 * made("layer", "head")
     two.attrs = {**one.attrs, "model": "siena"}

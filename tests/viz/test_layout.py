@@ -58,10 +58,10 @@ def sizes(part: Any, key: str = "") -> list[float]:
     """Every type size of a figure, in pixels."""
     if isinstance(part, dict):
         if key.endswith("font") and part.get("size"):
-            own = [float(part["size"])]
+            font_sizes = [float(part["size"])]
         else:
-            own = []
-        return own + [
+            font_sizes = []
+        return font_sizes + [
             size for name, value in part.items() for size in sizes(value, name)
         ]
     if isinstance(part, list | tuple):

@@ -75,7 +75,7 @@ def test_unknown_ranks_are_not_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "result", "options", "words"),
+    ("name", "result", "options", "message"),
     [
         ("patch_attention_grid", "patch_attention", {"layer": "7"}, "no layer '7'"),
         ("patching_map", "activation_patching", {"value": "first_order"}, "recovered"),
@@ -122,10 +122,10 @@ def test_unknown_ranks_are_not_drawn() -> None:
     ],
 )
 def test_missing_parts_of_results_are_refused(
-    name: str, result: str, options: dict[str, Any], words: str
+    name: str, result: str, options: dict[str, Any], message: str
 ) -> None:
     """What a result does not have is refused."""
-    with pytest.raises((InputError, UnknownNameError), match=words):
+    with pytest.raises((InputError, UnknownNameError), match=message):
         getattr(viz, name)(everything()[result], **options)
 
 

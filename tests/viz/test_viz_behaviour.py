@@ -116,9 +116,9 @@ def test_lines_appear_in_their_layers_panel() -> None:
     drawn = [
         trace for trace in fig.data if trace.name in ("spurious line", "other line")
     ]
-    own = np.flatnonzero(ds["line_series"].values == "elnino")
-    assert len(drawn) == len(own)
-    for trace, line in zip(drawn, own, strict=True):
+    lines = np.flatnonzero(ds["line_series"].values == "elnino")
+    assert len(drawn) == len(lines)
+    for trace, line in zip(drawn, lines, strict=True):
         label = str(ds["line_layer"].values[line])
         assert panels[trace.xaxis] == (
             "embedding" if label == "embed" else f"layer {label}"
@@ -132,8 +132,8 @@ def test_lines_appear_in_their_layers_panel() -> None:
         trimmed = "cut off" in fig.layout.meta["subtitle"]
         assert trimmed or (low < np.nanmin(trace.y) and np.nanmax(trace.y) < high)
     assert {trace.name for trace in drawn} == {"spurious line", "other line"}
-    count = int(ds["spurious"].values[own].sum())
-    assert f"{count} of {len(own)} spurious" in fig.layout.meta["title"]
+    count = int(ds["spurious"].values[lines].sum())
+    assert f"{count} of {len(lines)} spurious" in fig.layout.meta["title"]
     last = viz.thought_lines(ds, series="elnino", layers=["2"])
     assert len(heatmaps(last)) == 1
     assert not [trace for trace in last.data if trace.name == "spurious line"]

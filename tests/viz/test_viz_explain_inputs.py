@@ -60,7 +60,7 @@ def groups(ds: xr.Dataset) -> list[np.ndarray]:
     steps = by_step(ds)
     row = ds["row"].values
     parts = [*np.flatnonzero(row == 0)[:, None], np.flatnonzero(row == 1)]
-    return sorted(parts, key=lambda places: -np.abs(steps[places].sum(0)).mean())
+    return sorted(parts, key=lambda positions: -np.abs(steps[positions].sum(0)).mean())
 
 
 def totals(ds: xr.Dataset) -> list[np.ndarray]:

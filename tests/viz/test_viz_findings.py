@@ -18,12 +18,12 @@ from viz.marks import heatmaps, named
 FLOOR = 0.05
 
 
-def judged(
+def with_findings(
     ds: xr.Dataset,
     name: str,
     dims: Sequence[str],
     stands: np.ndarray,
-    reach: float = 0.02,
+    half_width: float = 0.02,
 ) -> xr.Dataset:
     """With planted findings: the median over series, a range of this reach, and what is
     significant.
@@ -31,8 +31,8 @@ def judged(
     size = ds[name].median("series").transpose(*dims).values
     parts = {
         "size": size,
-        "low": size - reach,
-        "high": size + reach,
+        "low": size - half_width,
+        "high": size + half_width,
         "significant": stands,
         "acts": 1 + 0 * stands,
     }
@@ -49,7 +49,7 @@ def subtitle(fig: go.Figure) -> str:
 @pytest.fixture
 def noisy(ablation: xr.Dataset) -> xr.Dataset:
     """Every third component stands out."""
-    return judged(
+    return with_findings(
         ablation,
         "spearman_distance",
         ["component"],
@@ -86,7 +86,7 @@ def test_clear_or_untested_values_stay_plain(
     ablation: xr.Dataset,
 ) -> None:
     """Nothing is veiled where all stands out or nothing is known."""
-    every = judged(
+    every = with_findings(
         ablation,
         "spearman_distance",
         ["component"],

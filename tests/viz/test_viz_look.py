@@ -53,18 +53,18 @@ def test_saved_html_is_self_contained(forecast, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("path", "message"),
     [
         ("fan.jpg", r"'fan\.jpg'.*\.html, \.json, \.png, \.svg, \.pdf"),
         ("afile/fan.html", "afile is a file; give a folder"),
         ("folder.html", r"folder.html' cannot be written: Is a directory"),
     ],
 )
-def test_unwritable_figure_is_refused_by_path(tmp_path, place, words):
+def test_unwritable_figure_is_refused_by_path(tmp_path, path, message):
     """A figure that cannot be written is refused, with its path."""
     (tmp_path / "afile").touch()
     (tmp_path / "folder.html").mkdir()
-    expect_error(words, viz.save, go.Figure(), tmp_path / place)
+    expect_error(message, viz.save, go.Figure(), tmp_path / path)
     assert {file.name for file in tmp_path.iterdir()} == {"afile", "folder.html"}
 
 

@@ -21,7 +21,7 @@ def result() -> xr.Dataset:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "words"),
+    ("sentence", "text"),
     [
         ("{rank:highest}", "layer 0, head 0 and layer 0, head 1 (0.5)"),
         ("{rank:lowest signed}", "layer 1, head 1 (−0.25)"),
@@ -35,9 +35,9 @@ def result() -> xr.Dataset:
         ("{depth} of {depth:whole} {way} on {series}", "12 of 12 zeroed on a, b, c"),
     ],
 )  # fmt: skip
-def test_fields_name_what_statements_ask(sentence: str, words: str) -> None:
+def test_fields_name_what_statements_ask(sentence: str, text: str) -> None:
     """A field gives what its statement names."""
-    assert summarize(result(), sentence) == [words]
+    assert summarize(result(), sentence) == [text]
 
 
 def test_sentences_without_numbers_are_omitted() -> None:

@@ -44,12 +44,12 @@ def watched(sharp: float = 0.9, name: str = "toy") -> xr.Dataset:
     model = torch.nn.Linear(3, 1)
     at = iter(STEPS)
     loss = lambda: model(torch.eye(3)).square().mean()  # noqa: E731
-    looks = {
+    options = {
         "patterns": lambda: patterns(next(at), sharp),
         "snapshots": 10,
         "inputs": 2,
     }
-    watch = Watch(model, every=10, loss=loss, name=name, **looks)  # type: ignore[arg-type]
+    watch = Watch(model, every=10, loss=loss, name=name, **options)  # type: ignore[arg-type]
     for step in STEPS:
         watch(step, loss=100.0 / (1 + step) ** 2)
     return watch.dataset()

@@ -129,9 +129,9 @@ def readable() -> go.Figure:
 
 def title_over_a_panel(fig: go.Figure) -> None:
     fig.add_bar(x=["one"], y=[1], xaxis="x2", yaxis="y2")
-    beside = {"anchor": "x2", "title": {"text": "words<br>in three<br>lines"}}
+    second_axis = {"anchor": "x2", "title": {"text": "words<br>in three<br>lines"}}
     fig.update_layout(
-        xaxis_domain=[0, 0.48], xaxis2={"domain": [0.52, 1]}, yaxis2=beside
+        xaxis_domain=[0, 0.48], xaxis2={"domain": [0.52, 1]}, yaxis2=second_axis
     )
 
 
@@ -201,14 +201,19 @@ def test_sheets_have_large_readable_text(faults: Faults, page: Any, width: int) 
     and the maps as a pair.
     """
     maps = viz.ablation_heatmap(planted.ablation())
-    looks = viz.attention_map(planted.attention())
+    attention = viz.attention_map(planted.attention())
     lens = viz.lens_forecast(planted.quantile_lens())
     wide = width == COLUMNS["double"]
     if wide:
-        pairs = [viz.compare([item] * 2, ["one", "another"]) for item in (maps, looks)]
+        pairs = [
+            viz.compare([item] * 2, ["one", "another"]) for item in (maps, attention)
+        ]
     else:
         pairs = [maps]
-    for figures in ([[maps] * 2, [looks] * 2, lens] if wide else [maps, looks], pairs):
+    for figures in (
+        [[maps] * 2, [attention] * 2, lens] if wide else [maps, attention],
+        pairs,
+    ):
         sheet = viz.compose(figures, width)
         assert faults(sheet, sheet.layout.width) == []
         sizes = page.execute_script(

@@ -308,22 +308,25 @@ def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
     )
 
 
-def expected_keys(looks: Attends, n_queries: int, n_keys: int) -> dict[int, list[int]]:
+def expected_keys(
+    attention: Attends, n_queries: int, n_keys: int
+) -> dict[int, list[int]]:
     """By query, the keys that a card says a head looks at."""
-    crosses = Component.parse(looks.component).kind == "cross_attn"
+    crosses = Component.parse(attention.component).kind == "cross_attn"
     queries = {
         "every token": range(n_queries),
         "last token": [n_queries - 1],
         "last value": [n_queries - 2],
         "forecast token": range(n_queries),
         "first forecast token": [0],
-    }[looks.query]
+    }[attention.query]
     starts = {
-        query: n_keys - 1 + looks.moves * query if crosses else query
+        query: n_keys - 1 + attention.moves * query if crosses else query
         for query in queries
     }
     keys = {
-        query: [start - back for back in looks.back] for query, start in starts.items()
+        query: [start - back for back in attention.back]
+        for query, start in starts.items()
     }
     return {
         query: positions
@@ -341,8 +344,8 @@ def assert_heads_look_where_stated(planted: Planted) -> None:
     if not of.tokens:
         series = list(draw_contexts(card.rule, 1, card.context, seed=7))
     run = open_tiny(planted).run(series, card.horizon)
-    for looks in card.attends:
-        head = Component.parse(looks.component)
+    for attention in card.attends:
+        head = Component.parse(attention.component)
         name = (
             f"{head.stack}_blocks.{head.layer}.{head.kind}.hook_pattern".removeprefix(
                 "_"
@@ -351,19 +354,21 @@ def assert_heads_look_where_stated(planted: Planted) -> None:
         pattern = (
             torch.as_tensor(run.record([name])[name])[0, head.head].double().numpy()
         )
-        keys = expected_keys(looks, *pattern.shape)
+        keys = expected_keys(attention, *pattern.shape)
         assert keys
         for query, positions in keys.items():
             shares = pattern[query, positions]
             if of.tokens:
                 assert pattern.shape[1] == of.tokens
                 close_in_float32(
-                    shares, looks.weight / len(positions), depth=64, magnitude=1.0
+                    shares, attention.weight / len(positions), depth=64, magnitude=1.0
                 )
             else:
-                assert shares.sum() > looks.weight - 1e-3, f"{looks}: query {query}"
+                assert shares.sum() > attention.weight - 1e-3, (
+                    f"{attention}: query {query}"
+                )
                 assert shares.max() - shares.min() < 0.01 * shares.max(), (
-                    f"{looks}: query {query}"
+                    f"{attention}: query {query}"
                 )
 
 

@@ -127,7 +127,7 @@ def test_each_seed_is_its_own_model() -> None:
 def test_cancelling_pair_acts_only_apart(
     mechanism: str, name: str, tmp_path: Path
 ) -> None:
-    """A pair that cancels acts when one is ablated and not together."""
+    """Ablating one of a cancelling pair moves the forecast; ablating both does not."""
     planted = open_planted_model(mechanism, name, seed=3)
     with_pair = add_cancelling_pair(planted)
     with_pair.save(tmp_path)

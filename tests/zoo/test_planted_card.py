@@ -57,7 +57,7 @@ CARD = Card(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (None, r"no mechanism\.json"),
         (b"\xff\xfe", r"mechanism\.json"),
@@ -70,7 +70,7 @@ CARD = Card(
         ({"error": -1}, "error"),
     ],
 )
-def test_what_is_no_card_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+def test_what_is_no_card_is_refused(tmp_path: Path, change: Any, message: str) -> None:
     if isinstance(change, dict):
         content = {**json.loads(CARD.model_dump_json()), **change}
         change = json.dumps(
@@ -78,7 +78,7 @@ def test_what_is_no_card_is_refused(tmp_path: Path, change: Any, words: str) -> 
         ).encode()
     if change is not None:
         (tmp_path / "mechanism.json").write_bytes(change)
-    expect_error(words, read_card, tmp_path)
+    expect_error(message, read_card, tmp_path)
 
 
 def test_card_and_weights_cannot_change(tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ def test_forecasts_by_its_rule(seed: int) -> None:
         expected = find_rule(planted).compute_forecast(
             *case[:, :-HORIZON], case[1, -HORIZON:]
         )
-        assert np.abs(forecast - expected).max() <= reach(planted, case)
+        assert np.abs(forecast - expected).max() <= rounding_bound(planted, case)
     assert 0 < planted.card.error <= oracles.SMALL
 
 
-def reach(planted: Planted, case: Array) -> float:
+def rounding_bound(planted: Planted, case: Array) -> float:
     """Rounding of what the covariate moves."""
     return max(1.0, abs(find_rule(planted).coefficient)) * oracles.tolerance(
         case[0, :-HORIZON]
@@ -75,7 +75,7 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
     for part in oracles.list_parts(lens):
         with lens.ablate(part):
             off = np.abs(median_forecast(planted, cases) - plain).max(1)
-        bounds = np.array([reach(planted, case) for case in cases])
+        bounds = np.array([rounding_bound(planted, case) for case in cases])
         assert (
             (off > oracles.EFFECT * bounds).all()
             if part in heads
@@ -85,16 +85,16 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
 
 def test_head_attends_from_target_to_covariate(planted: Planted) -> None:
     """The head looks from the target to the known series."""
-    looks = planted.card.attends[0]
+    attention = planted.card.attends[0]
     assert {attend.component for attend in planted.card.attends} == set(
         planted.card.components("mechanism")
     )
-    assert (looks.query, looks.back, looks.series) == (
+    assert (attention.query, attention.back, attention.series) == (
         "forecast token",
         (0,),
         "known covariate",
     )
-    layer, _, head = looks.component.split(".")
+    layer, _, head = attention.component.split(".")
     generator = torch.Generator().manual_seed(0)
     context = torch.randn(4, 40, generator=generator)
     # two items: a target and its covariate each, of which the second knows one value of
@@ -111,7 +111,7 @@ def test_head_attends_from_target_to_covariate(planted: Planted) -> None:
     ).enc_group_self_attn_weights[int(layer)]
     # (token, head, query, key)
     ahead = patterns[-HORIZON // PATCH :, int(head)].detach()
-    sharp = looks.weight * torch.tensor(
+    sharp = attention.weight * torch.tensor(
         [[0.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
     ).expand_as(ahead)
     assert_close(ahead, sharp, depth=64, magnitude=1.0)
@@ -124,7 +124,7 @@ def test_turning_the_stream_changes_only_weights(planted: Planted) -> None:
     )
     cases = make_cases(planted)
     off = np.abs(median_forecast(plain, cases) - median_forecast(planted, cases)).max(1)
-    assert (off <= [reach(planted, case) for case in cases]).all()
+    assert (off <= [rounding_bound(planted, case) for case in cases]).all()
     unturned = {"rotated": False, "error": plain.card.error}
     assert planted.card.model_copy(update=unturned) == plain.card
     assert oracles.share_of_zeros(plain.model) > oracles.share_of_zeros(planted.model)

@@ -383,7 +383,10 @@ def _degenerate(data: xr.Dataset, over: str, count: int) -> np.ndarray:
     """Mark the targets that a result says to be flat."""
     if over != "series" or "flat" not in data.coords:
         return np.zeros(count, dtype=bool)
-    return np.asarray(data["flat"].values.astype(bool)) & _targets(data, count)
+    result: np.ndarray = np.asarray(data["flat"].values.astype(bool)) & _targets(
+        data, count
+    )
+    return result
 
 
 def _units(
@@ -465,7 +468,8 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
         labels = groups.variable
     _, indices = np.unique(labels.values.astype(str), return_inverse=True)
     by_label = xr.Variable(labels.dims, indices.reshape(labels.shape))
-    return by_label.set_dims(sizes).transpose(*sizes).values.reshape(-1)
+    result: np.ndarray = by_label.set_dims(sizes).transpose(*sizes).values.reshape(-1)
+    return result
 
 
 def refuse_no_share(value: object, what: str) -> None:

@@ -28,7 +28,8 @@ class Needs:
 
     def met(self, model: Any) -> bool:
         """Test if a lens has the traits, or an architecture can have them."""
-        return self.traits <= model.traits
+        result: bool = self.traits <= model.traits
+        return result
 
     def check(self, lens: Any, name: str, instead: str = "") -> None:
         """Refuse a lens that does not have it, naming what can be had ``instead``."""

@@ -361,9 +361,10 @@ def declarations(file: Path) -> dict[str, dict[str, Any]]:
     if not file.is_file():
         return {}
     # the loader in C takes a tenth of the time
-    return yaml.load(
+    result: dict[str, dict[str, Any]] = yaml.load(
         file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
+    return result
 
 
 def probe(
@@ -460,7 +461,8 @@ def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
     """
     names = (entry.kind, entry.title, entry.source)
     if hasattr(subject, "describe"):
-        return subject.describe(*names)
+        result: dict[str, Any] = subject.describe(*names)
+        return result
     return dict(zip(("kind", "title", "source"), names, strict=True))
 
 

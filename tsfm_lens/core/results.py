@@ -101,7 +101,8 @@ class Results:
     @property
     def season(self) -> int:
         """Steps of the season of the one item's first series."""
-        return self.first.season()
+        result: int = self.first.season()
+        return result
 
     @cached_property
     def shifted(self) -> tuple[Any, Any]:
@@ -109,4 +110,5 @@ class Results:
 
         The season is half a period later.
         """
-        return self.first.shifted_pair()
+        result: tuple[Any, Any] = self.first.shifted_pair()
+        return result

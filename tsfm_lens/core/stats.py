@@ -112,7 +112,8 @@ def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     Their spread is that of the ratio (Cochran 1977).
     """
     ratio = totals.sum(-1, keepdims=True) / counts.sum()
-    return ratio + (totals - ratio * counts) / counts.mean()
+    result: np.ndarray = ratio + (totals - ratio * counts) / counts.mean()
+    return result
 
 
 # tests
@@ -253,7 +254,8 @@ def exceeds_controls(
         median = np.median(largest)
         spread = np.median(np.abs(largest - median)) + _MIN_SPREAD
         score[:, members] = (models[:, members] - median) / spread
-    return score[0] > score[1:].max(initial=0.0)
+    result: np.ndarray = score[0] > score[1:].max(initial=0.0)
+    return result
 
 
 # correction for many tests
@@ -282,7 +284,8 @@ def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.nd
     z = float(stdtrit(units - 1, (1 - confidence) / 2) * np.sqrt(units / (units - 1)))
     tail = float(ndtr(z))
     if tail * (len(draws) + 1) >= 1:
-        return np.quantile(draws, [tail, 1 - tail], axis=0)
+        result: np.ndarray = np.quantile(draws, [tail, 1 - tail], axis=0)
+        return result
     # the replicates do not reach so far into the tail: a normal curve goes on from them
     mean = draws.mean(axis=0)
     distance = -z * draws.std(axis=0, ddof=1)

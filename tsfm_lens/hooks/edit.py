@@ -317,7 +317,8 @@ def _region(
 def unwrapped(rows: Rows | Slice) -> Rows:
     """Return what a ``Slice`` of TransformerLens holds; anything else as it is."""
     if isinstance(rows, Slice):
-        return rows.slice
+        result: Rows = rows.slice
+        return result
     return rows
 
 

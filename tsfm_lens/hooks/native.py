@@ -291,7 +291,8 @@ def _rms_scale(norm: Any, x: Tensor) -> Tensor:
     scale = _inverse_root_mean_square(norm, x)
     if weight is None:
         return scale
-    return scale * weight
+    result: Tensor = scale * weight
+    return result
 
 
 def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:

@@ -132,7 +132,8 @@ def at_positions(
     def keep(axis: int | None, tensor: Tensor) -> Tensor:
         if axis is None:
             return tensor
-        return part.apply(tensor, dim=axis)
+        result: Tensor = part.apply(tensor, dim=axis)
+        return result
 
     token_axes = {
         name: [

@@ -160,7 +160,7 @@ class HookRegistry:
         return nullcontext()
 
 
-class OwnedHookPoint(HookPoint):
+class OwnedHookPoint(HookPoint):  # type: ignore[misc]
     """Hook point of a registry.
 
     The registry connects it where a hook of a running model sets another hook here.
@@ -188,7 +188,8 @@ class OwnedHookPoint(HookPoint):
         Raises HookError for any other, see :meth:`_check_origin`.
         """
         self._check_origin(hook)
-        return super().register_forward_hook(hook, **options)
+        result: RemovableHandle = super().register_forward_hook(hook, **options)
+        return result
 
     def register_full_backward_hook(
         self, hook: Any, prepend: bool = False
@@ -198,12 +199,14 @@ class OwnedHookPoint(HookPoint):
         Raises HookError for any other, see :meth:`_check_origin`.
         """
         self._check_origin(hook)
-        return super().register_full_backward_hook(hook, prepend)
+        result: RemovableHandle = super().register_full_backward_hook(hook, prepend)
+        return result
 
     def register_forward_pre_hook(self, hook: Any, **options: Any) -> RemovableHandle:
         """Refuse the hook, see :meth:`_check_origin`."""
         self._check_origin(hook)
-        return super().register_forward_pre_hook(hook, **options)
+        result: RemovableHandle = super().register_forward_pre_hook(hook, **options)
+        return result
 
     def _check_origin(self, hook: Any) -> None:
         """Refuse hooks that torch, or a library such as captum, sets.

@@ -250,7 +250,10 @@ def _attend(
     def fold(rows: Tensor) -> Tensor:
         # (variant · series · path, head, query, d) to (series, head, variant · path ·
         # query, d)
-        return rows.unflatten(0, copies).permute(1, 3, 0, 2, 4, 5).flatten(2, 4)
+        result: Tensor = (
+            rows.unflatten(0, copies).permute(1, 3, 0, 2, 4, 5).flatten(2, 4)
+        )
+        return result
 
     if mask is not None and (mask.ndim != 4 or mask.shape[-2] != 1 or len(mask) != 1):
         mask = mask.expand(

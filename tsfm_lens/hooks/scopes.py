@@ -270,7 +270,10 @@ class RunState:
             paths = (len(rows) // self.whole, self.whole, -1)
         else:
             paths = (1, self.whole, -1)
-        return rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
+        result: Tensor = (
+            rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
+        )
+        return result
 
 
 class ScopedHook:

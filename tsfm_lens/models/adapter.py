@@ -180,7 +180,8 @@ class Adapter(ABC):
             return resid
         norm = self.model.get_submodule(path)
         if like is None:
-            return norm(resid)
+            result: Tensor = norm(resid)
+            return result
         if isinstance(norm, LayerNorm):
             return frozen_layer_norm(norm, resid, like)
         # in half precision T5 keeps the stream, but not what its norm gives, in single
@@ -250,7 +251,8 @@ class Adapter(ABC):
     @property
     def device(self) -> torch.device:
         """Device of the native model."""
-        return next(self.model.parameters()).device
+        result: torch.device = next(self.model.parameters()).device
+        return result
 
     def longest(self, batch: SeriesBatch) -> int:
         """Return the steps of the longest series, cut to the context length."""

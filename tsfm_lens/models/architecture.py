@@ -318,22 +318,26 @@ class Architecture:
     @property
     def name(self) -> str:
         """Key of the wiring."""
-        return self.adapter.architecture
+        result: str = self.adapter.architecture
+        return result
 
     @property
     def module(self) -> str:
         """Name of the module that holds its wiring, without packages."""
-        return self.adapter.__module__.rpartition(".")[2]
+        result: str = self.adapter.__module__.rpartition(".")[2]
+        return result
 
     @property
     def readout(self) -> Literal["token", "quantile", "distribution"]:
         """Kind of the head's output."""
-        return self.adapter.readout
+        result: Literal["token", "quantile", "distribution"] = self.adapter.readout
+        return result
 
     @property
     def covariates(self) -> tuple[str, ...]:
         """Kinds of covariates that its library takes."""
-        return self.adapter.covariates
+        result: tuple[str, ...] = self.adapter.covariates
+        return result
 
     @property
     def extra(self) -> str:

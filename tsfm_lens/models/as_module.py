@@ -19,7 +19,7 @@ from tsfm_lens.models.adapter import Adapter, refuse_dtype
 from tsfm_lens.models.devices import checked_device
 
 
-class NativeModule(HookedRootModule):
+class NativeModule(HookedRootModule):  # type: ignore[misc]
     """Tree of hook points that acts as the native model does in torch.
 
     Calls of :class:`torch.nn.Module` reach the native model, under its own names.
@@ -98,25 +98,34 @@ class NativeModule(HookedRootModule):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Iterate over names and parameters of the native model."""
-        return self.adapter.model.named_parameters(prefix, recurse, remove_duplicate)
+        result: Iterator[tuple[str, nn.Parameter]] = (
+            self.adapter.model.named_parameters(prefix, recurse, remove_duplicate)
+        )
+        return result
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """Iterate over names and buffers of the native model."""
-        return self.adapter.model.named_buffers(prefix, recurse, remove_duplicate)
+        result: Iterator[tuple[str, Tensor]] = self.adapter.model.named_buffers(
+            prefix, recurse, remove_duplicate
+        )
+        return result
 
     def get_parameter(self, target: str) -> nn.Parameter:
         """Return a parameter of the native model by its name there."""
-        return self.adapter.model.get_parameter(target)
+        result: nn.Parameter = self.adapter.model.get_parameter(target)
+        return result
 
     def get_buffer(self, target: str) -> Tensor:
         """Return a buffer of the native model by its name there."""
-        return self.adapter.model.get_buffer(target)
+        result: Tensor = self.adapter.model.get_buffer(target)
+        return result
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the native model's state, as ``lens.model.state_dict`` does."""
-        return self.adapter.model.state_dict(*args, **kwargs)
+        result: dict[str, Any] = self.adapter.model.state_dict(*args, **kwargs)
+        return result
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any

@@ -307,7 +307,8 @@ def unwrap_module(native: Any) -> nn.Module:
     inner = getattr(native, "inner_model", None)
     if isinstance(inner, nn.Module):
         return inner
-    return native.model
+    result: nn.Module = native.model
+    return result
 
 
 def list_expected(

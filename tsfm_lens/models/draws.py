@@ -107,7 +107,7 @@ class BlockDraws(TorchDispatchMode):
         outer: int = 1,
         guarded: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._pieces = list(pieces)
         self._axis = axis
         self._outer = outer
@@ -278,7 +278,8 @@ class BlockDraws(TorchDispatchMode):
         the rest.
         """
         if piece.is_full_block:
-            return func(*args, **kwargs)
+            result: Tensor = func(*args, **kwargs)
+            return result
         if name != "multinomial":
             raise Unsplittable(
                 f"{name} cannot be drawn for a part of a batch: how many random numbers"
@@ -289,7 +290,8 @@ class BlockDraws(TorchDispatchMode):
         block.narrow(1, piece.first, piece.count).copy_(weights)
         drawn = func(block.flatten(0, 2), *args[1:], **kwargs)
         by_unit = drawn.unflatten(0, (self._outer, piece.size, -1))
-        return by_unit.narrow(1, piece.first, piece.count).flatten(0, 2)
+        draws: Tensor = by_unit.narrow(1, piece.first, piece.count).flatten(0, 2)
+        return draws
 
 
 def _draw(

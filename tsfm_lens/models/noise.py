@@ -251,8 +251,9 @@ def share_floor(run: Run, difference: np.ndarray) -> np.ndarray:
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         along = (other - plain) * difference
         size = np.fmax(np.abs(along.sum(-1)), np.sqrt(np.square(along).sum(-1)))
-        return np.divide(
+        result: np.ndarray = np.divide(
             size, length, out=np.full(length.shape, np.inf), where=length > 0
         )
+        return result
 
     return noise_floor(run, share)

@@ -191,7 +191,9 @@ class Run:
         """Token ids of :attr:`path` for token models, (series, step), else None."""
         if not self.tokens_read:
             return None
-        return self.lens.adapter.tokenize(torch.as_tensor(self.path), self.encoded)  # type: ignore[attr-defined]
+        adapter: Any = self.lens.adapter
+        ids: Tensor = adapter.tokenize(torch.as_tensor(self.path), self.encoded)
+        return ids
 
     @cached_property
     def spans(self) -> dict[str, TokenSpans]:
@@ -296,7 +298,8 @@ class Run:
         parameters = sum(
             parameter.numel() for parameter in self.lens.adapter.model.parameters()
         )
-        return parameters * self.lens.registry.state.forwards
+        result: int = parameters * self.lens.registry.state.forwards
+        return result
 
     # --- activations
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from tsfm_lens.ablation.points import Progress
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
@@ -277,7 +277,10 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
     total = pattern.sum(axis=-1, keepdims=True)
     p = ratio(pattern, total, 0.0)
     # 0 log 0 is 0
-    return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
+    result: np.ndarray = -np.sum(
+        p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1
+    )
+    return result
 
 
 @probe(

@@ -16,7 +16,8 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.core.registry import probe
@@ -300,7 +301,10 @@ class _Bench:
 
         The mean is over the series that have a verdict.
         """
-        return self.faithfulness(forecasts)[..., ~self.no_verdict].mean(-1)
+        result: np.ndarray = self.faithfulness(forecasts)[..., ~self.no_verdict].mean(
+            -1
+        )
+        return result
 
     def _distance(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         return _rms(self._features(one), self._features(other))

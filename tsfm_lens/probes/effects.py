@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.points import Progress
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.estimates import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio

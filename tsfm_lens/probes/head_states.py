@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.ablation.points import Progress
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models.noise import marked_dataset
@@ -276,5 +276,6 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
 def _largest(shares: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the label of the largest share of each head; 0 if there are no labels."""
     if len(labels):
-        return labels[shares.argmax(axis=-1)]
+        result: np.ndarray = labels[shares.argmax(axis=-1)]
+        return result
     return np.zeros(shares.shape[:-1], dtype=int)

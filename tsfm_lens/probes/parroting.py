@@ -16,7 +16,7 @@ import xarray as xr
 from scipy.stats import norm
 
 from tsfm_lens.ablation.metrics import mae
-from tsfm_lens.ablation.points import Progress
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
@@ -521,7 +521,10 @@ def head_parroting(
         def change(
             other: np.ndarray, plain: np.ndarray, target: np.ndarray = target
         ) -> np.ndarray:
-            return np.abs(mae(other, target) - mae(plain, target)) / scales
+            result: np.ndarray = (
+                np.abs(mae(other, target) - mae(plain, target)) / scales
+            )
+            return result
 
         data = judge(
             data, f"{name}_change", floor=noise_floor(run, change), signed=True

@@ -20,7 +20,8 @@ from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import spearman_distance
-from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
@@ -254,7 +255,8 @@ class RunPair:
     @property
     def difference(self) -> np.ndarray:
         """Difference of the source's forecast from the base's, (series, step)."""
-        return self.source.point - self.base.point
+        result: np.ndarray = self.source.point - self.base.point
+        return result
 
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
         """Measure the share of the difference that forecasts cover, (…, series).
@@ -263,7 +265,8 @@ class RunPair:
         source's.
         """
         along = ((forecasts - self.base.point) * self.difference).sum(-1)
-        return along / np.square(self.difference).sum(-1)
+        result: np.ndarray = along / np.square(self.difference).sum(-1)
+        return result
 
     def result(
         self,

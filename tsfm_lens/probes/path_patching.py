@@ -18,7 +18,8 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers

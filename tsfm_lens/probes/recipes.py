@@ -15,8 +15,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
-from tsfm_lens.ablation.points import Progress
-from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.ablation.rollouts import Progress, forecast_variants
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe

@@ -416,7 +416,8 @@ def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
     If the values are gated, the gates are by query; else all queries have one row.
     """
     if gate is None:
-        return torch.einsum("khc,hcd->hkd", values, out).norm(dim=-1)[:, None]
+        result: Tensor = torch.einsum("khc,hcd->hkd", values, out).norm(dim=-1)[:, None]
+        return result
     # the triangular factor of W_O gives the same lengths, with fewer columns; head by
     # head, as gated values need memory for queries times keys
     triangles = torch.linalg.qr(out.mT).R.mT

@@ -246,4 +246,5 @@ def head_entropy_of_writes(writes: Tensor) -> Tensor:
     eigenvalues = torch.linalg.eigvalsh(unit @ unit.transpose(-2, -1)).clamp(min=0.0)
     weights = eigenvalues.sqrt()
     share = weights / weights.sum(dim=-1, keepdim=True).clamp(min=EPSILON)
-    return -(share * share.clamp(min=EPSILON).log()).sum(dim=-1)
+    result: Tensor = -(share * share.clamp(min=EPSILON).log()).sum(dim=-1)
+    return result

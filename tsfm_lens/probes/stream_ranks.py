@@ -254,7 +254,8 @@ def _context_mask(lens: Lens, encoded: Any) -> Tensor:
     """Mark tokens of the first stack that show the context of their row, (row, pos)."""
     name = lens.wiring.stacks[0].name
     start, _, ordinary = token_steps(encoded.spans[name])
-    return encoded.shown(name) & torch.tensor(ordinary & (start < 0))
+    result: Tensor = encoded.shown(name) & torch.tensor(ordinary & (start < 0))
+    return result
 
 
 def get_vocabulary(lens: Lens) -> Tensor | None:
@@ -673,7 +674,8 @@ class StreamedSpectrum:
         factor = self._factor
         if map_of_rows is not None:
             factor = factor @ map_of_rows
-        return torch.linalg.svdvals(factor).numpy()
+        result: np.ndarray = torch.linalg.svdvals(factor).numpy()
+        return result
 
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
         """Bound how far rounding moves singular values, relative to the largest.

@@ -19,7 +19,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from tsfm_lens.ablation.metrics import mae
-from tsfm_lens.ablation.points import Progress
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import Result, judge
 from tsfm_lens.hooks.component import Component
@@ -218,7 +218,8 @@ def _with_effects(
     scale = np.where(spans > 0, spans, np.nan)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        return np.abs(other - plain).mean(-1) / scale
+        result: np.ndarray = np.abs(other - plain).mean(-1) / scale
+        return result
 
     data["share"] = (axes[:2], share(forecasts, plain))
     return judge(
@@ -232,10 +233,12 @@ def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     smallest = np.maximum(own_rounding(run), np.finfo(float).tiny)
 
     def log_error(forecast: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(mae(forecast, truth), smallest))
+        result: np.ndarray = np.log(np.maximum(mae(forecast, truth), smallest))
+        return result
 
     def change(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        return log_error(other) - log_error(plain)
+        result: np.ndarray = log_error(other) - log_error(plain)
+        return result
 
     cumulative = data["cumulative_forecast"].values
     tuned = data["tuned_forecast"].values

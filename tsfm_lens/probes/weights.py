@@ -140,7 +140,8 @@ def stable_rank(singular_values: np.ndarray) -> np.ndarray:
     values = np.asarray(singular_values, dtype=float)
     # relative to the largest, so that tiny and huge weights neither underflow nor
     # overflow
-    return np.square(ratio(values, values[..., :1])).sum(axis=-1)
+    result: np.ndarray = np.square(ratio(values, values[..., :1])).sum(axis=-1)
+    return result
 
 
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
@@ -149,7 +150,8 @@ def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
     b = right.detach().double().mT
     # the orthogonal factors change no singular value, so d_head × d_head is enough
     core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.mT
-    return torch.linalg.svdvals(core)
+    result: Tensor = torch.linalg.svdvals(core)
+    return result
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:

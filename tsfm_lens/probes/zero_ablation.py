@@ -21,7 +21,8 @@ from tsfm_lens.ablation.metrics import (
     seasonal_scale,
     spearman_distance,
 )
-from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations

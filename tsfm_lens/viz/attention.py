@@ -127,7 +127,8 @@ def head_entropy(pattern: np.ndarray) -> np.ndarray:
     """
     products = pattern * np.log(np.where(pattern > 0, pattern, 1.0))
     # a plain minus would write the entropy of a single key as -0
-    return 0.0 - products.sum(axis=-1).mean(axis=-1)
+    result: np.ndarray = 0.0 - products.sum(axis=-1).mean(axis=-1)
+    return result
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:

@@ -71,7 +71,8 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
             return None
         if name.endswith("_significant"):
             return bool(value)
-        return value
+        result: float | bool | None = value
+        return result
 
     return [
         {

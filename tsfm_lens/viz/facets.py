@@ -233,7 +233,10 @@ def _left_width(fig: go.Figure) -> float:
     names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
     names += [trace.y for trace in fig.data if trace.y is not None]
     labels = [text for name in names for text in name if isinstance(text, str)]
-    return max(fig.layout.margin.l, 40 + LETTER * max(map(len, labels), default=0))
+    result: float = max(
+        fig.layout.margin.l, 40 + LETTER * max(map(len, labels), default=0)
+    )
+    return result
 
 
 def _panel_count(fig: go.Figure) -> int:

@@ -156,7 +156,8 @@ class Finding:
     @property
     def large(self) -> np.ndarray:
         """Members above their floor, by a size worth a mention."""
-        return (self.acts > 0) & (np.abs(self.size) >= self.least)
+        result: np.ndarray = (self.acts > 0) & (np.abs(self.size) >= self.least)
+        return result
 
     @property
     def least(self) -> float:

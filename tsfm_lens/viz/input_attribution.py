@@ -552,7 +552,8 @@ class _Part:
             array(self._ds, name, *dims, quantile=item) for item in self._levels
         )
         if second:
-            return second[0] - first
+            result: np.ndarray = second[0] - first
+            return result
         return first
 
     def series_name(self, row: int) -> str:

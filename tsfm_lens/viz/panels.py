@@ -359,7 +359,8 @@ class Timeline:
         before = (ticks[1] - first) * np.minimum(steps - self.steps[0], 0)
         after = (last - ticks[-2]) * np.maximum(steps - self.steps[-1], 0)
         offset = np.rint(inside + before + after).astype(np.int64)
-        return (first + offset).astype("datetime64[ns]")
+        result: np.ndarray = (first + offset).astype("datetime64[ns]")
+        return result
 
     def scalar(self, step: float) -> str | float:
         """Return one step as shapes and ranges take it."""

@@ -435,9 +435,10 @@ class Contrast:
         """Context steps where the two differ, (time,)."""
         clean = self.view.context
         size = np.nanmax(np.abs(clean), initial=0.0)
-        return ~np.isclose(
+        result: np.ndarray = ~np.isclose(
             clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True
         )
+        return result
 
     def draw(self, panel: Panel) -> None:
         """Draw both series with their forecasts.

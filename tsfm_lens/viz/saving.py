@@ -108,13 +108,15 @@ def rendered(
     Arguments and errors are those of :func:`save`.
     """
     if kind == "html":
-        return fig.to_html(
+        page: str = fig.to_html(
             include_plotlyjs=self_contained or "cdn",
             config=BROWSER_CONFIG,
             div_id="figure",
-        ).encode()
+        )
+        return page.encode()
     if kind == "json":
-        return fig.to_json().encode()
+        text: str = fig.to_json()
+        return text.encode()
     size = {
         "width": width or fig.layout.width or _WIDTH,
         "height": height or fig.layout.height or 500,

@@ -148,7 +148,10 @@ def _changed_steps(ds: xr.Dataset) -> np.ndarray:
     """Mark the steps, (step,), that lie within one of the changes."""
     steps = np.arange(ds.sizes["step"])
     edges = zip(ds["start"].values, ds["stop"].values, strict=True)
-    return np.any([(steps >= start) & (steps < stop) for start, stop in edges], axis=0)
+    result: np.ndarray = np.any(
+        [(steps >= start) & (steps < stop) for start, stop in edges], axis=0
+    )
+    return result
 
 
 def _statistic(ds: xr.Dataset) -> str:

@@ -104,7 +104,8 @@ class Members:
     def mask(self) -> np.ndarray:
         """Members with a value on the side that is spoken of."""
         sizes = self.effect.size
-        return np.isfinite(sizes) & (sizes * self.side >= 0)
+        result: np.ndarray = np.isfinite(sizes) & (sizes * self.side >= 0)
+        return result
 
     def __format__(self, spec: str) -> str:
         sizes = self.effect.size

@@ -149,7 +149,10 @@ class Ruler:
         # there is no half a step
         factors = (1, 2, 5, 10) if size < 10 else (1, 2, 2.5, 5, 10)
         width = next(size * factor for factor in factors if size * factor >= smallest)
-        return np.arange(np.ceil(low / width), np.floor(high / width) + 1) * width
+        result: np.ndarray = (
+            np.arange(np.ceil(low / width), np.floor(high / width) + 1) * width
+        )
+        return result
 
 
 def ruler(axis: TokenAxis) -> Ruler:

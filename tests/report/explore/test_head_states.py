@@ -84,16 +84,16 @@ def test_forecasts_use_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
 def test_writes_sum_to_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> None:
     """The writes of heads and the remainder sum to the attributed forecast."""
     parts = attribution(lens.run(CONTEXT, H), decompositions=ds.attrs["decomposition"])
-    own = (
+    attributed = (
         parts["attribution"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
     )
     total = parts["total"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
-    if "quantile" in own.dims:
-        own = own.sel(quantile=0.5, method="nearest")
+    if "quantile" in attributed.dims:
+        attributed = attributed.sel(quantile=0.5, method="nearest")
         total = total.sel(quantile=0.5, method="nearest")
     heads = set(ds["name"].values.ravel())
-    rest = own.isel(
-        component=[str(c) not in heads for c in own["component"].values]
+    rest = attributed.isel(
+        component=[str(c) not in heads for c in attributed["component"].values]
     ).sum("component")
     assert len(heads) == ds.sizes["layer"] * ds.sizes["head"]
     gap = ds["write"].sum(["layer", "head"]) + rest - total
@@ -102,7 +102,7 @@ def test_writes_sum_to_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> No
     np.testing.assert_allclose(
         ds["write_size"], np.abs(ds["write"].isel(step=later)).mean("step")
     )
-    full = np.abs(own.isel(step=later)).mean("step").sum()
+    full = np.abs(attributed.isel(step=later)).mean("step").sum()
     np.testing.assert_allclose(ds["write_share"], ds["write_size"] / float(full))
     assert ds.attrs["decomposition"] == (
         "lens_difference"
@@ -178,7 +178,7 @@ def test_one_step_has_no_rank_correlation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "series", "steps", "kind", "words"),
+    ("name", "series", "steps", "kind", "message"),
     [
         ("chronos-bolt", ("co2",), H, "crossattn", "cross_attn"),
         ("chronos-bolt", ("co2",), 17, None, "at most 16 steps"),
@@ -192,8 +192,8 @@ def test_one_step_has_no_rank_correlation() -> None:
     ],
 )
 def test_what_cannot_be_explored_is_refused(
-    name: str, series: tuple[str, ...], steps: int, kind: str | None, words: str
+    name: str, series: tuple[str, ...], steps: int, kind: str | None, message: str
 ) -> None:
     lens = fresh(name)
-    with pytest.raises((InputError, UnknownNameError), match=words):
+    with pytest.raises((InputError, UnknownNameError), match=message):
         head_states(lens.run(bundled(*series), steps), kind=kind)

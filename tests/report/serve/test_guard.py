@@ -160,7 +160,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("guarded")
     # settings that lie in the working folder
     (folder / "voila.json").write_text('{"Voila": {"token": "", "ip": "0.0.0.0"}}')
-    own = {
+    folders = {
         name: str(folder / name)
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
@@ -172,7 +172,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={**os.environ, **own, **tree},
+            env={**os.environ, **folders, **tree},
         )
     try:
         yield Served(process, folder / "log")
@@ -221,11 +221,11 @@ ORIGINS = (
 @pytest.mark.parametrize("host", ADDRESSES)
 def test_token_works_at_every_local_name(served: Served, host: str) -> None:
     """The token lets in at every name of this machine."""
-    own = f"http://{host.lower()}"
+    origin = f"http://{host.lower()}"
     assert served.status("kernel", served.token, host) == 200
-    assert served.status("kernel", served.token, host, Origin=own) == 200
+    assert served.status("kernel", served.token, host, Origin=origin) == 200
     assert served.status("websocket", served.token, host) == 101
-    assert served.status("websocket", served.token, host, Origin=own) == 101
+    assert served.status("websocket", served.token, host, Origin=origin) == 101
     assert (
         served.ask(
             served.paths["kernel"], host, Authorization=f"token {served.token}"
@@ -335,8 +335,8 @@ def test_open_pages_are_limited(served: Served) -> None:
     assert served.ask(farewell).status == 403
     assert served.ask(farewell, Cookie=of_an_earlier_server(cookie)).status == 403
     assert served.kernels == before
-    own = f"http://127.0.0.1:{served.port}"
-    assert served.ask(farewell, Cookie=cookie, Origin=own).status == 204
+    origin = f"http://127.0.0.1:{served.port}"
+    assert served.ask(farewell, Cookie=cookie, Origin=origin).status == 204
     until(
         lambda: len(served.kernels) == LIMIT - 1,
         "the page is closed and its kernel runs",

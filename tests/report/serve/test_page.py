@@ -20,7 +20,7 @@ from tsfm_lens.report.serve.page import Page
 from tsfm_lens.report.serve.server import _free, _notebook, _settings
 
 
-def said(page: Page) -> str:
+def status_text(page: Page) -> str:
     return unescape(re.sub("<[^>]*>", "", page.status.value))
 
 
@@ -49,7 +49,7 @@ def drop(page: Page, path: Path) -> None:
 
 
 def test_the_page_opens_with_a_forecast(page: Page) -> None:
-    assert said(page) == "bolt-nano on nile, 8 steps."
+    assert status_text(page) == "bolt-nano on nile, 8 steps."
     assert page.run is not None
     assert (page.run.horizon, page.run.seed, page.run.batch.ids) == (8, 3, ("nile",))
     assert page.shown == [True, False, False]
@@ -58,24 +58,26 @@ def test_the_page_opens_with_a_forecast(page: Page) -> None:
 def test_dropped_file_is_forecast_at_once(page: Page, loads: Path) -> None:
     """A dropped file is forecast at once, and its columns are offered."""
     drop(page, loads)
-    assert said(page).startswith(
+    assert status_text(page).startswith(
         "bolt-nano on load, 8 steps. 2 series were read; choose one in the menu."
     )
-    assert "Column 'hour' is read as the timestamps" in said(page)
+    assert "Column 'hour' is read as the timestamps" in status_text(page)
     assert page.run is not None
     assert page.run.batch.ids == ("load",)
     assert list(page.columns.menus["known"].options) == ["hour", "load", "warm"]
     # what cannot be forecast leaves no forecast of another file to be seen
     page.columns.menus["targets"].value = ("load",)
     page.columns.menus["past"].value = ("warm",)
-    assert said(page).startswith("chronos-bolt takes no past covariates, such as ")
+    assert status_text(page).startswith(
+        "chronos-bolt takes no past covariates, such as "
+    )
     assert (page.run, page.tabs.children[0].children) == (None, ())
     page.model.value = "chronos2-nano"
-    assert said(page) == "Press Forecast."
+    assert status_text(page) == "Press Forecast."
     assert page.batch is not None
     assert page.batch.roles == ("target", "past")
     page.go.click()
-    assert said(page).startswith(
+    assert status_text(page).startswith(
         "chronos2-nano on series-0/load, 8 steps. Column 'hour' is"
     )
     assert page.run is not None
@@ -86,15 +88,15 @@ def test_dropped_file_is_forecast_at_once(page: Page, loads: Path) -> None:
     assert view.run.batch.ids == page.run.batch.ids[:1]
     page.tabs.selected_index = 0
     page.bundled.value = "nile"
-    assert said(page) == "chronos2-nano on nile, 8 steps."
+    assert status_text(page) == "chronos2-nano on nile, 8 steps."
     page.model.value = "bolt-nano"
     assert (
-        said(page)
+        status_text(page)
         == "Press Forecast. The page still shows chronos2-nano on nile, 8 steps."
     )
     assert page.columns.layout.display == "none"
     page.go.click()
-    assert said(page) == "bolt-nano on nile, 8 steps."
+    assert status_text(page) == "bolt-nano on nile, 8 steps."
 
 
 def test_tabs_are_filled_when_opened(page: Page) -> None:
@@ -127,8 +129,10 @@ def test_errors_leave_the_page_unchanged(page: Page, tmp_path: Path) -> None:
     series = page.batch
     page.model.value = "no-such-model"
     page.go.click()
-    assert "no checkpoint 'no-such-model'" in said(page)
-    assert said(page).endswith("The page still shows bolt-nano on nile, 8 steps.")
+    assert "no checkpoint 'no-such-model'" in status_text(page)
+    assert status_text(page).endswith(
+        "The page still shows bolt-nano on nile, 8 steps."
+    )
     page.model.value = "bolt-nano"
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("a,b\n1,x\n2,y,z\n")
@@ -164,6 +168,10 @@ def test_server_listens_on_this_machine_only(tmp_path: Path) -> None:
     opened: list[dict[str, object]] = []
     line = cell.source.splitlines()[-1]
     eval(
-        line, {"json": __import__("json"), "Page": lambda **words: opened.append(words)}
+        line,
+        {
+            "json": __import__("json"),
+            "Page": lambda **arguments: opened.append(arguments),
+        },
     )
     assert opened == [given]

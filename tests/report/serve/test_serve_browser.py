@@ -38,7 +38,7 @@ def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     folder = tmp_path_factory.mktemp("served")
-    own = {
+    folders = {
         name: str(folder / name)
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
@@ -59,7 +59,7 @@ def served(
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **own, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **folders, "OMP_NUM_THREADS": "1"},
             # as a shell does to what it starts in the background
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN),
         )
@@ -85,11 +85,11 @@ def drag_everywhere(driver: Any, view: Brush) -> None:
     past = len(view.run.batch.values[0])
     for first, last in ((20, 40), (30, 55), (50, 36), (past + 1, past + 4), (60, 70)):
         plot.drag(f"{year + first}-07-01", f"{year + last}-07-01")
-        words = "no step of the past lies there"
+        message = "no step of the past lies there"
         if first < past:
             view.mark(min(first, last) + 1 - past, max(first, last) + 1 - past)
-            words = unescape(view.words.value)
-        until(lambda words=words: words in text(driver), words)
+            message = unescape(view.words.value)
+        until(lambda message=message: message in text(driver), message)
         assert_close(plot.trace(WITHOUT, "y"), view.without, depth=4, dtype=np.float32)
 
 
@@ -99,7 +99,7 @@ def without(run: Run, *heads: str) -> np.ndarray:
         return run.lens.forecast(run.batch, run.horizon).median[0]
 
 
-def said(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
+def wait_for_effect(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
     """Wait until the view says by how much a median differs from the forecast, and both
     from the truth.
     """
@@ -239,7 +239,7 @@ def test_keyboard_works_offline_and_processes_end(
         )
         linked = Linked(driver)
         linked.press_component("decoder.1.cross_attn.1")
-        said(
+        wait_for_effect(
             linked,
             "Layer 1, cross-attention head 1 of level: without it",
             run,
@@ -276,7 +276,7 @@ def test_file_limits_and_lost_connections_show(
     driver = new_browser("--window-size=1300,1000")
     driver.set_page_load_timeout(PATIENCE)
 
-    def shown(selector: str) -> str:
+    def read_text(selector: str) -> str:
         return str(
             driver.execute_script(
                 f"return document.querySelector('{selector}')?.textContent ?? ''"
@@ -300,28 +300,30 @@ def test_file_limits_and_lost_connections_show(
 
     try:
         driver.get(address)
-        until(lambda: "steps." in shown(".tsfm-lens-status"), "no first forecast")
+        until(lambda: "steps." in read_text(".tsfm-lens-status"), "no first forecast")
         limit = (
-            int(re.search(r"up to (\d+) MiB", shown(".tsfm-lens-drop span"))[1]) * 2**20
+            int(re.search(r"up to (\d+) MiB", read_text(".tsfm-lens-drop span"))[1])
+            * 2**20
         )
         drop("huge.csv", limit)
         until(
-            lambda: "huge.csv has 100.0 MiB" in shown(".tsfm-lens-refusal"),
+            lambda: "huge.csv has 100.0 MiB" in read_text(".tsfm-lens-refusal"),
             "no refusal",
         )
-        assert shown(".tsfm-lens-lost") == ""
+        assert read_text(".tsfm-lens-lost") == ""
         # more than a server of Jupyter takes by itself
         drop("large.csv", 12 * 2**20)
         until(
-            lambda: "bolt-nano on level, 8 steps." in shown(".tsfm-lens-status"),
-            lambda: shown(".tsfm-lens-status"),
+            lambda: "bolt-nano on level, 8 steps." in read_text(".tsfm-lens-status"),
+            lambda: read_text(".tsfm-lens-status"),
         )
-        assert shown(".tsfm-lens-refusal") == ""
-        assert shown(".tsfm-lens-lost") == ""
+        assert read_text(".tsfm-lens-refusal") == ""
+        assert read_text(".tsfm-lens-lost") == ""
         server.send_signal(signal.SIGTERM)
         server.wait(PATIENCE)
         until(
-            lambda: "lost" in shown(".tsfm-lens-lost"), "no word of the lost connection"
+            lambda: "lost" in read_text(".tsfm-lens-lost"),
+            "no word of the lost connection",
         )
     finally:
         driver.quit()

@@ -54,7 +54,8 @@ def padded(batch: SeriesBatch, length: int) -> Tensor:
 
 def by_item(batch: SeriesBatch, length: int) -> Tensor:
     """Return (item, variate, length), float32, padded as in :func:`padded`."""
-    return padded(batch, length).unflatten(0, (-1, batch.n_variates))
+    result: Tensor = padded(batch, length).unflatten(0, (-1, batch.n_variates))
+    return result
 
 
 def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
@@ -98,7 +99,8 @@ def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tenso
     shape = (len(per_item), len(roles), *per_item.shape[2:])
     full = per_item.new_full(shape, float("nan"))
     full[:, [row for row, role in enumerate(roles) if role == "target"]] = per_item
-    return full.flatten(0, 1).movedim(0, axis)
+    result: Tensor = full.flatten(0, 1).movedim(0, axis)
+    return result
 
 
 def _counts(roles: tuple[str, ...]) -> str:

@@ -102,9 +102,10 @@ class ChronosAdapter(t5.TokenAdapter):
 
     def tokenize(self, values: Tensor, encoded: Encoded) -> Tensor:
         """Return the token ids of values (batch, step) under the scale of a batch."""
-        return self.native.tokenizer._input_transform(
+        result: Tensor = self.native.tokenizer._input_transform(
             values.float(), encoded.scale.cpu()
         )[0]
+        return result
 
     def number_step(self, values: np.ndarray) -> float:
         """Return the width of a bin in data units.
@@ -137,7 +138,8 @@ class ChronosAdapter(t5.TokenAdapter):
         values = self.native.tokenizer.output_transform(
             vocabulary.expand(len(encoded.batch), 1, -1), encoded.scale.cpu()
         )
-        return values[:, 0]
+        result: Tensor = values[:, 0]
+        return result
 
 
 def _wrap(native: Any) -> Any:

@@ -199,7 +199,8 @@ class Chronos2Adapter(Adapter):
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
-        return self.model(**inputs).quantile_preds
+        result: Tensor = self.model(**inputs).quantile_preds
+        return result
 
     @declare_row_independent
     def predict(
@@ -288,7 +289,8 @@ def _table_rows(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
 
     Its last row is that of missing values.
     """
-    return np.nan_to_num(codes, nan=len(levels)).astype(int)
+    result: np.ndarray = np.nan_to_num(codes, nan=len(levels)).astype(int)
+    return result
 
 
 def _refuse_unseen(batch: SeriesBatch, row: int) -> None:

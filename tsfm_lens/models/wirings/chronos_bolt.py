@@ -81,7 +81,8 @@ class BoltAdapter(Adapter):
 
     def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
-        return self.model(**inputs).quantile_preds
+        result: Tensor = self.model(**inputs).quantile_preds
+        return result
 
     @declare_row_independent
     def predict(

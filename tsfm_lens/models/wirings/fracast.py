@@ -99,10 +99,12 @@ class _Head(nn.Module):
         self.native = native
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.native.forward_horizon(*args, **kwargs)
+        result: Tensor = self.native.forward_horizon(*args, **kwargs)
+        return result
 
     def forward_horizon(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self(*args, **kwargs)
+        result: Tensor = self(*args, **kwargs)
+        return result
 
 
 def _unrolled(native: Any) -> nn.Module:
@@ -196,9 +198,10 @@ class FracastAdapter(Adapter):
         )
 
     def _read(self, hidden: Tensor, values: Tensor, valid: Tensor) -> Tensor:
-        return self.model["head"](
+        result: Tensor = self.model["head"](
             hidden, last_obs=values[:, -1:], ctx=values, ctx_mask=valid
         )
+        return result
 
     def _in_data_units(self, raw: Tensor, loc: Tensor, span: Tensor) -> Tensor:
         return raw.transpose(-1, -2) * span[:, None, None] + loc[:, None, None]

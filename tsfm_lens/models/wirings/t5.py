@@ -135,11 +135,13 @@ class TokenAdapter(Adapter):
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute logits (batch, step, vocabulary)."""
-        return self.model(**inputs, use_cache=False).logits
+        result: Tensor = self.model(**inputs, use_cache=False).logits
+        return result
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute logits (…, batch, step, vocabulary)."""
-        return self.model.lm_head(normalized * self._rescale)
+        result: Tensor = self.model.lm_head(normalized * self._rescale)
+        return result
 
 
 def pipeline(name: str) -> dict[str, Any]:

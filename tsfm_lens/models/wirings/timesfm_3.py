@@ -170,17 +170,20 @@ class TimesFm3Adapter(Adapter):
         Under stitching, predictions of neighbouring patches overlap.
         """
         if not self.model.use_stitching:
-            return -(-horizon // self.prediction_length) * self.model.rolls
+            result: int = -(-horizon // self.prediction_length) * self.model.rolls
+            return result
         overlap = self.model._stitching_extract_len - self.patch
-        return (
+        passes: int = (
             max(math.ceil((horizon - overlap) / self.patch), 1) + self.model.rolls - 1
         )
+        return passes
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
         # the undecorated function: the library's own runs without gradients
         output = type(self.model).decode.__wrapped__(self.model, **inputs)
-        return output.flatten(0, 1).transpose(1, 2)
+        result: Tensor = output.flatten(0, 1).transpose(1, 2)
+        return result
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step).

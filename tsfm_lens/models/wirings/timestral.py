@@ -346,7 +346,8 @@ class TimestralAdapter(Adapter):
         refined = self.native._refine_block(
             quantiles, inputs["inputs"], inputs["observed"], targets
         )
-        return refined.transpose(1, 2)
+        result: Tensor = refined.transpose(1, 2)
+        return result
 
     @declare_row_independent
     def predict(

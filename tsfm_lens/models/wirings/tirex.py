@@ -141,7 +141,8 @@ class TirexAdapter(Adapter):
         ahead = raw[..., -1, :].unflatten(
             -1, (len(self.levels), self.prediction_length)
         )
-        return ahead * scale[:, None, None] + loc[:, None, None]
+        result: Tensor = ahead * scale[:, None, None] + loc[:, None, None]
+        return result
 
     @declare_row_independent
     def predict(

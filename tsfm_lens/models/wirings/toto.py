@@ -205,7 +205,8 @@ class TotoAdapter(Adapter):
         mixture, loc, scale = self.model(**inputs)
         patch = self.prediction_length
         mean = mixture.mean[..., -patch:] * scale[..., -patch:] + loc[..., -patch:]
-        return mean.flatten(0, 1)[:, None]
+        result: Tensor = mean.flatten(0, 1)[:, None]
+        return result
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the mean in data units, (…, batch, 1, step)."""

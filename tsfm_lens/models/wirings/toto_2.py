@@ -154,7 +154,8 @@ def _wiring(model: Any) -> Wiring:
 def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if kwargs.get("kv_cache") is None:
         return 0
-    return int(kwargs["kv_read_len"]) - args[0].shape[-2]
+    result: int = int(kwargs["kv_read_len"]) - args[0].shape[-2]
+    return result
 
 
 class Toto2Adapter(Adapter):

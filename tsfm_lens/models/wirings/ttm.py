@@ -213,7 +213,8 @@ class TtmAdapter(Adapter):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the forecast in data units, (batch, 1, step)."""
         output = self.model(**inputs, return_loss=False).prediction_outputs
-        return output.transpose(1, 2).flatten(0, 1)[:, None]
+        result: Tensor = output.transpose(1, 2).flatten(0, 1)[:, None]
+        return result
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the forecast in data units, (…, batch, 1, step)."""
