@@ -139,13 +139,8 @@ def test_interrupt_keeps_finished_groups(
     assert 6 - running <= retained <= 6
     toys.check_undamaged(tmp_path / "store")
     tasks = toys.toy_tasks(groups)
-<<<<<<< HEAD
-    assert toys.ends(run(tmp_path / "store", tasks))["resumed"] == retained
-    pd.testing.assert_frame_equal(parse_table(tmp_path / "store"), expected(tasks))
-=======
     assert toys.count_outcomes(run(tmp_path / "store", tasks))["resumed"] == retained
-    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
->>>>>>> prose
+    pd.testing.assert_frame_equal(parse_table(tmp_path / "store"), expected(tasks))
 
 
 def test_workers_end_with_their_killed_driver(
