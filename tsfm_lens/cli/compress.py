@@ -315,6 +315,8 @@ def _compress(
 
 
 def _show(metadata: dict[str, Any]) -> None:
+    from tsfm_lens.core.stats import CONFIDENCE_TEXT
+
     before = metadata["numbers"]["whole"]
     after = metadata["numbers"]["compressed"]
     names = {
@@ -348,7 +350,7 @@ def _show(metadata: dict[str, Any]) -> None:
         mean, low, high = (100 * value for value in metadata[name])
         echo(
             f"{label} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric"
-            f" mean over {series}, 95 % interval)"
+            f" mean over {series}, {CONFIDENCE_TEXT} interval)"
         )
     if "overlap" in metadata:
         perplexity_before, perplexity_after = metadata["log_perplexity"]

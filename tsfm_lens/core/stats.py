@@ -16,8 +16,10 @@ from scipy.special import bdtrc, ndtr, ndtri, stdtr, stdtrit
 
 __all__ = [
     "CONFIDENCE",
+    "CONFIDENCE_TEXT",
     "FEWEST",
     "LEVEL",
+    "LEVEL_TEXT",
     "SMALLEST",
     "auroc",
     "expanded_interval",
@@ -38,13 +40,16 @@ __all__ = [
 
 CONFIDENCE = 0.95
 LEVEL = round(1 - CONFIDENCE, 12)
+CONFIDENCE_TEXT = f"{100 * CONFIDENCE:g} %"
+LEVEL_TEXT = f"{100 * LEVEL:g} %"
+"""Confidence of intervals and level of tests, as every text states them."""
 SMALLEST = 0.01
 """Smallest size of interest: of the range of a series, of an error, or of a whole."""
 FEWEST = 3
 """Least number of values that count as a sample, over which a mean has an interval."""
 
 # scipy.stats takes half a second to import: functions that need it import it themselves
-_TAILS = (0.025, 0.975)
+_TAILS = (LEVEL / 2, 1 - LEVEL / 2)
 # of log sizes: where models hardly differ, a small difference is nothing special
 _MIN_SPREAD = 0.1
 

@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.stats import CONFIDENCE
+from tsfm_lens.core.stats import CONFIDENCE, CONFIDENCE_TEXT
 
 __all__ = ["RULES", "verdict"]
 
@@ -63,8 +63,9 @@ RULES = (
         "Routes state a segment's effect and the components that carry it. They are"
         f" necessary if cutting these together removes {100 * (1 - HALF):.0f} to"
         f" {100 * (1 + HALF):.0f} % of that effect. They are sufficient if restoring"
-        " them brings back as much. Both must come nearer to all of the effect than 95"
-        " % of random sets of the same kinds, and nearer than the median of these sets"
+        " them brings back as much. Both must come nearer to all of the effect than"
+        f" {CONFIDENCE_TEXT} of random sets of the same kinds, and nearer than the"
+        " median of these sets"
         f" by {100 * BEYOND:.0f} % of the effect."
     ),
     (

@@ -22,7 +22,7 @@ from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
-from tsfm_lens.core.stats import CONFIDENCE, SMALLEST
+from tsfm_lens.core.stats import CONFIDENCE, CONFIDENCE_TEXT, SMALLEST
 from tsfm_lens.core.verdict import EXCHANGED, RULES, SEGMENT_CONTROLS, verdict
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.attribution import input_attribution
@@ -384,8 +384,8 @@ def _reference(results: Any) -> dict[str, Any]:
     description=(
         "The effects of an explanation must predict how masking segments changes "
         "the forecast. Segments are also masked, and revealed, in its order. A true "
-        "explanation moves the forecast sooner than most random orders (band: 95 "
-        "%)."
+        "explanation moves the forecast sooner than most random orders (band: "
+        f"{CONFIDENCE_TEXT})."
     ),
     source=(
         "Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421"

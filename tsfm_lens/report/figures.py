@@ -27,6 +27,7 @@ from tsfm_lens.core.registry import (
     find_figure,
 )
 from tsfm_lens.core.results import Results
+from tsfm_lens.core.stats import LEVEL_TEXT
 from tsfm_lens.models.architecture import Architecture
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
@@ -135,7 +136,7 @@ def _tests(result: Any) -> list[str]:
         units = "1 series alone" if attrs["units"] == 1 else f"{attrs['units']} series"
         lines.append(
             f"Significance: exact sign test over {units} ({attrs['family']} tests,"
-            " Holm-corrected, 5 %). Whiskers and bands: range over series."
+            f" Holm-corrected, {LEVEL_TEXT}). Whiskers and bands: range over series."
         )
     return lines
 

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
+from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.recipes import overlay
 from tsfm_lens.viz.select import array, name_model, names, series_position
@@ -37,7 +38,8 @@ def read_quality(ds: xr.Dataset) -> list[str]:
         ds,
         "{sources}",
         "MASE changes by {rise:signed %}; it falls for {falling:count} series.",
-        "The 95 % interval over series goes from {low:signed %} to {high:signed %}.",
+        f"The {CONFIDENCE_TEXT} interval over series goes from "
+        "{low:signed %} to {high:signed %}.",
         "The two models share {overlap:percent} of their ten likeliest tokens "
         "(Jaccard).",
         rise=rise,

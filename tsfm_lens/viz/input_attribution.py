@@ -18,6 +18,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import figure, frame
+from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.core.verdict import find_rules, verdict
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
@@ -104,10 +105,11 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             " context, so effects include the level of the series. A reference that"
             " keeps the level shows the other effects better.",
             "Segments also act jointly: {rest:signed unit} belongs to no single one.",
-            "Sample paths were drawn under {repeats:whole} seeds; 95 % intervals reach "
+            "Sample paths were drawn under {repeats:whole} seeds; "
+            f"{CONFIDENCE_TEXT} intervals reach "
             "±{reach} a step.",
-            "Masks were sampled: 95 % intervals reach ±{sampled} a step. A larger"
-            " budget narrows them.",
+            f"Masks were sampled: {CONFIDENCE_TEXT} intervals reach "
+            "±{sampled} a step. A larger budget narrows them.",
             whole=one["forecast"].mean(),
             steps=ds.sizes["step"],
             statistic=name_statistic(ds),
@@ -333,7 +335,7 @@ def _draw_strip(
             f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on"
             " average"
         )
-        label += f", ±{number(distance)} (95 %)" if distance else ""
+        label += f", ±{number(distance)} ({CONFIDENCE_TEXT})" if distance else ""
         cells = [(stop, view.strength[index], label)]
         _, way = moved(view.values[index])
         if start > edges[-1]:
@@ -544,7 +546,7 @@ class _Part:
                 samples = f"{ds.attrs['repeats']} seeds"
             else:
                 samples = f"{ds.attrs['forecasts']} forecasts"
-            self.sampled = f"whiskers: 95 % intervals over {samples}"
+            self.sampled = f"whiskers: {CONFIDENCE_TEXT} intervals over {samples}"
 
     def of(self, name: str, *dims: str) -> np.ndarray:
         """Return values of the quantile, or of the upper minus the lower one."""
@@ -586,7 +588,7 @@ def name_reference(ds: xr.Dataset) -> str:
     return f"{ds.attrs.get('reference', '')} values"
 
 
-_BAND = "95 % of random orders"
+_BAND = f"{CONFIDENCE_TEXT} of random orders"
 _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown first"))
 
 

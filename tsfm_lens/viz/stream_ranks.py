@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.registry import frame
+from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.summary import labelled, summarize, summary
@@ -113,7 +114,7 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
         one,
         "Directions used by embedded tokens at ε = {epsilon}: {epsilon_rank:each"
         " whole}; possible are at most {full:max whole}.",
-        "Directions of a single signal, 95 % intervals: {signals}.",
+        f"Directions of a single signal, {CONFIDENCE_TEXT} intervals: {{signals}}.",
         signals=listed(signals) if signals else None,
     )
 

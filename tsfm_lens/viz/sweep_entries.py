@@ -16,7 +16,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel
-from tsfm_lens.core.stats import units_needed
+from tsfm_lens.core.stats import CONFIDENCE, units_needed
 from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.words import listed
 
@@ -81,7 +81,7 @@ def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
         dict.fromkeys(f"{row['units']} {row['unit']}" for row in told(tests))
     )
     few = [few_units(row, tested[0]) for row in told(tests)]
-    level = percent(1 - float(tested[0].attrs.get("confidence", 0.95)))
+    level = percent(1 - float(tested[0].attrs.get("confidence", CONFIDENCE)))
     return [
         (
             "A change is a ratio of geometric means over datasets. Its"
@@ -103,7 +103,7 @@ def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
     The text says how many are needed; it is "" where they suffice.
     """
     needed = units_needed(
-        row["tests"], level=1 - float(table.attrs.get("confidence", 0.95))
+        row["tests"], level=1 - float(table.attrs.get("confidence", CONFIDENCE))
     )
     text = (
         f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')};"
@@ -298,7 +298,7 @@ def labelled(
         ds["change"].attrs["units"] = "%"
     for name in (variable, *index):
         ds[name].attrs["long_name"] = _LABELS.get(name, name.replace("_", " "))
-    confidence = float(table.attrs.get("confidence", 0.95))
+    confidence = float(table.attrs.get("confidence", CONFIDENCE))
     return ds.assign_attrs(kind=table.attrs.get("kind", ""), confidence=confidence)
 
 

@@ -226,6 +226,8 @@ def _list(as_json: bool) -> None:
 def _render(result: xr.Dataset) -> None:
     from rich.table import Table
 
+    from tsfm_lens.core.stats import CONFIDENCE_TEXT, LEVEL_TEXT
+
     table = Table(
         title=result.attrs["title"], title_justify="left", header_style="bold"
     )
@@ -234,7 +236,7 @@ def _render(result: xr.Dataset) -> None:
         "paper",
         "ours",
         "estimate",
-        "95 % interval",
+        f"{CONFIDENCE_TEXT} interval",
         "difference",
         "unit",
         "where",
@@ -254,7 +256,8 @@ def _render(result: xr.Dataset) -> None:
         echo(
             "A claim holds if all of its parts do, and does not if one does not. The"
             " estimate of a part is by how much it is true of the median"
-            f" {result.attrs['over']}: it holds if that stands above 0, at 5 % after"
+            f" {result.attrs['over']}: it holds if that stands above 0, at"
+            f" {LEVEL_TEXT} after"
             " Holm over the parts, and does not if it stands below. It depends on ε if"
             " it holds at one and does not at another."
         )

@@ -23,6 +23,7 @@ from tsfm_lens.core.registry import (
     frame,
     panels,
 )
+from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.studies.curves import (
     add_curves,
     add_points,
@@ -213,7 +214,9 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     by_pairs.x("pairs seen before, by the largest of each")
     drawn.y("squared error, of 1 without learning", rangemode="tozero")
     inputs = f"d = {ds.attrs.get('inputs', '?')}"
-    remark = f"{_seeds(ds['by_pairs'].isel(pairs=-1))}, 95 % intervals of means"
+    remark = (
+        f"{_seeds(ds['by_pairs'].isel(pairs=-1))}, {CONFIDENCE_TEXT} intervals of means"
+    )
     return drawn.finalize("Regression in context", inputs, remark)
 
 

@@ -20,6 +20,8 @@ from scipy.stats import rankdata
 from tsfm_lens.core.stats import (
     CONFIDENCE,
     FEWEST,
+    LEVEL,
+    LEVEL_TEXT,
     expanded_interval,
     expanded_p,
     half_width,
@@ -28,7 +30,6 @@ from tsfm_lens.core.stats import (
     sign_test,
 )
 
-LEVEL = 1 - CONFIDENCE
 HOLDS = "holds"
 FAILS = "does not hold"
 UNDECIDED = "undecided"
@@ -246,7 +247,7 @@ def _decide(
             unknown = ""
             if isinstance(part, Resampled) and math.isnan(span.low):
                 unknown = "undefined in too many draws"
-            insignificant = "p is above 5 % after Holm"
+            insignificant = f"p is above {LEVEL_TEXT} after Holm"
             if _side(span) == UNDECIDED:
                 insignificant = "interval contains 0"
             why = few or unknown or insignificant

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import declare_measurements, figure, frame
+from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.select import array, names
@@ -189,7 +190,7 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     return drawn.finalize(
         "Skill of models trained at low rank, beside the dense one",
         f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
-        "95 % intervals over seeds",
+        f"{CONFIDENCE_TEXT} intervals over seeds",
     )
 
 

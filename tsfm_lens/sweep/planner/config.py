@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.stats import CONFIDENCE, LEVEL
 from tsfm_lens.data.checked import Strict, Texts, complaints, read_fields
 from tsfm_lens.sweep.data.config import SOURCES, Source
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
@@ -84,7 +85,7 @@ class HeadsAtConfig(Strict):
     orders: Texts = ("stable_rank:low", "stable_rank:high")
     search: Literal["scan", "bisection", "sequential"] = "scan"
     layers: tuple[int, ...] | None = None
-    alpha: float = Field(default=0.05, gt=0, lt=1)
+    alpha: float = Field(default=LEVEL, gt=0, lt=1)
     windows_for_orders: int = Field(default=16, ge=1)
 
     @model_validator(mode="after")
@@ -150,7 +151,7 @@ class Statistics(Strict):
     A change is significant if its corrected p-value is at most 1 - confidence.
     """
 
-    confidence: float = Field(default=0.95, gt=0, lt=1)
+    confidence: float = Field(default=CONFIDENCE, gt=0, lt=1)
 
     @model_validator(mode="before")
     @classmethod
