@@ -47,8 +47,8 @@ MUTANTS = [
         ),
         (
             "hooks/interventions.py",
-            "total[at] += call.value.sum(dim=0)",
-            "total[at] = call.value.sum(dim=0) + 1",
+            "total[positions] += call.value.sum(dim=0)",
+            "total[positions] = call.value.sum(dim=0) + 1",
             "hooks/test_interventions.py",
         ),
         (
@@ -59,26 +59,26 @@ MUTANTS = [
         ),
         (
             "hooks/component.py",
-            "head = int(parts[2]) if",
-            "head = int(parts[2]) + 1 if",
+            "head = int(parts[2])",
+            "head = int(parts[2]) + 1",
             "hooks/test_names.py",
         ),
         (
             "probes/attention.py",
-            "return -np.sum(p * np.log(p,",
-            "return np.sum(p * np.log(p,",
+            "p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1",
+            "-p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1",
             "probes/test_probes.py::test_row_entropy_known_answers",
         ),
         (
             "probes/weights.py",
-            "return np.square(shares).sum(axis=-1)",
-            "return shares.sum(axis=-1)",
+            "np.square(ratio(values, values[..., :1])).sum(axis=-1)",
+            "ratio(values, values[..., :1]).sum(axis=-1)",
             "probes/test_structure.py::test_stable_rank_of_known_spectra",
         ),
         (
             "probes/effects.py",
-            "return 1.0 - share",
-            "return share",
+            "np.where(none, np.nan, 1.0 - share)",
+            "np.where(none, np.nan, share)",
             "probes/test_circuits.py::test_self_repair_of_known_effects",
         ),
         (
@@ -95,8 +95,8 @@ MUTANTS = [
         ),
         (
             "probes/similarity.py",
-            "return -(share * share.clamp",
-            "return (share * share.clamp",
+            "-(share * share.clamp",
+            "(share * share.clamp",
             "probes/test_structure.py::test_entropic_rank_of_known_arrangements",
         ),
         (
@@ -107,8 +107,8 @@ MUTANTS = [
         ),
         (
             "core/estimates.py",
-            "acts = (np.abs(flat) > beneath).sum(-1)",
-            "acts = (np.abs(flat) >= 0).sum(-1)",
+            "(np.abs(effects) > noise).sum(-1)",
+            "(np.abs(effects) >= 0).sum(-1)",
             "probes/test_findings.py::test_the_four_statements_on_planted_effects",
         ),
         (
@@ -185,8 +185,8 @@ MUTANTS = [
         ),
         (
             "sweep/planner/search.py",
-            "if changes[middle] < search.tolerance",
-            "if changes[middle] <= search.tolerance",
+            "if changes[middle] < tolerance",
+            "if changes[middle] > tolerance",
             "sweep/test_search.py",
         ),
         (
@@ -200,6 +200,78 @@ MUTANTS = [
             "return _array(ranks[:, :1] - ranks[:, 1:],",
             "return _array(ranks[:, 1:] - ranks[:, :1],",
             "sweep/test_orders.py::test_every_score_of_every_architecture",
+        ),
+        (
+            "core/ranks.py",
+            "np.exp(-(shares * logs).sum(-1))",
+            "-(shares * logs).sum(-1)",
+            "core/test_ranks.py",
+        ),
+        (
+            "core/ranks.py",
+            "np.square(variances.sum(-1)) / np.square(variances).sum(-1)",
+            "variances.sum(-1) / variances.max(-1)",
+            "core/test_ranks.py",
+        ),
+        (
+            "core/stats.py",
+            "np.maximum.accumulate((count - np.arange(len(p))) * p[order])",
+            "(count - np.arange(len(p))) * p[order]",
+            "core/test_stats.py::test_holm_is_that_of_statsmodels",
+        ),
+        (
+            "core/stats.py",
+            "_TAILS = (LEVEL / 2, 1 - LEVEL / 2)",
+            "_TAILS = (LEVEL, 1 - LEVEL)",
+            "core/test_stats.py",
+        ),
+        (
+            "probes/patching.py",
+            "along / np.square(self.difference).sum(-1)",
+            "along / np.abs(self.difference).sum(-1)",
+            "probes/test_patching.py",
+        ),
+        (
+            "models/noise.py",
+            "flat = own_flat_contexts(run).copy()",
+            "flat = own_flat_contexts(run)",
+            "probes/test_flat_series.py",
+        ),
+        (
+            "ablation/metrics.py",
+            "np.ma.abs(series[:-season] - series[season:]).mean()",
+            "np.ma.abs(series[:-season] - series[season:]).max()",
+            "ablation/test_ablation.py",
+        ),
+        (
+            "training/sam.py",
+            "self._perturb(weights, self.rho / (norm + self.eps))",
+            "self._perturb(weights, self.rho)",
+            "training/test_sam.py",
+        ),
+        (
+            "sweep/store.py",
+            '_digest({"schema": SCHEMA_VERSION, **content})',
+            '_digest({"schema": SCHEMA_VERSION, **dict([*content.items()][1:])})',
+            "sweep/test_store.py::test_keys_follow_content_alone",
+        ),
+        (
+            "report/serve/guard.py",
+            "if host not in self._hosts:",
+            "if False:",
+            "report/serve/test_guard.py::test_foreign_hosts_and_origins_are_refused",
+        ),
+        (
+            "report/serve/guard.py",
+            "if hmac.compare_digest(_token(request), self._token):",
+            "if True:",
+            "report/serve/test_guard.py::test_nothing_but_the_token_lets_in",
+        ),
+        (
+            "viz/words.py",
+            'sign = "" if value < 0 else "+"',
+            'sign = "" if value > 0 else "+"',
+            "viz/test_viz_summary.py",
         ),
     )
 ]
