@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,7 +92,8 @@ def test_rollouts_have_a_step_axis(token_lens: Lens, token_case: Case) -> None:
         assert not pattern[step, ..., step + 1 :].any()
     assert_close(pattern.sum(-1), torch.ones(5, 8, 4, 1), depth=100)
     labelled = activations.to_xarray(POST)
-    assert labelled.step.values.tolist() == [0, 1, 2, 3, 4]
-    assert labelled.series.values.tolist() == [
-        name for name in token_case.batch.ids for _ in range(2)
-    ]
+    assert labelled.dims == ("step", "series", "sample", "pos", "d_model")
+    assert labelled["step"].values.tolist() == [0, 1, 2, 3, 4]
+    assert labelled["series"].values.tolist() == list(token_case.batch.ids)
+    rows = labelled.stack(row=("series", "sample")).transpose("step", "row", ...)
+    np.testing.assert_array_equal(rows, activations[POST].cpu())

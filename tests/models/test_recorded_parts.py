@@ -193,9 +193,11 @@ def test_outer_sample_paths_are_put_together(
             blocks[index // 2].unflatten(1, (3, 2))[0],
             depth=DEPTH,
         )
-    assert list(full.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(
-        full.ids
+    labelled = full.to_xarray("blocks.0.attn.hook_out").transpose(
+        "step", "sample", "series", ...
     )
+    assert labelled["series"].values.tolist() == list(full.ids)
+    np.testing.assert_array_equal(labelled, joined.unflatten(1, (3, 4)).cpu())
 
 
 def test_only_reducers_by_row_allow_parts(

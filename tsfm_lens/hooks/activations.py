@@ -298,28 +298,37 @@ class Activations(Decomposed):
     def to_xarray(self, name: Key) -> xr.DataArray:
         """Return one activation as a labelled array.
 
-        ``series`` and ``sample`` are coordinates along batch, ``step`` along the passes
-        of a rollout, and the steps of each token along its axis.
+        Rows of the batch are ``series``, and ``sample`` where each has several paths.
+        Both have coordinates, and so have ``step``, the passes of a rollout, ``head``,
+        and tokens, whose coordinates are the steps that they cover.
         """
         name = self._name(name)
-        tensor = self[name].detach().cpu().float()
-        axes = self.axes(name)
-        array = xr.DataArray(tensor.numpy(), dims=axes, name=name)
-        if "step" in axes:
-            array = array.assign_coords(
-                step=[call.step for call in self.recorded[name]]
-            )
+        values = self[name].detach().cpu().float()
+        dims = list(self.axes(name))
         # of such a pattern, rows are tokens, and queries are series
-        between_series = self._point(name).over == "variate" and "query" in axes
-        if "batch" in axes and self.ids and not between_series:
-            samples = range(array.sizes["batch"] // len(self.ids))
-            rows = [(series, sample) for series in self.ids for sample in samples]
-            if self.sample_major:
-                rows = [(series, sample) for sample in samples for series in self.ids]
-            series, sample = zip(*rows, strict=True)
-            array = array.assign_coords(
-                series=("batch", list(series)), sample=("batch", list(sample))
+        between_series = self._point(name).over == "variate" and "query" in dims
+        coords: dict[str, Any] = {}
+        if "batch" in dims and self.ids and not between_series:
+            row = dims.index("batch")
+            n_samples = values.shape[row] // len(self.ids)
+            coords["series"] = list(self.ids)
+            coords["sample"] = range(n_samples)
+            of_rows = (
+                ["sample", "series"] if self.sample_major else ["series", "sample"]
             )
+            values = values.unflatten(row, [len(coords[dim]) for dim in of_rows])
+            dims[row : row + 1] = of_rows
+        if "step" in dims:
+            coords["step"] = [call.step for call in self.recorded[name]]
+        if "head" in dims:
+            coords["head"] = range(values.shape[dims.index("head")])
+        array = xr.DataArray(values.numpy(), coords, dims, name)
+        if array.sizes.get("sample") == 1:
+            array = array.squeeze("sample", drop=True)
+        elif self.sample_major and "sample" in dims:
+            order = [dim for dim in dims if dim != "sample"]
+            order.insert(order.index("series") + 1, "sample")
+            array = array.transpose(*order)
         for axis in ("pos", "query", "key"):
             array = self._label_tokens(array, name, axis)
         array.attrs = {
