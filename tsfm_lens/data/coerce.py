@@ -101,8 +101,8 @@ def as_series(
             "2020-01-31 12:00".
         units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
-        targets, variates, id_column, time_column, time_format, timezone, round_time,
-            known, past: see :func:`tsfm_lens.data.from_frame`.
+        targets, variates, known, past: see :func:`tsfm_lens.data.from_frame`.
+        id_column, time_column, time_format, timezone, round_time: see there, too.
         categories: covariates, of entries too, whose values are categories even if they
             are numbers.
         delimiter, decimal, thousands, encoding, header: of a file of text; see
