@@ -30,7 +30,7 @@ from tsfm_lens.core.errors import InputError
 _TRIGGER = r"[=+\-@\t\r\n＝＋－＠]"
 # where a cell may begin: at the start of the text, or after a delimiter in it
 _CELL_START = r"(^|[;,|\t\r\n\"])"
-# defused() adds an apostrophe to those before a trigger, _DEFUSED matches it
+# defused() adds one apostrophe where _RISKY matches, restored() drops that of _DEFUSED
 _RISKY = re.compile(rf"{_CELL_START}('*)(?={_TRIGGER})")
 _DEFUSED = re.compile(rf"{_CELL_START}'('*)(?={_TRIGGER})")
 # a trigger without an apostrophe, which defused() never leaves
