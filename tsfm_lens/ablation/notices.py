@@ -1,6 +1,6 @@
-"""Warnings and log lines of a library, shown once in many runs of one request.
+"""Warnings and log lines of a library, shown once in the many runs of one request.
 
-Read :func:`said_once`. Messages that differ are all shown; nothing else is hidden.
+Read :func:`said_once`. Only repetitions of a message are hidden.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -27,49 +27,56 @@ def said_once(lens: Lens) -> Iterator[None]:
 
     Later copies are dropped while the block runs.
     """
-    messages: set[Hashable] = set()
+    shown: set[Hashable] = set()
 
-    def fresh(*message: Hashable) -> bool:
-        repeats = message in messages
-        messages.add(message)
-        return not repeats
+    def remember(*message: Hashable) -> bool:
+        """Return True the first time that it is called with a message."""
+        is_new = message not in shown
+        shown.add(message)
+        return is_new
 
-    def first_time(record: logging.LogRecord) -> bool:
-        return fresh(record.name, record.levelno, record.getMessage())
+    def is_new_record(record: logging.LogRecord) -> bool:
+        return remember(record.name, record.levelno, record.getMessage())
 
-    def show_fresh(
+    show = warnings.showwarning
+
+    def show_new(
         message: Warning | str, category: type[Warning], *location: Any, **options: Any
     ) -> None:
-        if fresh(category.__name__, str(message)):
+        if remember(category.__name__, str(message)):
             show(message, category, *location, **options)
 
     with ExitStack() as stack:
         for logger in _loggers(lens):
-            logger.addFilter(first_time)
-            stack.callback(logger.removeFilter, first_time)
+            logger.addFilter(is_new_record)
+            stack.callback(logger.removeFilter, is_new_record)
+        # restores warnings.showwarning at the end
         stack.enter_context(warnings.catch_warnings())
-        # catch_warnings restores it
-        show = warnings.showwarning
-        warnings.showwarning = show_fresh
+        warnings.showwarning = show_new
         yield
 
 
 def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a probe, whose first argument is a run, in :func:`said_once`."""
+    """Wrap a probe, whose first argument is a run, in :func:`said_once`.
+
+    With another first argument the probe shows all messages.
+    """
 
     @wraps(probe)
-    def once(*args: P.args, **options: P.kwargs) -> R:
+    def quiet(*args: P.args, **options: P.kwargs) -> R:
         run: Any = args[0] if args else options.get("run")
-        with said_once(run.lens) if isinstance(run, Run) else nullcontext():
+        if not isinstance(run, Run):
+            return probe(*args, **options)
+        with said_once(run.lens):
             return probe(*args, **options)
 
-    return once
+    return quiet
 
 
 def _loggers(lens: Lens) -> list[logging.Logger]:
     """Return the loggers of the libraries that a model comes from.
 
-    They are named after a module, or after its file.
+    Libraries name a logger after the module that logs, or after the path of its file.
     """
     packages = {
         type(part).__module__.partition(".")[0]

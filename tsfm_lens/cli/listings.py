@@ -1,7 +1,7 @@
 """Commands that list models, hook points, series, measurements and the installation.
 
-None of them forecasts, but ``hooks`` makes one short run for the shapes, and ``doctor
-MODEL`` runs the conformance oracles.
+Two of them run a model: ``hooks`` once, for the shapes of its activations, and ``doctor
+MODEL``, which compares the lens with the native library (the conformance oracles).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def models(as_json: AsJson = False) -> None:
 
     entries = list(architectures().values())
     if as_json:
-        names = (
+        fields = (
             "name",
             "title",
             "readout",
@@ -47,7 +47,9 @@ def models(as_json: AsJson = False) -> None:
             "covariates",
             "notes",
         )
-        records = [{name: getattr(entry, name) for name in names} for entry in entries]
+        records = [
+            {field: getattr(entry, field) for field in fields} for entry in entries
+        ]
         echo(
             json.dumps({"architectures": records, "embedded": list(checkpoint_names())})
         )
@@ -60,15 +62,15 @@ def models(as_json: AsJson = False) -> None:
     ]
     show_rows(["model", "size", "MODEL"], rows)
     echo()
-    about = []
+    details = []
     for entry in entries:
-        needs = ""
+        extra = ""
         if entry.extra:
-            needs = f"[{entry.extra}]"
+            extra = f"[{entry.extra}]"
         if not entry.importable:
-            needs = f"{needs} (not installed)"
-        about.append([entry.title, needs, ", ".join(entry.covariates), entry.notes])
-    show_rows(["model", "extra", "covariates", "note"], about)
+            extra = f"{extra} (not installed)"
+        details.append([entry.title, extra, ", ".join(entry.covariates), entry.notes])
+    show_rows(["model", "extra", "covariates", "note"], details)
     echo(
         "MODEL may also be a local folder. In Python, load() takes a pipeline or model"
         " of these libraries, too, and a model with a wiring of your own. `tsfm-lens"
@@ -85,7 +87,7 @@ def hooks(
             "--filter", "-f", metavar="GLOB", help="* within a part, ** across."
         ),
     ] = "**",
-    parts: Annotated[
+    components: Annotated[
         bool,
         typer.Option(
             "--components",
@@ -99,7 +101,7 @@ def hooks(
     """  # noqa: D205 - the text of --help
     from tsfm_lens.report.pipeline import hook_shapes
 
-    if parts:
+    if components:
         with progress_display() as bar:
             lens = open_shown(bar, model)
         patterns = [] if pattern == "**" else [pattern]
@@ -152,9 +154,10 @@ def measurements(as_json: AsJson = False) -> None:
 
 
 def measurement_facts() -> list[dict[str, Any]]:
-    """List plain values of every measurement.
+    """List every measurement as plain values, the records of ``--json``.
 
-    They are kind, theme, summary, probes, figures, source, paper and models.
+    "probes" holds the name of the function that computes the measurement; it is empty
+    for a result that no function of the package gives.
     """
     from tsfm_lens.core.registry import measurements
 
@@ -164,18 +167,24 @@ def measurement_facts() -> list[dict[str, Any]]:
             "theme": measurement.theme,
             "summary": measurement.summary,
             "probes": [measurement.function_name] if measurement.function_name else [],
+            # one function may draw several figures, each with its own options
             "figures": list(
                 dict.fromkeys(figure.name for figure in measurement.figures)
             ),
             "source": measurement.source,
             "paper": list(measurement.paper),
-            "models": _models(measurement),
+            "models": _name_models(measurement),
         }
         for measurement in measurements().values()
     ]
 
 
-def _models(measurement: Measurement) -> str:
+def _name_models(measurement: Measurement) -> str:
+    """Say in words which models a measurement can be made on.
+
+    A measurement without a function comes from a theory, a training run or a sweep,
+    which its theme tells.
+    """
     from tsfm_lens.core.needs import NEEDS
     from tsfm_lens.models.architecture import models_meeting
 
@@ -203,23 +212,26 @@ def doctor(
     from tsfm_lens.cli.doctor import examine, plain_oracles, render
 
     if model is not None:
+        # an unknown name is refused before the installation is shown
         check_sampling(model, None)
-    metadata = examine()
+    installation = examine()
     if not as_json:
-        for table in render(metadata):
+        for table in render(installation):
             show(table)
     results = None
     if model is not None:
         from tsfm_lens.testing import check_lens
 
         with progress_display() as bar, stage(bar, "conformance"):
-            # its own quick check would refuse what the table is there to show
+            # the check that opening a lens runs would raise for a fault, and the table
+            # is there to show it
             results = check_lens(open_lens(model, check=False))
     if as_json:
         conformance = None
         if results is not None:
             conformance = {"model": model, "oracles": plain_oracles(results)}
-        echo(json.dumps({**metadata, "conformance": conformance}, allow_nan=False))
+        facts = {**installation, "conformance": conformance}
+        echo(json.dumps(facts, allow_nan=False))
     elif results is not None:
         from tsfm_lens.testing import oracle_table
 

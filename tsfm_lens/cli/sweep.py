@@ -88,11 +88,11 @@ def run(
     from tsfm_lens.sweep.engine.sweeping import run_sweep
     from tsfm_lens.sweep.planner.config import read_config
 
-    settings = read_config(config)
-    folder = store or config.with_suffix(".store")
     if dry:
         status(config, store, as_json)
         return
+    settings = read_config(config)
+    folder = store or config.with_suffix(".store")
     with SweepDisplay() as display:
         outcome = run_sweep(
             settings,
@@ -146,16 +146,15 @@ def report(
     from tsfm_lens.sweep.results.gathering import gather
 
     refuse_unwritable(out)
-    if store.is_dir():
-        folder = store
-    else:
+    folder = store
+    if not store.is_dir():
         folder = store.with_suffix(".store")
-    if not store.is_dir() and name is None:
-        from tsfm_lens.sweep.planner.config import read_config
-        from tsfm_lens.sweep.planner.table import plan_name
+        if name is None:
+            from tsfm_lens.sweep.planner.config import read_config
+            from tsfm_lens.sweep.planner.table import plan_name
 
-        # the results of this configuration, not of what it said when the store was made
-        name = plan_name(read_config(store))
+            # the store may also hold the results of an earlier version of this file
+            name = plan_name(read_config(store))
     with progress_display() as bar:
         with stage(bar, "gather the results"):
             gathered = gather(folder, name)
@@ -175,12 +174,13 @@ def report(
 
 def _show_status(progress: SweepStatus, as_json: bool) -> None:
     if as_json:
-        metadata = {
+        content = {
             "finished": progress.finished,
             "cells": progress.cells,
             "parts": progress.parts,
+            "notes": progress.notes,
         }
-        echo(json.dumps({**metadata, "notes": progress.notes}))
+        echo(json.dumps(content))
         return
     header = ["model", "family", "variants", "cells", "finished"]
     show_rows(header, [[part[key] for key in header] for part in progress.parts])

@@ -48,15 +48,22 @@ def ratios(
 ) -> list[tuple[float, float, float]]:
     """Time several functions against one baseline, in turn.
 
-    Drift of the machine then cancels. Return median, lowest and highest ratio of each.
+    Each round gives the ratio of a function's time to that of the baseline, in which
+    drift of the machine cancels.
+
+    Returns:
+        For each function, the median, lowest and highest ratio of the rounds.
     """
     times = in_turn([*ours, base], rounds=rounds, warm_up=warm_up, clock=clock)
     base_times = times[-1]
-    rows = [
-        [ours_s / base_s for ours_s, base_s in zip(row, base_times, strict=True)]
-        for row in times[:-1]
-    ]
-    return [(statistics.median(row), min(row), max(row)) for row in rows]
+    summaries = []
+    for function_times in times[:-1]:
+        by_round = [
+            function_s / base_s
+            for function_s, base_s in zip(function_times, base_times, strict=True)
+        ]
+        summaries.append((statistics.median(by_round), min(by_round), max(by_round)))
+    return summaries
 
 
 def in_turn(
@@ -66,12 +73,21 @@ def in_turn(
     warm_up: int = 1,
     clock: Clock = time.perf_counter,
 ) -> list[list[float]]:
-    """Measure the seconds of each of several functions by round, in turn."""
+    """Time each of several functions once in every round.
+
+    The first ``warm_up`` rounds do not count.
+
+    Returns:
+        Seconds, one list over the rounds for each function.
+    """
     times: list[list[float]] = [[] for _ in works]
     for turn in range(rounds + warm_up):
-        # the order alternates, so that neither side always runs on a warmer cache
+        # every second round runs in reverse, so that no function always has the cache
+        # that the same other one leaves
         order = list(range(len(works)))
-        for index in reversed(order) if turn % 2 else order:
+        if turn % 2:
+            order.reverse()
+        for index in order:
             duration = seconds(works[index], clock)
             if turn >= warm_up:
                 times[index].append(duration)
@@ -81,14 +97,15 @@ def in_turn(
 class LiveBytes(TorchDispatchMode):
     """Dispatch mode that counts the bytes of live tensors.
 
-    It counts those that operations have made inside it.
+    Only tensors that were made under the mode count; ``peak`` is their largest sum.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        self._now = 0
-        self._keys: set[int] = set()
+        self._live_bytes = 0
+        # addresses of the storages that are counted
+        self._live: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -99,36 +116,37 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run ``func`` and note the tensors that it made."""
         output = func(*args, **kwargs or {})
-        # views and in-place results hold no memory of their own, and the meta device
-        # has none
-        inputs = {
+        # views and results of operations in place share the storage of an input
+        input_storages = {
             leaf.untyped_storage()._cdata
             for leaf in tree_leaves((args, kwargs))
             if isinstance(leaf, Tensor)
         }
         for leaf in tree_leaves(output):
+            # tensors on the meta device hold no memory
             if not isinstance(leaf, Tensor) or leaf.is_meta:
                 continue
             storage = leaf.untyped_storage()
-            key = storage._cdata
+            address = storage._cdata
             size = storage.nbytes()
-            if key not in inputs and key not in self._keys:
-                self._keys.add(key)
-                self._now += size
-                self.peak = max(self.peak, self._now)
-                # nothing is counted any more when Python ends
-                weakref.finalize(storage, self._release, key, size).atexit = False
+            if address not in input_storages and address not in self._live:
+                self._live.add(address)
+                self._live_bytes += size
+                self.peak = max(self.peak, self._live_bytes)
+                release = weakref.finalize(storage, self._release, address, size)
+                # storages that live until Python exits need no release
+                release.atexit = False
         return output
 
-    def _release(self, key: int, size: int) -> None:
-        self._keys.discard(key)
-        self._now -= size
+    def _release(self, address: int, size: int) -> None:
+        self._live.discard(address)
+        self._live_bytes -= size
 
 
 def measured(work: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
     """Return a function's result, and the peak of the memory that it took.
 
-    The peak is in bytes of tensors beyond those that were there before.
+    The peak is in bytes; tensors that were there before the call do not count.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

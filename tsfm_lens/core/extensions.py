@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 MEASUREMENTS = "tsfm_lens.measurements"
-"""Group of entry points, by kind of a measurement.
+"""Group of entry points that are named by the kind of a measurement.
 
-Each names the module that registers the measurement with its figures.
+Each refers to the module that registers this measurement with its figures.
 """
 COMMANDS = "tsfm_lens.commands"
-"""Group of entry points, by name of a command; each names the module that has it."""
+"""Group of entry points that are named by a command; each refers to its module."""
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
+# both by the name of the class
 _CLASSES: dict[str, type] = {}
 _METHODS: dict[str, list[Callable[..., Any]]] = {}
 
@@ -46,9 +47,9 @@ def extensible(owner: C) -> C:
 
 
 def add_method(*owners: str) -> Callable[[F], F]:
-    """Make a function a method of :func:`extensible` classes, given by name.
+    """Make a function a method of the :func:`extensible` classes of these names.
 
-    They need not be imported yet.
+    A class that is imported later gets the method then.
     """
 
     def attach(method: F) -> F:
@@ -65,9 +66,9 @@ def add_method(*owners: str) -> Callable[[F], F]:
 def _entry_points(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name.
 
-    Those whose package was taken out of its distribution are left out.
+    Those whose package does not exist are left out.
     """
-    # half of the time that an import of the package takes
+    # imported here, as it takes half of the import time of the package
     from importlib.metadata import entry_points
 
     found = {}
@@ -78,9 +79,9 @@ def _entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 def _has_package(module: str) -> bool:
-    """Test if the package of a module is there.
+    """Test if the package that contains a module exists.
 
-    An installation outlives a package that was taken out of it.
+    The metadata of an installation still list a package that was deleted from it.
     """
     parent = module.rpartition(".")[0]
     try:
@@ -135,7 +136,7 @@ def export(package: str) -> list[str]:
         import_module(f"{package}.{iter_module.name}")
         for iter_module in iter_modules(namespace["__path__"])
     ]
-    # a function may have the name of its module, and stands for it in the package
+    # a function with the name of its module replaces the module in the package
     names = {
         name: getattr(module, name)
         for module in modules

@@ -1,8 +1,8 @@
 """Reader of CSV and Parquet files as series.
 
 :func:`read_series` reads the cells of a file, decides column by column whether they are
-numbers, and hands the table to :func:`.frames.from_frame`. Delimiters, decimal signs
-and encodings are the matter of :mod:`.text`.
+numbers, and hands the table to :func:`.frames.from_frame`. :mod:`.text` handles
+delimiters, decimal signs and encodings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tsfm_lens.data.values import from_arrow, name_lists, texts
 _PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *_PARQUET)
 _MAX_FILES = 5  # files that a message names, the nearest first
-_MIN_NUMBER_SHARE = 0.5  # numbers in a column, from which on all of it must be
+_MIN_NUMBER_SHARE = 0.5  # with this share of numbers, a column must hold no words
 
 
 def read_series(
@@ -53,11 +53,11 @@ def read_series(
     Ids stay text, and what can be read in two ways is refused.
 
     Args:
-        path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
+        path: ends in .csv, .tsv, .txt (or one of these and .gz), .parquet or .pq.
         units: unit of all series but covariates, or one per series.
         seasonality: season length in steps; from the frequency if None.
-        delimiter: sign between cells, "tab" or "space"; the only one in the first line
-            if None.
+        delimiter: sign between cells, or "tab" or "space"; if None, the first line
+            must hold a single kind of delimiter.
         decimal: "." or ","; a point if None.
         thousands: sign between thousands, ".", ",", "'" or "space"; none are read if
             None.
@@ -112,14 +112,14 @@ def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
 
 
 def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
-    """Give all targets one unit, or each series its own.
+    """Set one unit for all targets, or a unit for each series.
 
-    Without units, return the batch unchanged.
+    Empty ``units`` change nothing.
     """
     if not units:
         return batch
     if isinstance(units, str):
-        # covariates are seldom measured in the same
+        # covariates seldom have the unit of the target
         return replace(
             batch,
             units=tuple(units if role == "target" else "" for role in batch.roles),
@@ -148,7 +148,7 @@ def _parquet(file: Path) -> pd.DataFrame:
 def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written.
 
-    Rows are numbered as in the file.
+    The index holds row numbers of the file, which error messages give.
     """
     names = list(table.columns)
     option = options.get
@@ -161,30 +161,33 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     categories = set(column_names(option("categories") or (), names))
     targets = option("targets") if option("variates") is None else option("variates")
     requested = value_columns(names, targets, keys | covariates)
+    # without a request, every column that is neither key nor covariate may hold values
     values: set[Any] = set(names) - keys - covariates
     if requested is not None:
         values = set(requested)
     columns: dict[str, np.ndarray] = {}
     numeric = []
     for name in names:
-        numbers = None
-        is_value = name in values or name in covariates or name.startswith("Unnamed: ")
-        if name in covariates & categories:
-            pass  # it stays text
-        elif name not in keys and is_value:
-            # covariates may be text
-            numbers = table.numbers(
-                name, 1.0 if name in covariates else _MIN_NUMBER_SHARE
-            )
-            if numbers is not None:
-                numeric.append(name)
-            elif name in covariates:
+        stays_text = name in keys or name in covariates & categories
+        # from_frame checks the numbers of columns without a name
+        is_unnamed = name.startswith("Unnamed: ")
+        cells = None
+        if not stays_text and name in covariates:
+            # a covariate may also be text, but not a mixture
+            cells = table.numbers(name, 1.0)
+            if cells is None:
                 table.refuse_some_numbers(name)
-        elif name not in keys and table.is_numeric(name):
-            numbers = np.zeros(len(table.columns[name]))  # it is not read
-        if numbers is None:
-            numbers = table.text(name, is_id=name in keys - {time})
-        columns[name] = numbers
+        elif not stays_text and (name in values or is_unnamed):
+            cells = table.numbers(name, _MIN_NUMBER_SHARE)
+        elif not stays_text and table.is_numeric(name):
+            # nobody reads these numbers, so they are not converted
+            columns[name] = np.zeros(len(table.columns[name]))
+            continue
+        if cells is None:
+            cells = table.text(name, is_id=name in keys - {time})
+        else:
+            numeric.append(name)
+        columns[name] = cells
     table.check_points(numeric)
     stop = table.first_row + len(columns[names[0]])
     return pd.DataFrame(columns, index=pd.RangeIndex(table.first_row, stop), copy=False)
@@ -194,7 +197,7 @@ def local_path(path: str | Path) -> Path:
     """Resolve ``~`` in a path."""
     try:
         resolved = Path(path).expanduser()
-        # a name that is too long shows only here
+        # the system refuses a name that is too long only when it looks for the file
         resolved.exists()
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
@@ -218,7 +221,7 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
     if names:
         more = ", …" if len(names) > _MAX_FILES else ""
         hint = f" That folder has: {', '.join(nearest)}{more}."
-    # a sentence or a list of numbers as text
+    # such a text is no path, but rather a sentence or a list of numbers
     if " " in str(file) and not file.suffix:
         hint = " Series are numbers: an array, a frame, or the path of a file."
     return InputError(f"there is no file {str(file)!r}.{hint}")

@@ -25,53 +25,60 @@ import pyarrow.compute as pc
 
 from tsfm_lens.core.errors import InputError
 
-# A spreadsheet runs a cell that begins with one of these signs as a formula, and reads
-# a cell after an apostrophe as text. Full-width signs count, too.
-_BEFORE = r"(^|[;,|\t\r\n\"])"
+# A spreadsheet runs a cell that begins with one of these signs as a formula, unless an
+# apostrophe stands before it. Full-width signs count, too.
 _TRIGGER = r"[=+\-@\t\r\n＝＋－＠]"
-_RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")
-# one apostrophe of those in front is what defused() has added
-_DEFUSED = re.compile(rf"{_BEFORE}'('*)(?={_TRIGGER})")
-# a text that defused() cannot have written
-_RAW = re.compile(rf"{_BEFORE}(?={_TRIGGER})")
+# where a cell may begin: at the start of the text, or after a delimiter in it
+_CELL_START = r"(^|[;,|\t\r\n\"])"
+# defused() adds one apostrophe where _RISKY matches, restored() drops that of _DEFUSED
+_RISKY = re.compile(rf"{_CELL_START}('*)(?={_TRIGGER})")
+_DEFUSED = re.compile(rf"{_CELL_START}'('*)(?={_TRIGGER})")
+# a trigger without an apostrophe, which defused() never leaves
+_RAW = re.compile(rf"{_CELL_START}(?={_TRIGGER})")
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _NUMBER = re.compile(NUMBER)
 ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
 MISSING = (
-    *(
-        "",
-        "NA",
-        "N/A",
-        "n/a",
-        "NaN",
-        "nan",
-        "-nan",
-        "-NaN",
-        "null",
-        "NULL",
-        "None",
-        "<NA>",
-        "#N/A",
-        "#NA",
-    ),
-    *("#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+    "",
+    "NA",
+    "N/A",
+    "n/a",
+    "NaN",
+    "nan",
+    "-nan",
+    "-NaN",
+    "null",
+    "NULL",
+    "None",
+    "<NA>",
+    "#N/A",
+    "#NA",
+    "#N/A N/A",
+    "1.#IND",
+    "-1.#IND",
+    "1.#QNAN",
+    "-1.#QNAN",
 )
 """Cells that stand for a missing value."""
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_NUMBERS = {
+# whole cells that are numbers, by their decimal sign
+_NUMBER_FORMS = {
     ".": rf"^(?:{NUMBER}|[+-]?(?:[iI]nf|INF|[iI]nfinity))$",
     ",": "^" + NUMBER.replace(r"\.", ",") + "$",
 }
+# whole cells with separators between groups of three digits
 _THOUSANDS = r"^[+-]?\d{1,3}(?:[., '’\x{a0}\x{202f}]\d{3})+(?:[.,]\d+)?$"
+# signs that the option thousands stands for
 _SEPARATORS = {
     ".": r"\.",
     ",": ",",
     "'": "['’]",
     **dict.fromkeys(("space", " "), "[ \u00a0\u202f]"),
 }
-_THREE_DECIMALS = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"  # or thousands
+# the point is a decimal sign or separates thousands, as in 1.234
+_AMBIGUOUS_POINT = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T"
     r" ].*)?|\d{4}-?[QW]\d\d?"
@@ -82,8 +89,12 @@ _DATE = re.compile(
 class TextTable:
     """Cells of a file as written.
 
-    ``columns`` are by name, "Unnamed: 3" where there is none; ``first_row`` is the
-    number of the first row in the file.
+    Attributes:
+        columns: cells of each column, by its name; "Unnamed: 3" where it has none.
+        first_row: row number in the file of the first cells, counted from 1.
+        delimiter: sign between cells.
+        decimal, thousands: signs in numbers, as :func:`read_table` was given them.
+        notes: sentences on what was left out.
     """
 
     columns: dict[str, pa.Array]
@@ -96,7 +107,7 @@ class TextTable:
     def text(self, name: str, is_id: bool = False) -> np.ndarray:
         """Return the cells of a column, None where missing.
 
-        Of a column of ids, only an empty cell is missing.
+        In a column of ids only an empty cell is missing, since "NA" may be an id.
         """
         column = self.columns[name]
         if is_id:
@@ -112,13 +123,18 @@ class TextTable:
     def numbers(self, name: str, share: float) -> np.ndarray | None:
         """Return a column as float64, NaN where missing.
 
-        None if less than ``share`` of its cells look like numbers.
+        Returns:
+            None if less than ``share`` of the cells look like numbers.
+
+        Raises:
+            InputError: so many do, but a cell is no number under the options given.
         """
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
-        sign = self.decimal or "."
-        wrong = np.flatnonzero(valid & ~masks[sign])
+        decimal = self.decimal or "."
+        wrong = np.flatnonzero(valid & ~masks[decimal])
         if not len(wrong):
+            # Arrow casts neither decimal commas nor a plus sign
             plain = pc.replace_substring_regex(
                 pc.replace_substring(cells, ",", "."), r"^\+", ""
             )
@@ -135,33 +151,35 @@ class TextTable:
                         for cell in plain.to_pylist()
                     ]
                 )
-        if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
+        looks_numeric = masks["."] | masks[","] | masks["thousands"]
+        if looks_numeric[valid].mean() < share:
             return None
         row = int(wrong[0])
-        other_sign = ".,".strip(sign)
+        other_decimal = ".,".strip(decimal)
         cell = cells[row].as_py()
         location = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
-        if masks["thousands"][row] and not masks[other_sign][valid].all():
-            first = cell.lstrip("+-").lstrip("0123456789")[0]
+        if masks["thousands"][row] and not masks[other_decimal][valid].all():
+            first_sign = cell.lstrip("+-").lstrip("0123456789")[0]
             separator = next(
-                name for name, form in _SEPARATORS.items() if re.match(form, first)
+                name for name, form in _SEPARATORS.items() if re.match(form, first_sign)
             )
-            is_swapped = separator == sign or (
-                separator != other_sign and other_sign in cell
-            )
+            # as in 1.234,5 while decimal is "."
+            separates_thousands = separator == decimal
+            # as in 1 234,5
+            has_other_decimal = separator != other_decimal and other_decimal in cell
             more = ""
-            if is_swapped:
-                more = f" and decimal={other_sign!r}"
+            if separates_thousands or has_other_decimal:
+                more = f" and decimal={other_decimal!r}"
             raise InputError(
                 f"{location}: thousands separators are read with"
                 f" thousands={separator!r}{more}"
             )
-        if masks[other_sign][row]:
+        if masks[other_decimal][row]:
             more = ""
             if masks["thousands"][row]:
-                more = f"; if it separates thousands, give thousands={other_sign!r}"
+                more = f"; if it separates thousands, give thousands={other_decimal!r}"
             raise InputError(
-                f"{location}, and the decimal sign is {sign!r}; give decimal='.' or"
+                f"{location}, and the decimal sign is {decimal!r}; give decimal='.' or"
                 f" decimal=',', one for all{more}"
             )
         raise InputError(f"{location}, which is not a number")
@@ -170,10 +188,12 @@ class TextTable:
         """Refuse a covariate with numbers in some cells and words in others."""
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
+        # a comma may have another meaning
         numbers = np.flatnonzero(valid & masks["."])
-        text = np.flatnonzero(valid & ~masks["."] & ~masks[","] & ~masks["thousands"])
-        if len(numbers) and len(text):
-            row = int(text[0])
+        looks_numeric = masks["."] | masks[","] | masks["thousands"]
+        words = np.flatnonzero(valid & ~looks_numeric)
+        if len(numbers) and len(words):
+            row = int(words[0])
             number = cells[int(numbers[0])].as_py()
             raise InputError(
                 f"covariate {name!r} holds {cells[row].as_py()!r} in row"
@@ -183,15 +203,15 @@ class TextTable:
             )
 
     def is_numeric(self, name: str) -> bool:
-        """Return True if all cells are numbers, of either decimal sign."""
+        """Return True if all cells are missing or numbers, of either decimal sign."""
         _, masks = self._matches(name)
         return bool((masks["."] | masks[","]).all())
 
     def check_points(self, names: Sequence[str]) -> None:
-        """Refuse points that may all separate thousands.
+        """Refuse columns in which every point may separate thousands, as in 1.234.
 
-        This can be only where the decimal sign is not given and no comma separates
-        cells.
+        Where the decimal sign or the thousands separator is given, or commas separate
+        cells, points are decimal signs.
         """
         if (
             self.decimal is not None
@@ -205,9 +225,9 @@ class TextTable:
             points = pc.utf8_trim_whitespace(
                 cells.filter(pc.match_substring(cells, "."))
             )
-            if not pc.all(
-                pc.match_substring_regex(points, _THREE_DECIMALS), min_count=0
-            ).as_py():
+            is_ambiguous = pc.match_substring_regex(points, _AMBIGUOUS_POINT)
+            # any other point shows that all are decimal signs
+            if not pc.all(is_ambiguous, min_count=0).as_py():
                 return
             if len(points) and not example:
                 example = f"column {name!r} holds {points[0].as_py()!r}"
@@ -221,48 +241,48 @@ class TextTable:
     def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
         """Return the cells of a column, and masks of those that are numbers.
 
-        A missing cell is null, and True in each mask.
+        The masks are by decimal sign, and "thousands" for cells with separators. A
+        missing cell is null, and True in each mask, so that it refutes none.
         """
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
         if self.thousands is not None:
-            sign = _SEPARATORS[self.thousands]
+            separator = _SEPARATORS[self.thousands]
             decimal = re.escape(self.decimal or ".")
             grouped = pc.match_substring_regex(
-                cells, rf"^[+-]?\d{{1,3}}(?:{sign}\d{{3}})+(?:{decimal}\d*)?$"
+                cells, rf"^[+-]?\d{{1,3}}(?:{separator}\d{{3}})+(?:{decimal}\d*)?$"
             )
             cells = pc.if_else(
-                grouped, pc.replace_substring_regex(cells, sign, ""), cells
+                grouped, pc.replace_substring_regex(cells, separator, ""), cells
             )
-        forms = {**_NUMBERS, "thousands": _THOUSANDS}
+        forms = {**_NUMBER_FORMS, "thousands": _THOUSANDS}
         masks = {
-            sign: pc.match_substring_regex(cells, form) for sign, form in forms.items()
+            key: pc.match_substring_regex(cells, form) for key, form in forms.items()
         }
         return cells, {
-            sign: _mask(pc.fill_null(mask, True)) for sign, mask in masks.items()
+            key: _mask(pc.fill_null(mask, True)) for key, mask in masks.items()
         }
 
 
 _MAX_EXPANSION = 100
-"""Bytes for each compressed one, beyond which no series of numbers expands."""
+"""Largest ratio of decompressed to compressed bytes that measurements reach."""
 _SMALL = 2**26
+"""Bytes that a file may expand to, however small it is."""
 
 
 def file_content(file: Path) -> bytes:
-    """Read a file; a gzip file is decompressed up to a limit.
-
-    The limit is what measurements can expand to.
+    """Read a file; a gzip file is decompressed.
 
     Raises:
-        InputError: its content is damaged, or so much larger than the file that it may
-            fill the memory.
+        InputError: its content is damaged, or so much larger than the file that it
+            hardly holds measurements and may fill the memory.
     """
     if not file.name.lower().endswith(".gz"):
         return file.read_bytes()
     limit = max(_SMALL, _MAX_EXPANSION * file.stat().st_size)
     try:
         with gzip.open(file) as stream:
-            # one byte above the limit shows that there are more
+            # one byte above the limit shows whether it is exceeded
             content = stream.read(limit + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
@@ -287,6 +307,16 @@ def read_table(
 ) -> TextTable:
     """Read the cells of a delimited file.
 
+    Args:
+        delimiter: sign between cells, or its name, such as "tab"; if None, the only
+            one in the first line.
+        decimal: "." or ","; if None ".", unless every point may separate thousands,
+            which is refused.
+        thousands: sign between groups of three digits; none if None.
+        encoding: as Python names it; if None UTF-8, or what a byte order mark says.
+        header: whether the first line has names; if None it has, and a line that may
+            be values is refused.
+
     Raises:
         InputError: the file is damaged, or can be read in two ways and an option must
             decide.
@@ -305,17 +335,18 @@ def read_table(
     text = _decode(content, encoding)
     declaration = re.match(r"sep=(.)\r?\n", text)
     if declaration:
-        # a first line sep=; names the delimiter to Excel
+        # in files for Excel, a first line such as sep=; names the delimiter
         delimiter = delimiter or declaration[1]
         text = text[declaration.end() :]
     if delimiter is None:
-        sign = _only_sign(text, file, decimal)
+        delimiter = _find_delimiter(text, file, decimal)
     else:
-        sign = _read_sign(delimiter)
-    rows = _rows(text, sign)
+        delimiter = _parse_delimiter(delimiter)
+    rows = _rows(text, delimiter)
     names = [cell.strip() for cell in rows[0]]
     if header is None:
-        header = _has_header(names)
+        _refuse_values(names)
+        header = True
     if header:
         names = [
             name or f"Unnamed: {index}" for index, name in enumerate(restored(names))
@@ -334,14 +365,14 @@ def read_table(
         stop -= 1
     if not stop:
         raise InputError(f"there are no rows below the header ({', '.join(names[:8])})")
-    columns = dict(
-        zip(names, map(pa.array, zip(*body[:stop], strict=True)), strict=True)
-    )
+    cells_by_column = zip(*body[:stop], strict=True)
+    columns = dict(zip(names, map(pa.array, cells_by_column), strict=True))
+    # with a single column these are the blank lines that many files end with
     empty = len(body) - stop if len(names) > 1 else 0
     notes: tuple[str, ...] = ()
     if empty:
         notes = (f"{empty} rows at the end hold nothing and were left out",)
-    return TextTable(columns, first_row, sign, decimal, notes, thousands)
+    return TextTable(columns, first_row, delimiter, decimal, notes, thousands)
 
 
 def _decode(content: bytes, encoding: str | None) -> str:
@@ -376,10 +407,10 @@ def _decode(content: bytes, encoding: str | None) -> str:
     return text
 
 
-def _read_sign(delimiter: str) -> str:
-    sign = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}.get(
-        delimiter, delimiter
-    )
+def _parse_delimiter(delimiter: str) -> str:
+    """Return the sign that the option delimiter stands for."""
+    names = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}
+    sign = names.get(delimiter, delimiter)
     if len(sign) != 1 or sign in "\"\r\n'.+-\0" or sign.isalnum() or not sign.isascii():
         raise InputError(
             f"delimiter={delimiter!r} is not a single sign; expected ',', ';', '|',"
@@ -388,10 +419,10 @@ def _read_sign(delimiter: str) -> str:
     return sign
 
 
-def _only_sign(text: str, file: Path, decimal: str | None) -> str:
-    """Return the one delimiter in the first line.
+def _find_delimiter(text: str, file: Path, decimal: str | None) -> str:
+    """Return the only delimiter in the first line.
 
-    Without one, return a sign that the file does not use as a delimiter.
+    If it has none, the file has one column, and any sign will do that no cell uses.
     """
     first, _, rest = text.partition("\n")
     unquoted = re.sub('"[^"]*"', "", first)
@@ -404,6 +435,7 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
         )
     if signs:
         return signs[0]
+    # blanks in the first line and in the second one
     if re.match(r"[^\s\"]+ +[^\s\"]", rest) and " " in first.strip():
         raise InputError(
             "blanks may separate the columns; give delimiter='space', or delimiter=','"
@@ -414,15 +446,16 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
     return ","
 
 
-def _rows(text: str, sign: str) -> list[list[str]]:
+def _rows(text: str, delimiter: str) -> list[list[str]]:
     """Split text into rows of equally many cells."""
-    if sign == " ":
+    if delimiter == " ":
+        # blanks at the end of a line separate nothing
         text = re.sub(r" +(?=\r?\n|\Z)", "", text)
     reader = csv.reader(
         io.StringIO(text, newline=""),
-        delimiter=sign,
+        delimiter=delimiter,
         strict=True,
-        skipinitialspace=sign == " ",
+        skipinitialspace=delimiter == " ",
     )
     try:
         rows = list(reader)
@@ -437,9 +470,12 @@ def _rows(text: str, sign: str) -> list[list[str]]:
     rows = [row or [""] for row in rows if row or width == 1]
     for number, row in enumerate(rows, 1):
         if len(row) != width:
-            raise InputError(_uneven(sign.join(row), number, len(row), width, sign))
+            raise InputError(
+                _uneven(delimiter.join(row), number, len(row), width, delimiter)
+            )
+        # a quotation mark that is never closed swallows the next rows
         if quoted and any(
-            sign in cell and ("\n" in cell or "\r" in cell) for cell in row
+            delimiter in cell and ("\n" in cell or "\r" in cell) for cell in row
         ):
             raise InputError(
                 f"a cell of row {number} goes over several lines; a quotation mark is"
@@ -448,30 +484,31 @@ def _rows(text: str, sign: str) -> list[list[str]]:
     return rows
 
 
-def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
+def _uneven(text: str, number: int, cells: int, width: int, delimiter: str) -> str:
+    """Write the message on a row that has not as many cells as the first one."""
     message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
-    if sign == "," and cells > width:
+    if delimiter == "," and cells > width:
         cure = "decimal=',' and another delimiter, or quotes"
         if width == 1:
             cure = "delimiter=';' and decimal=','"
         return f"{message}. If the comma is the decimal sign, the file needs {cure}"
-    if sign in text:
+    if delimiter in text:
         return message
-    return f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give delimiter=…"
+    name = _DELIMITERS.get(delimiter, delimiter)
+    return f"{message}. If not split at {name}, give delimiter=…"
 
 
-def _has_header(first: Sequence[str]) -> bool:
-    """Return True for a line of names.
+def _refuse_values(first: Sequence[str]) -> None:
+    """Refuse a first line that may be values and not names.
 
-    Raises:
-        InputError: the line has numbers, dates or only empty cells, and no standard
-            name.
+    That is a line with numbers, dates or only missing cells, and without any standard
+    name of a column.
     """
     dates = [cell for cell in first if _DATE.fullmatch(cell)]
     values = [
         cell
         for cell in first
-        if any(re.fullmatch(form, cell) for form in _NUMBERS.values())
+        if any(re.fullmatch(form, cell) for form in _NUMBER_FORMS.values())
     ]
     has_standard = not {cell.lower() for cell in first}.isdisjoint(
         (*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS)
@@ -481,7 +518,6 @@ def _has_header(first: Sequence[str]) -> bool:
             f"the first line ({', '.join(map(repr, first[:6]))}) may be names or"
             " values; give header=True or header=False"
         )
-    return True
 
 
 def _mask(array: pa.Array) -> np.ndarray:
@@ -501,8 +537,8 @@ def defused(text: str) -> str:
 def restored(texts: Sequence[str]) -> list[str]:
     """Undo :func:`defused` for one column or header.
 
-    A column in which some text would still run was not written by :func:`defused`, and
-    stays as it is.
+    If a spreadsheet would run one of the texts, :func:`defused` did not write them, and
+    all stay as they are.
     """
     if not any("'" in text for text in texts):
         return list(texts)

@@ -31,9 +31,9 @@ from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
 
-# half precision may not make a deviation of any size pass for rounding: most of a sum's
-# size that counts as rounding
-_MOST = 0.1
+# largest share of a sum's size that counts as rounding; without it, half precision
+# would excuse a deviation of any size
+_MAX_ROUNDING = 0.1
 
 Place = tuple[int, str] | Literal["embed"]
 """(layer, kind of branch), or the embedding."""
@@ -48,20 +48,21 @@ def carry_factors(
 ) -> dict[Place, float]:
     """Return the factor with which each write reaches the end of a stack.
 
-    The end is its last ``hook_resid_post``; with ``until``, a layer and a number of its
-    branches, it is the stream there.
+    The end is the last ``hook_resid_post``, or with ``until``, which is (layer, number
+    of branches), the stream after that many branches of that layer.
     """
     factors: dict[Place, float] = {}
-    # from the end on: the product of the gains of all later branches
+    writers = _writers(stack, *(until or (stack.n_layers, 0)))
+    # the product of the gains of all later branches, so the loop starts at the end
     later = 1.0
-    for layer, writer in reversed(_writers(stack, *(until or (stack.n_layers, 0)))):
+    for layer, writer in reversed(writers):
         factors[layer, writer.kind] = later
         later *= _stream_gain(model, stack, layer, writer)
     return factors | {"embed": later}
 
 
 def _writers(stack: Stack, layer: int, branches: int) -> list[tuple[int, Writer]]:
-    """Return layer and table row of the branches before a layer, in order.
+    """Return each branch before a layer as (layer, row of the wiring), in order.
 
     The first ``branches`` of the layer itself are included.
     """
@@ -75,7 +76,7 @@ def _writers(stack: Stack, layer: int, branches: int) -> list[tuple[int, Writer]
 
 
 def _stream_gain(model: nn.Module, stack: Stack, layer: int, writer: Writer) -> float:
-    """Return the factor on the stream that a branch adds its write to."""
+    """Return the factor on the stream where a branch adds its write to it."""
     if writer.mix is None:
         return 1.0
     return writer.mix(model.get_submodule(stack.block(layer)))[1]
@@ -84,13 +85,12 @@ def _stream_gain(model: nn.Module, stack: Stack, layer: int, writer: Writer) -> 
 def relative_rounding(
     model: nn.Module, wiring: Wiring, recorded: Iterable[Tensor] = ()
 ) -> float:
-    """Estimate the relative rounding error of a forward's numbers.
+    """Estimate the relative rounding error of a forward pass.
 
-    It is that of 100 roundings per block, which grow with the square root of their
-    number.
+    Each block rounds about 100 times, and n roundings add up to the square root of n.
 
-    Their precision is the coarsest of weights, of ``torch.autocast`` where it is on,
-    and of what a forward ``recorded`` while it was.
+    Their precision is the coarsest of the weights, of ``torch.autocast`` where it is
+    on, and of the ``recorded`` activations, which an earlier autocast may have made.
     """
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     float32 = torch.finfo(torch.float32).eps
@@ -110,7 +110,8 @@ def relative_rounding(
         dtypes.add(autocast)
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=float32)
     relative = math.sqrt(100 * blocks) * epsilon
-    # inside, a coarser format moves what comes out by about one of its own last digits
+    # a library that computes in a coarser format inside moves its output by about one
+    # last digit of that format
     if wiring.precision == torch.float32:
         return relative
     return max(relative, torch.finfo(wiring.precision).eps)
@@ -119,13 +120,16 @@ def relative_rounding(
 def excess(
     total: Tensor, size: Tensor, stream: Tensor, rounding: float
 ) -> tuple[float, float] | None:
-    """Return the largest deviation of a sum from a stream, and the rounding there.
+    """Return the largest deviation of a sum from a stream, and its bound by rounding.
 
-    None where no row deviates by more than rounding.
+    None if no row deviates by more. Tensors are (row, …, d_model); ``size`` is the sum
+    of the absolute summands.
     """
     same = (total == stream) | (total.isnan() & stream.isnan())
     gap = _by_row((total - stream).abs().masked_fill(same, 0.0)).amax(1)
-    bound = min(rounding, _MOST) * _by_row(size.nan_to_num(0.0, 0.0, 0.0)).amax(1)
+    largest = _by_row(size.nan_to_num(0.0, 0.0, 0.0)).amax(1)
+    bound = min(rounding, _MAX_ROUNDING) * largest
+    # NaN, which compares false, is wrong as well
     wrong = ~(gap <= bound)
     if not bool(wrong.any()):
         return None
@@ -134,7 +138,7 @@ def excess(
 
 
 def _by_row(tensor: Tensor) -> Tensor:
-    """Flatten all axes but the rows; all of them where there is no axis of rows."""
+    """Flatten to (row, value); a tensor of at most two axes is a single row."""
     if tensor.ndim > 2:
         return tensor.flatten(1)
     return tensor.reshape(1, -1)
@@ -143,7 +147,11 @@ def _by_row(tensor: Tensor) -> Tensor:
 def branch_sums(
     model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield name, value and expected sum of every write, and of the stream after it."""
+    """Yield name, value and expected sum of whatever the wiring says is a sum.
+
+    A stream before a block is the one after the previous block, an attention's write
+    its heads and bias, and a stream after a branch the stream before it and the write.
+    """
     weights = Weights(model, wiring)
     if not stack.sums:
         return
@@ -153,9 +161,9 @@ def branch_sums(
         if layer > 0:
             previous = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
             yield f"{block}.hook_resid_pre", acts[f"{block}.hook_resid_pre"], previous
-        next_names = (*RESIDUAL_NAMES[1 : len(writers)], "hook_resid_post")
-        for name, writer, next_name in zip(
-            RESIDUAL_NAMES, writers, next_names, strict=False
+        points_after = (*RESIDUAL_NAMES[1 : len(writers)], "hook_resid_post")
+        for before, writer, after in zip(
+            RESIDUAL_NAMES, writers, points_after, strict=False
         ):
             write = acts[f"{block}.{writer.kind}.hook_out"]
             if isinstance(writer, Attention):
@@ -167,9 +175,9 @@ def branch_sums(
                 yield f"{block}.{writer.kind}: heads", write, heads + bias
             gain = _stream_gain(model, stack, layer, writer)
             yield (
-                f"{block}.{next_name}",
-                acts[f"{block}.{next_name}"],
-                acts[f"{block}.{name}"] * gain + write,
+                f"{block}.{after}",
+                acts[f"{block}.{after}"],
+                acts[f"{block}.{before}"] * gain + write,
             )
 
 
@@ -178,11 +186,12 @@ def first_deviation(
 ) -> str:
     """Name the first item of :func:`branch_sums` that deviates by more than rounding.
 
-    "" if none does by itself.
+    "" if none does, as where only many small deviations together exceed rounding.
     """
     rounding = relative_rounding(model, wiring)
-    for name, actual, target in branch_sums(model, wiring, stack, acts):
-        if excess(target, actual.abs() + target.abs(), actual, rounding) is not None:
+    for name, actual, expected in branch_sums(model, wiring, stack, acts):
+        size = actual.abs() + expected.abs()
+        if excess(expected, size, actual, rounding) is not None:
             return name
     return ""
 
@@ -194,9 +203,10 @@ def no_sum(
     first: str = "",
     points: Sequence[str] = (),
 ) -> LensError:
-    """Compose the error for a stream that is not the sum of its writes.
+    """Compose the error for a stream that is not the sum of its declared writes.
 
-    The writes are those that a wiring declares.
+    ``apart`` is what :func:`excess` returns, ``first`` what :func:`first_deviation`
+    does, and ``points`` are the hook points with hooks.
     """
     message = (
         f"the writes of the wiring {wiring.architecture!r} do not sum to the residual"
@@ -219,7 +229,11 @@ def no_sum(
 
 
 class Before:
-    """Writes to a stack's stream before one layer, or before its MLP."""
+    """Writes to a stack's stream before one layer, or before its MLP.
+
+    ``source`` has the model that the activations ``acts`` come from. The layer after
+    the last, -1 and None stand for the end of the stack.
+    """
 
     def __init__(
         self,
@@ -257,33 +271,31 @@ class Before:
             )
         self.branches = kinds.index(Mlp) if mlp_input else 0
         self._end = f"{self.stack.prefix}.{self.stack.n_layers - 1}.hook_resid_post"
-        # layer and table row of every branch that has written by then, in order
+        # every branch whose write is in the stream here, as (layer, row of the wiring)
         self.writers = _writers(self.stack, self.layer, self.branches)
         self._carry = carry_factors(
             source.model, self.stack, (self.layer, self.branches)
         )
 
     def streams(self, *, incl_mid: bool) -> dict[str, str]:
-        """Return the hook points of the stream at every layer up to this one.
-
-        They are by label.
-        """
-        names: dict[str, str] = {}
+        """Map labels to the stream's hook points at every layer up to this one."""
+        points: dict[str, str] = {}
         for layer in range(self.layer + 1):
             block = f"{self.stack.prefix}.{layer}"
-            count = len(self.stack.rows(layer)) if incl_mid else 1
-            if layer == self.layer:
-                if self.at_the_end:
-                    count = 0
-                else:
-                    count = self.branches + 1
-            names |= {
+            # the stream has one point before each branch of a layer
+            if layer < self.layer:
+                count = len(self.stack.rows(layer)) if incl_mid else 1
+            elif self.at_the_end:
+                count = 0
+            else:
+                count = self.branches + 1
+            points |= {
                 f"{layer}_{name.removeprefix('hook_resid_')}": f"{block}.{name}"
                 for name in RESIDUAL_NAMES[:count]
             }
         if self.at_the_end:
-            names["final_post"] = self._end
-        return names
+            points["final_post"] = self._end
+        return points
 
     def cut(self, name: str) -> Tensor:
         """Return one activation at the requested positions."""
@@ -313,6 +325,7 @@ class Before:
         The writes are (head, …, pos, d_model).
         """
         labels = []
+        # without any attention, the result has the right shape and no heads
         writes = [self.embed()[None][:0]]
         for layer, writer in self.writers:
             if isinstance(writer, Attention):
@@ -340,10 +353,13 @@ class Before:
         return writes.movedim(-2, 0) * self._carry[layer, writer.kind]
 
     def bias(self, *, of_mlps: bool) -> Tensor:
-        """Sum the output biases as they arrive here, (…, pos, d_model)."""
+        """Sum the output biases as they arrive here, (…, pos, d_model).
+
+        They are those of attentions, and with ``of_mlps`` those of MLPs. The writes of
+        all other branches include theirs.
+        """
         total = torch.zeros_like(self.embed())
         for layer, writer in self.writers:
-            # the write of a whole branch or MLP has its bias; heads and neurons do not
             if isinstance(writer, Branch) or (isinstance(writer, Mlp) and not of_mlps):
                 continue
             bias = self._out(layer, writer)[1]
@@ -357,7 +373,7 @@ class Before:
     def scaled(self, parts: Tensor) -> Tensor:
         """Divide parts of the stream by its scale in the norm that reads it.
 
-        They are unchanged where there is no norm.
+        Where no norm reads it, the parts are returned unchanged.
         """
         norm = self._norm()
         if norm is None:
@@ -371,9 +387,9 @@ class Before:
         Each part is normalised by its own scale.
         """
         norm = self._norm()
-        # forward itself, not the module: hooks must not see this
         if norm is None:
             return parts
+        # a call of the module itself would run its hooks
         return torch.stack([norm.forward(part) for part in parts])
 
     def _norm(self) -> Any:
@@ -393,8 +409,7 @@ class Before:
         return f"{self.stack.prefix}.{layer}.{writer.kind}"
 
     def _select_positions(self, tensor: Tensor, axis: int = -2) -> Tensor:
-        # as in TransformerLens, a single position removes the axis
-        """Return the requested positions of a tensor."""
+        """Return the requested positions; one index drops the axis."""
         if isinstance(self._positions, Slice):
             chosen = self._positions
         else:
@@ -416,9 +431,9 @@ class Before:
         return results * gain
 
     def _out(self, layer: int, writer: Attention | Mlp) -> tuple[Tensor, Tensor]:
-        """Return a branch's output matrix and its bias.
+        """Return a branch's output matrix and its bias (d_model,).
 
-        The matrix is of all heads, or of the neurons.
+        The matrix is (head, d_head, d_model), or (neuron, d_model) for an MLP.
         """
         if isinstance(writer, Mlp):
             mlp = self._weights.mlp(layer, writer.kind, self.stack.name)
@@ -526,16 +541,16 @@ class Decomposed(Mapping[Any, Tensor]):
                 head does (the logit lens).
         """
         before = self._before(stack, layer, mlp_input, pos_slice)
-        names = before.streams(incl_mid=incl_mid)
-        parts = torch.stack([before.cut(name) for name in names.values()])
+        points = before.streams(incl_mid=incl_mid)
+        parts = torch.stack([before.cut(point) for point in points.values()])
         if apply_ln:
-            # at the end each has a scale of its own, as in TransformerLens
+            # as in TransformerLens, only at the end each stream has a scale of its own
             if before.at_the_end:
                 parts = before.normed(parts)
             else:
                 parts = before.scaled(parts)
         if return_labels:
-            return (parts, list(names))
+            return (parts, list(points))
         return parts
 
     def decompose_resid(

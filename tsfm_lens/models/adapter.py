@@ -1,8 +1,8 @@
 """Adapters: the interface between a native model and the lens.
 
-Read :class:`Adapter` first. Its base class does whatever the wiring table determines; a
-subclass in ``wirings/`` encodes series and runs the native forward. The checks below it
-refuse requests that a model cannot meet. Hooks are not set here.
+Read :class:`Adapter` first. It does whatever the wiring table determines; a subclass in
+``wirings/`` encodes series and runs the native forward. The functions below it refuse
+requests that a model cannot meet. Hook points belong to :mod:`tsfm_lens.hooks`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Adapter(ABC):
     """Opened native model: series in, forecasts out.
 
     A subclass sets the attributes and defines ``encode`` and ``run``; token models also
-    define ``head``, ``predict``, ``values`` and ``tokenize``. A ``predict`` of its own
-    that forecasts every series by itself is declared
+    define ``head``, ``predict``, ``values`` and ``tokenize``. A subclass that overrides
+    ``predict``, and forecasts every series by itself, decorates it with
     :func:`tsfm_lens.models.architecture.declare_row_independent`, so that variants of
     the model run side by side.
 
@@ -54,29 +54,31 @@ class Adapter(ABC):
         rollout: how the library goes on beyond one pass: "tokens" and "cache" append to
             a key-value cache, "refeed" encodes the extended context anew, "single"
             never does.
-        restarts: whether a rollout of tokens encodes its longer context anew beyond one
-            pass.
+        restarts: whether a rollout of tokens that reaches the prediction length appends
+            its forecast to the context and encodes that anew.
         multivariate: whether series of one group see each other.
-        packed: whether they do so in one token sequence.
+        packed: whether series of one group share one token sequence.
         covariates: kinds that the library takes, of "past", "known" and "categories".
-        joint_rollout: whether forecasts beyond one pass take several variates.
+        joint_rollout: whether a rollout can run on items of several variates.
         rows_at_once: most rows of a native call, where its cost grows faster than their
             number; None for no bound.
         n_variates: the one number of variates that an item must have; None for any.
-        draw_axis: axis along which a sampling model's elementwise draws count rows;
-            None where that is not known.
+        draw_axis: axis of a sampling model's random tensors that its rows lie along;
+            None where that is not known. Draws of token ids have rows first.
         samples: sample paths of a sampling model, unless others are requested.
         integers: whether series are token ids.
         context_length, prediction_length: steps; the latter is the default horizon.
         levels: quantile levels that the head emits; (0.5,) for the mean of a
             distribution.
-        unrolled: those of them that a rollout feeds back, a path each; all if None.
-        package: distribution whose version a result should name.
+        unrolled: those of ``levels`` that a rollout feeds back, each as a path of its
+            own; all if None.
+        package: installed package whose version a result should name.
         dtypes: precisions that the library runs in; ``ALL_DTYPES`` are those that
             ``load`` knows.
-        feeds_gaps: whether it feeds back gaps in place of its forecast.
-        least_steps: context steps that every batch is padded to at least, while one
-            runs in parts.
+        feeds_gaps: whether a rollout appends missing values to the context, in place of
+            the forecast.
+        least_steps: context steps that a batch is padded to at least; above 0 only
+            while a batch runs in parts.
     """
 
     architecture: str
@@ -115,22 +117,26 @@ class Adapter(ABC):
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
         """Replace categories by the numbers that the model reads.
 
-        The base class returns the batch unchanged, since its values are the codes
-        already.
+        A batch holds the code of each category; the base class returns it unchanged,
+        for models that read those codes.
         """
         return batch
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
         """Keep the numbers of categories that depend on the whole history.
 
-        They are computed before the history is cut to the context. The base class has
-        none.
+        It is called before the history is cut to the context. The base class returns
+        the batch unchanged, for models whose numbers do not depend on the history.
         """
         return batch
 
     @abstractmethod
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Run one differentiable native forward: logits, or quantiles in data units."""
+        """Run one differentiable native forward.
+
+        Token models return logits (series, step, vocabulary), all others quantiles in
+        data units (series, quantile, step).
+        """
 
     @declare_row_independent
     def predict(
@@ -142,15 +148,16 @@ class Adapter(ABC):
         """
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)
-        steps = quantiles[..., :horizon]
-        return self.at(steps.transpose(1, 2).cpu(), levels)
+        kept = quantiles[..., :horizon]
+        return self.at(kept.transpose(1, 2).cpu(), levels)
 
     def at(
         self, quantiles: Tensor, levels: Levels, mean: Tensor | None = None
     ) -> Prediction:
         """Make a prediction at the requested levels by interpolation.
 
-        The quantiles, (series, step, quantile), are at the model's own levels.
+        The quantiles, (series, step, quantile), are at the model's own levels. Their
+        median stands for the mean if none is given.
         """
         if mean is None:
             mean = at_levels(quantiles, self.levels, (0.5,))[..., 0]
@@ -169,7 +176,8 @@ class Adapter(ABC):
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
         """Apply the last norm of the output stack, if it has one.
 
-        With ``like`` the scale of the norm is frozen to that of another stream.
+        ``resid`` is (…, pos, d_model). With ``like``, another stream of that shape, the
+        norm divides by the scale of ``like`` in place of that of ``resid``.
 
         Raises:
             WiringError: a frozen scale of a norm that is neither a LayerNorm nor a
@@ -184,14 +192,17 @@ class Adapter(ABC):
             return result
         if isinstance(norm, LayerNorm):
             return frozen_layer_norm(norm, resid, like)
-        # in half precision T5 keeps the stream, but not what its norm gives, in single
-        # precision
-        return (resid * rms_scale(norm, like)).to(norm.forward(like[..., :1, :]).dtype)
+        normalized = resid * rms_scale(norm, like)
+        # T5 in half precision has a stream in single precision, but its norm returns
+        # half precision: one position is normalised to learn which
+        dtype = norm.forward(like[..., :1, :]).dtype
+        return normalized.to(dtype)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the head's output for a normalised residual stream.
 
-        The output is logits, or quantiles in data units (…, batch, quantile, step).
+        The stream is (…, batch, pos, d_model). The output is logits, or quantiles in
+        data units (…, batch, quantile, step).
 
         This is the native forward with the output of its last norm (or last block)
         replaced. It works for every patch model; one whose head can be called alone
@@ -225,9 +236,12 @@ class Adapter(ABC):
     def number_step(self, values: np.ndarray) -> float:
         """Return the smallest difference between values that the model can see.
 
-        ``values`` (time,) are the context; the difference is in data units.
+        ``values`` (time,) are the context; the difference is in data units. The base
+        class returns the spacing of single precision at the largest absolute value.
         """
-        return float(np.spacing(np.float32(np.fmax.reduce(np.abs(values)))))
+        # fmax passes over missing values
+        largest = np.fmax.reduce(np.abs(values))
+        return float(np.spacing(np.float32(largest)))
 
     @property
     def longest_pass(self) -> int:
@@ -271,6 +285,7 @@ class Adapter(ABC):
         Parts of a batch are padded as the whole batch is, because padding can change
         what a library computes.
         """
+        # stays empty if the block is interrupted before it has begun
         previous: list[int] = []
 
         def begin() -> None:
@@ -341,7 +356,8 @@ def predicted(
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     """Apply a LayerNorm with the standard deviation of ``like``.
 
-    The mean is subtracted as usual, since that is linear already.
+    The mean that is subtracted is that of ``x`` itself: it is linear in ``x``, so the
+    results for the parts of a stream still add up.
     """
     out = without_gain(norm, x, like)
     if norm.weight is not None:
@@ -362,7 +378,7 @@ def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> N
         batch.ids, batch.roles, batch.categories, strict=True
     ):
         kinds = [role]
-        # truth values are numbers, too
+        # truth values are categories that models read as the numbers 0 and 1
         if categories not in (None, TRUTHS):
             kinds.append("categories")
         for kind in kinds:
@@ -384,9 +400,9 @@ def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
-    """Return the horizon of a forward.
+    """Refuse covariates that the model does not take, and return a forward's horizon.
 
-    If none is given and the batch has covariates, it is as long as they are known.
+    If none is given and the batch has covariates, it is :func:`default_horizon`.
     """
     refuse_covariates(adapter, batch)
     if horizon is None and batch.has_covariates:
@@ -397,7 +413,7 @@ def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | 
 def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
     """Refuse quantile levels beyond those that a model emits.
 
-    Some libraries give the nearest level in their place.
+    Some libraries would return the quantile of the nearest level without a warning.
     """
     low = levels[0]
     high = levels[-1]
@@ -417,11 +433,13 @@ def at_levels(
     refuse_tails(levels, requested)
     if tuple(requested) == tuple(levels):
         return values
-    interpolated = []
     # levels that come from arithmetic may be off in their last digits
+    tolerance = 1e-9
+    interpolated = []
     for level in requested:
-        right = min(int(np.searchsorted(levels, level - 1e-9)), len(levels) - 1)
-        if abs(levels[right] - level) < 1e-9:
+        # the first level that is not below the requested one
+        right = min(int(np.searchsorted(levels, level - tolerance)), len(levels) - 1)
+        if abs(levels[right] - level) < tolerance:
             interpolated.append(values[..., right])
             continue
         left = right - 1
@@ -442,7 +460,7 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
 
 
 def refuse_gradients(wiring: Wiring) -> None:
-    """Refuse gradients that are not derivatives, and any in inference mode."""
+    """Refuse gradients in inference mode, or of a library that alters its backward."""
     if torch.is_inference_mode_enabled():
         raise InputError(
             "there are no gradients under torch.inference_mode(); leave it,"

@@ -1,9 +1,9 @@
-"""What an architecture is: its entry in the registry, and the input that it makes.
+"""Architectures: their entries in the registry, and the native input of their models.
 
 Read :class:`Architecture` first, which :func:`register` makes known to ``load``, and
-then :class:`Encoded`, the native input of a batch. The wiring table is a class of
-:mod:`tsfm_lens.hooks.wiring`, and the functions that a table cannot hold belong to the
-:class:`tsfm_lens.models.Adapter`.
+then :class:`Encoded`, a batch of series as a model reads it. The wiring table is a
+class of :mod:`tsfm_lens.hooks.wiring`, and the functions that a table cannot hold
+belong to the :class:`tsfm_lens.models.Adapter`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class Encoded:
     Attributes:
         inputs: keyword arguments of the native model.
         spans: by stack, the time steps that each token covers.
-        loc, scale: (batch,), so that data = normalised * scale + loc; 0 and 1 where no
-            single scale does that.
+        loc, scale: (batch,), so that data = normalised * scale + loc; 0 and 1 for a
+            model that does not normalise each series by one location and scale.
         batch: the series.
         horizon: forecast steps that the forward yields; None if the model's own.
-        items: first axis of the native input, where it is not one per series (variates
-            as an axis of their own).
+        items: length of the native input's first axis, where an entry of it is an item
+            with all its variates; None where an entry is one series.
         packed: whether the variates of an item share one token sequence, so that hooks
             see a row per item.
         ids: names of inputs that say which rows belong together; copies of the batch
             get ids of their own.
         stats: further tensors that the head needs to return to data units.
         place: of a part of a batch, the index of its first row in the whole batch, and
-            the number of rows of that; else (0, None).
+            the number of rows of the whole batch; (0, None) of a whole batch.
     """
 
     inputs: dict[str, Any]
@@ -70,6 +70,7 @@ class Encoded:
     stats: dict[str, Tensor] = field(default_factory=dict)
     place: tuple[int, int | None] = (0, None)
     if not TYPE_CHECKING:
+        # code for TransformerLens asks for a shape: the error says how to patch here
         __getattr__ = refuse_shape
 
     @property
@@ -86,32 +87,34 @@ class Encoded:
         return len(set(self.batch.groups))
 
     def shown(self, stack: str) -> Tensor:
-        """Mark the tokens that show their row, (row, pos).
+        """Mark the tokens that are not padding, (row, pos).
 
-        Unmarked tokens are padding that brings short series to the longest.
+        Padding brings short series to the length of the longest.
         """
         spans = self.spans[stack]
         names = self.batch.groups if self.packed else self.batch.ids
         lengths = dict(zip(names, self.batch.lengths, strict=True))
-        starts = -torch.tensor([lengths[row] for row in self.rows])
-        special = torch.tensor([bool(label) for label in spans.special])
-        return special | (torch.tensor(spans.stop) > starts[:, None])
+        # steps count from the forecast start: a series of n steps begins at -n
+        first_steps = -torch.tensor([lengths[row] for row in self.rows])
+        is_special = torch.tensor([bool(label) for label in spans.special])
+        covers_series = torch.tensor(spans.stop) > first_steps[:, None]
+        return is_special | covers_series
 
     def part(self, start: int, stop: int) -> Encoded:
-        """Return series ``start`` to ``stop`` of the batch, whole items.
+        """Return series ``start`` to ``stop`` of the batch, which must be whole items.
 
         The padding and the spans stay those of the whole batch.
         """
         if self.items is None:
-            count = len(self.rows)
+            n_entries = len(self.rows)
         else:
-            count = self.items
-        series_per_item = len(self.batch) // count
-        # inputs have a row for each item or one for each series, told by their length
-        slices = {
-            count: slice(start // series_per_item, stop // series_per_item),
-            len(self.batch): slice(start, stop),
-        }
+            n_entries = self.items
+        series_per_entry = len(self.batch) // n_entries
+        series = slice(start, stop)
+        entries = slice(start // series_per_entry, stop // series_per_entry)
+        # the length of an input tells whether it has a row for each series or for each
+        # entry of several
+        slices = {n_entries: entries, len(self.batch): series}
 
         def take_rows(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor) or value.ndim == 0:
@@ -119,15 +122,14 @@ class Encoded:
             if len(value) not in slices:
                 raise InputError(
                     f"input {name} has shape {tuple(value.shape)}, not a row for each"
-                    f" of {count} items"
+                    f" of {n_entries} items"
                 )
             return value[slices[len(value)]]
 
-        series = slices[len(self.batch)]
         first_row, n_rows = self.place
-        before = 0
+        rows_before = 0
         if start:
-            before = len(name_rows(self.batch.select(range(start)), self.packed))
+            rows_before = len(name_rows(self.batch.select(range(start)), self.packed))
         if n_rows is None:
             n_rows = len(self.rows)
         return replace(
@@ -136,9 +138,9 @@ class Encoded:
             stats={k: take_rows(k, value) for k, value in self.stats.items()},
             loc=self.loc[series],
             scale=self.scale[series],
-            batch=self.batch.select(range(series.start, series.stop)),
-            items=None if self.items is None else (stop - start) // series_per_item,
-            place=(first_row + before, n_rows),
+            batch=self.batch.select(range(start, stop)),
+            items=None if self.items is None else (stop - start) // series_per_entry,
+            place=(first_row + rows_before, n_rows),
         )
 
     def in_data_units(self, normalized: Tensor) -> Tensor:
@@ -159,6 +161,7 @@ class Encoded:
         stamps = self.batch.timestamps(series)
         if stamps is not None:
             step = read_offset(self.batch.freqs[series])
+            # the last timestamp is that of step -1
             for column in ("start", "stop"):
                 table[f"{column}_time"] = [
                     stamps[-1] + (count + 1) * step for count in table[column]
@@ -217,11 +220,14 @@ Predict = TypeVar("Predict", bound=Callable[..., Prediction])
 def declare_row_independent(predict: Predict) -> Predict:
     """Declare that ``predict`` may run variants of a model as rows of a batch.
 
-    By this its author states that copies of a batch that follow one another have the
-    forecasts of the batch, in the same order, and that up to ``longest_pass`` steps the
-    model's input does not depend on its forecast. A function that overrides or wraps it
-    has to state so itself; without it variants run one by one.
+    Its author thereby states two things: for copies of a batch, one after another,
+    ``predict`` repeats the forecasts of the batch, in the same order; and up to
+    ``longest_pass`` steps the model's input does not depend on its forecast. A function
+    that overrides or wraps it has to be declared itself; variants of a model without a
+    declaration run one by one.
     """
+    # the function itself is the mark: functools.wraps copies attributes, and a wrapper
+    # with a copy is not declared
     predict.row_independent = predict  # type: ignore[attr-defined]
     return predict
 
@@ -271,25 +277,28 @@ class Architecture:
         claims: whether a checkpoint's config.json belongs to this architecture.
         open: local folder, dtype and device -> native object, through the library's own
             loader; None where there are no checkpoints.
-        blank: config.json -> the torch module that a checkpoint's tensors belong to,
-            called on the meta device.
+        blank: config.json -> the torch module without weights, whose parameters a
+            checkpoint's tensors must fit; called on the meta device.
         keys: keys of config.json that the wiring understands; None where none is read.
-        values: those that must have one value, where they are given.
-        check: refuses what these do not say of a config.json.
+        values: keys of config.json -> the only value that the wiring supports; a key
+            may be absent.
+        check: raises for any config.json, named by the second argument, that the wiring
+            does not support although ``keys`` and ``values`` allow it.
         wrap: native model -> the library's own object around it.
         notes: remarks for a user before loading it, in a few words.
         save: writes a native object as its own loader reads it; ``save_pretrained`` if
             None.
         library: optional library that it needs.
-        table_traits: of ``TABLE_TRAITS``, those that the tables of its models give; by
-            default all, so that no model is refused before it is open.
+        table_traits: those of ``TABLE_TRAITS`` that the wiring tables of its models
+            have. They decide, before a model is open, what can be measured on it; by
+            default all, so that nothing is refused too early.
         renamed: parts of tensor names in checkpoints -> their names in the library.
         computed: parts of the names of tensors that the library computes and does not
             read from a checkpoint.
-        among: whether an object belongs to it, where several architectures share a
-            class.
-        inside: name of a published checkpoint -> the folder in which its own library
-            ships it, None of others.
+        among: whether an object of one of ``classes`` belongs to this architecture,
+            where several architectures share a class.
+        inside: name of a checkpoint -> the folder of its library that holds the
+            weights, None if the library does not ship them.
         claims_tensors: whether names of tensors belong to it, for checkpoints whose
             config.json does not tell.
     """
@@ -317,7 +326,7 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """Key of the wiring."""
+        """Name of the architecture, its key in the registry."""
         result: str = self.adapter.architecture
         return result
 
@@ -357,6 +366,7 @@ class Architecture:
 
         An open model has ``lens.traits``.
         """
+        # whether a training was recorded depends on the checkpoint
         return adapter_traits(self.adapter) | self.table_traits | {"training_record"}
 
     def claims_object(self, native: object) -> bool:
@@ -451,7 +461,7 @@ def architectures() -> dict[str, Architecture]:
 
 @cache
 def _import_wirings() -> None:
-    # they import this module
+    # imported here, because wirings import this module
     from tsfm_lens.models import wirings as package
 
     for module in pkgutil.iter_modules(package.__path__):

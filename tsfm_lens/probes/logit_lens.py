@@ -30,9 +30,9 @@ from tsfm_lens.probes.given import of_kind, refuse_word
 __all__ = ["layer_gain", "logit_lens"]
 
 
-PEAK_HEIGHT = 0.02
-PEAK_DISTANCE = 2
-EFFECTIVE_PROBABILITY = 0.01
+PEAK_HEIGHT = 0.02  # least probability of a mode
+PEAK_DISTANCE = 2  # least distance between modes, in bins
+EFFECTIVE_PROBABILITY = 0.01  # tokens above it count as effective vocabulary
 
 
 @probe(
@@ -66,10 +66,11 @@ def logit_lens(
         ``step``, forecasts in data units. Token models: ``probability`` of every value
         bin, its ``value``, ``entropy`` in nats over the full vocabulary, ``n_peaks``,
         ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most
-        probable bin). Patch models: ``quantile_forecast`` and its median as
-        ``point_forecast``; with a distribution head its mean. The last layer is the
-        model's own output along the run's path; ``native_median`` is that of the
-        library's forecast; ``rounding`` (series) bounds its rounding error.
+        probable bin). Patch models: ``quantile_forecast``, and as ``point_forecast``
+        its median, or the mean if the head emits a distribution. The last layer is the
+        model's own output, in a token model after the tokens of the run's path. All
+        models: ``native_median`` (series, step), the median of the library's forecast,
+        and ``rounding`` (series), a bound of the rounding error of that median.
 
     Raises:
         InputError: a horizon longer than one pass, hooks that change the model after
@@ -99,7 +100,7 @@ def logit_lens(
 
 
 def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
-    """Return names and residual streams before the first and after every block.
+    """Return the residual stream after the embedding and every block, with names.
 
     Streams are (series, pos, d_model).
     """
@@ -108,10 +109,9 @@ def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
         f"{stack.name}.hook_embed".lstrip("."),
         *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers)),
     ]
+    names = ["embed", *map(str, range(stack.n_layers))]
     activations = run.in_one_pass().record(points)
-    return ["embed", *map(str, range(stack.n_layers))], [
-        activations[point] for point in points
-    ]
+    return names, [activations[point] for point in points]
 
 
 def _token_lens(
@@ -126,26 +126,29 @@ def _token_lens(
     lens = run.lens
     first = lens.first_value_token
     values = lens.bin_values(run.encoded).double().numpy()
-    rows = []
+    by_layer = []
     bin_logits = []
     for stream in streams:
         with torch.no_grad():
             logits = lens.readout(stream, run.encoded)
-            # the last lens is the model's own output, which also checks the readout
+            # own_readout checks that the last stream gives the model's own forecast
             if stream is streams[-1]:
                 logits = own_readout(run, logits)
-            p = torch.softmax(logits.double(), dim=-1).cpu()
+            token_probability = torch.softmax(logits.double(), dim=-1).cpu()
         if with_logits:
             bin_logits.append(logits[..., first:].float().cpu().numpy())
-        bins = p[..., first:].numpy()
-        effective = (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
-        entropy = torch.special.entr(p).sum(-1).numpy()
-        quantiles = bin_quantiles(bins, values, levels)
-        rows.append(
-            (bins.astype(np.float32), entropy, count_peaks(bins), effective, quantiles)
+        bins = token_probability[..., first:].numpy()
+        by_layer.append(
+            (
+                bins.astype(np.float32),
+                torch.special.entr(token_probability).sum(-1).numpy(),
+                count_peaks(bins),
+                (token_probability > EFFECTIVE_PROBABILITY).sum(-1).numpy(),
+                bin_quantiles(bins, values, levels),
+            )
         )
     probability, entropy, peaks, effective, quantiles = (
-        np.stack(row) for row in zip(*rows, strict=True)
+        np.stack(layers) for layers in zip(*by_layer, strict=True)
     )
     best = probability.argmax(axis=-1)
     most_probable = np.take_along_axis(values[None, :, None], best[..., None], -1)
@@ -240,9 +243,10 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     """Compute the change of the lens forecast's error from each layer to the next.
 
     ``gain_l = 100 (m_l - m_{l-1}) / m_{l-1}`` for the errors m of point forecasts:
-    negative is better. The first step of a token model's decoder, which reads no value,
-    is left out and has an error of its own. Measured against the model's own forecast,
-    the last layer has no gain: its error is 0 by definition.
+    negative is better. At its first step a token model's decoder reads only a start
+    token, so errors leave this step out, and ``first_step_error`` has it alone, if the
+    horizon is longer than 2 steps. Measured against the model's own forecast, the last
+    layer has no gain: its error is 0 by definition.
 
     Args:
         lens_result: from :func:`tsfm_lens.probes.logit_lens`.
@@ -286,8 +290,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     predictions = forecast.values
     targets = target.transpose("series", "step").values
     error = _errors(predictions[..., first:], targets[..., first:])
-    # rounding moves each layer's forecast independently; steps move alternately or all
-    # one way, as in a noise floor
+    # the uncertainty of an error is its change when rounding moves all steps of the
+    # forecast in alternating directions or in one, whichever is larger
     bounds = lens_result.get("rounding", 0.0)
     rounding_errors = np.broadcast_to(bounds, targets.shape[:1])[:, None]
     signs = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
@@ -296,13 +300,12 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         for shift in (rounding_errors * signs, rounding_errors + 0 * signs)
     ]
     uncertainty = np.fmax(*np.abs(shifts))
-    # an error within rounding cannot be compared with, and the first layer has none
-    # before it
+    # the gain is NaN after an error within rounding, and at the first layer
     known = np.where(error > uncertainty, error, np.nan)[:, :-1]
     before = np.pad(known, ((0, 0), (1, 0), (0, 0)), constant_values=np.nan)
     gain = 100 * (error / before - 1)
     if reference == "model":
-        # its distance from itself is 0 by definition, whatever it does
+        # the last layer is the reference, so its error is always 0
         gain[:, -1] = np.nan
     coords = {
         "metric": list(METRICS),
@@ -313,7 +316,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     if first:
         result["first_step_error"] = (axes[1:], np.abs(predictions - targets)[..., 0])
     shared = ("model", "revision", "architecture", "versions", "seed", "horizon")
-    # the tests count equal series, and windows of one, once
+    # judge finds equal series, and windows of one series, by these variables
     result = result.assign(
         {
             name: lens_result[name]
@@ -325,6 +328,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         "reference": reference,
         **{key: lens_result.attrs[key] for key in shared if key in lens_result.attrs},
     }
+    # first-order uncertainty of error / before, which equals 1 + gain / 100
     floor = np.full(gain.shape, np.nan)
     floor[:, 1:] = uncertainty[:, 1:] + uncertainty[:, :-1] * (1 + gain[:, 1:] / 100)
     floor *= 100 / before

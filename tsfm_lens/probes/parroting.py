@@ -1,7 +1,7 @@
 """Repetition in a forecast: context parroting, and the season that it keeps.
 
-:func:`context_parroting` finds the lag at which a forecast copies its context, which
-:func:`best_lag` decides; read these two first. :func:`lag_attention` and
+:func:`context_parroting` finds the lag at which a forecast copies its context, by
+:func:`best_lag`; read these two first. :func:`lag_attention` and
 :func:`head_parroting` ask which heads read there, and which of them the copy needs.
 :func:`seasonality_bias` compares amplitudes instead of copies.
 """
@@ -36,12 +36,12 @@ from tsfm_lens.probes.zero_ablation import forecast_ablations, make_ablations
 
 __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_bias"]
 
-# probability, over all lags, that noise alone makes one look worse
+# probability that noise alone makes one of equally good lags look worse than the best
 _LEVEL = 0.01
-# random orders of a context's values: that none is copied as well as the context itself
-# happens by chance once in a hundred
+# random orders of a context's values: by chance the context is copied better than all
+# of them once in a hundred times
 _ORDERS = 99
-# standard deviation of a normal variable's absolute value, over its mean
+# ratio of standard deviation to mean of a normal variable's absolute value
 _DEVIATION = float(np.sqrt(np.pi / 2 - 1))
 
 
@@ -62,23 +62,23 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     It is compared with the context repeated at every lag, and with the naive parrot.
 
     Args:
-        run: the forecast to explain; the median of the library's own is used.
+        run: the forecast to explain; the median of the library's own forecast is used.
         motif: length of the last stretch, of which the naive parrot finds the best
             earlier match.
 
     Returns:
-        Dataset of kind "context_parroting": ``lag_error`` (series, lag), mean absolute
+        Dataset of kind "context_parroting". ``lag_error`` (series, lag): mean absolute
         difference of the forecast from the context repeated at a lag, in standard
-        deviations of the context; ``best_lag`` and ``copy_error`` (series), the
-        shortest lag at which the forecast is as good a copy as at any within noise, and
-        its error. A copy may also go on with the context's straight line. There is no
-        such lag unless the copy is exact, or better than at any lag of 99 random orders
-        of the context's values. ``parrot_error`` (series), the same difference from
-        what followed the best earlier match of the last ``motif`` steps, and
-        ``parrot_match`` (series), how many steps back that begins; ``forecast`` and
-        ``parrot`` (series, step). NaN where a context is too short or constant, or
-        there is no lag. For both errors what :func:`.estimates.judge` adds, against the
-        distance of two forecasts of the unchanged model.
+        deviations of the context. ``best_lag`` (series): the shortest lag at which the
+        copy is as good as at any other, but for chance; ``copy_error`` (series): its
+        error. The copy may also go on with the context's straight line; it must be
+        exact, or better than copies, at any lag, of 99 random orders of the context's
+        values. ``parrot_error`` (series): the same difference from what followed the
+        best earlier match of the last ``motif`` steps; ``parrot_match`` (series): how
+        many steps back that begins. ``forecast`` and ``parrot`` (series, step). NaN
+        where a context is too short or constant, or is copied at no lag. For both
+        errors what :func:`.estimates.judge` adds, against the distance of two forecasts
+        of the unchanged model.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; analogue
@@ -101,12 +101,9 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
     best = best_lags(run)
-    copy_errors = np.array(
-        [
-            by_lag[lag - 1] if lag else np.nan
-            for by_lag, lag in zip(errors, best, strict=True)
-        ]
-    )
+    copy_errors = np.full(len(batch), np.nan)
+    copied = np.flatnonzero(best)
+    copy_errors[copied] = errors[copied, best[copied] - 1]
     data = marked_dataset(run.as_rollout(), lag=np.arange(1, longest))
     data = data.assign(
         forecast=(("series", "step"), forecast),
@@ -153,8 +150,9 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of
         attention on such tokens; ``chance``, that of uniform attention over the context
-        tokens that a query may see; ``vacuous``, whether all of them are at the lag, as
-        if one token forecasts at least as many steps as the lag.
+        tokens that a query may see; ``vacuous``, whether all of these are at the lag,
+        so that the mass says nothing: for example if one token forecasts as many steps
+        as the lag or more.
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -171,20 +169,20 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     maps = autoregressive_attention(run, **options)
     names = ("key_start", "key_stop", "attention")
     starts, stops, attention = (maps[name].values for name in names)
-    # distances between a step of the query and a step of the key
+    # smallest and largest number of steps (key, query) from a key's step to a query's
     near = maps["query_start"].values - (stops - 1)[:, None] - width
     far = maps["query_stop"].values - 1 - starts[:, None] + width
-    # a key that no head gives weight is masked for that query
+    # context tokens that the query may see: a masked key gets no weight from any head
     past = (maps["key_special"].values == "") & (stops <= 0)
     usable = past[:, None] & (attention.max(axis=(0, 1)) > 0)
-    # whether a multiple of the lag lies between the near and the far distance
-    on_band = usable & (far // lag * lag >= np.maximum(near, 1))
-    shares = on_band.sum(0)[usable.any(0)] / usable.sum(0)[usable.any(0)]
-    chance = 0.0
-    if len(shares):
-        chance = float(shares.mean())
-    vacuous = bool((on_band == usable).all())
-    mass = (("layer", "head"), (attention * on_band).sum(axis=2).mean(axis=-1))
+    # whether a multiple of the lag lies between the two distances
+    largest_multiple = far // lag * lag
+    at_lag = usable & (largest_multiple >= np.maximum(near, 1))
+    n_usable = usable.sum(0)
+    shares = at_lag.sum(0)[n_usable > 0] / n_usable[n_usable > 0]
+    chance = float(shares.mean()) if len(shares) else 0.0
+    vacuous = bool((at_lag == usable).all())
+    mass = (("layer", "head"), (attention * at_lag).sum(axis=2).mean(axis=-1))
     coords = {"layer": maps["layer"], "head": maps["head"]}
     data = xr.Dataset(
         {"mass": mass, "chance": chance, "vacuous": vacuous}, coords=coords
@@ -194,9 +192,9 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
-    """Compute the error of the context repeated at every lag as the forecast, (lag,).
+    """Compute the error of the forecast as a copy of the context at each lag, (lag,).
 
-    It is the mean absolute difference.
+    It is the mean absolute difference from the context's last ``lag`` values, repeated.
     """
     lags = np.arange(1, len(context))[:, None]
     copies = context[len(context) - lags + np.arange(len(forecast)) % lags]
@@ -211,10 +209,13 @@ def repeated(context: np.ndarray, lag: int, steps: int) -> np.ndarray:
 def naive_parrot(
     context: np.ndarray, horizon: int, motif: int
 ) -> tuple[np.ndarray, int] | None:
-    """Repeat what followed the best earlier match of the last steps.
+    """Repeat what followed the best earlier match of the last ``motif`` steps.
 
-    The result has the repetition (step,), and how many steps back it begins; it is None
-    for a context without such a match.
+    Windows match by their shape, without their mean.
+
+    Returns:
+        The repetition (step,), and how many steps back it begins; None for a context
+        without such a match.
     """
     latest = len(context) - motif
     if latest < motif:
@@ -227,7 +228,7 @@ def naive_parrot(
     distance = np.square(centred - target).mean(axis=1)
     if not np.isfinite(distance).any():
         return None
-    # of equally good matches the latest
+    # the latest of equally good matches
     best = len(distance) - 1 - int(np.nanargmin(distance[::-1]))
     back = latest - best
     return repeated(context, back, horizon), back
@@ -236,9 +237,10 @@ def naive_parrot(
 def naive_parrots(
     batch: SeriesBatch, horizon: int, motif: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return forecasts of :func:`naive_parrot`, and how many steps back copies begin.
+    """Return the :func:`naive_parrot` of each series, NaN without a match.
 
-    Forecasts are (series, step), beginnings (series,); both are NaN without a match.
+    Returns:
+        The repetitions (series, step), and how many steps back they begin (series,).
     """
     if motif < 2:
         raise InputError(f"motif is {motif}, expected 2 or more steps")
@@ -251,27 +253,29 @@ def naive_parrots(
 
 
 def best_lags(run: Run) -> np.ndarray:
-    """Find the :func:`best_lag` of the library's own forecast, (series,)."""
+    """Find the :func:`best_lag` of the library's own median forecast, (series,)."""
     return np.array(list(map(best_lag, run.batch.values, run.forecast.median)))
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     """Find the shortest lag at which a forecast copies its context best; 0 for none.
 
-    Lags that copy as well as the best one within chance count as equal. Values are
-    copied as they are, or as they lie about the context's straight line, which the copy
-    goes on with: whichever is nearer to the forecast. There is no lag where the nearest
-    copy is not exact and no nearer than that of the context's values in random order.
+    Lags whose copies are as good as the best one, but for chance, count as equal. A
+    copy repeats the values themselves, or their distances from a straight line through
+    the context, which goes on in the copy; the one that is nearer to the forecast
+    counts. A copy that is not exact must be nearer to the forecast than copies, at any
+    lag, of 99 random orders of the context's values; otherwise there is no lag.
     """
     if np.isnan(compute_spread(context)):
         return 0
-    choices = [(context, forecast), _subtract_line(context, forecast)]
-    errors = [lag_errors(*choice) for choice in choices]
-    if not all(np.isfinite(error).any() for error in errors):
+    pairs = [(context, forecast), _subtract_line(context, forecast)]
+    errors = [lag_errors(*pair) for pair in pairs]
+    if not all(np.isfinite(by_lag).any() for by_lag in errors):
         return 0
-    best = int(np.argmin([np.nanmin(error) for error in errors]))
-    context, forecast = choices[best]
-    if not _beats_random_order(context, forecast, float(np.nanmin(errors[best]))):
+    smallest = [float(np.nanmin(by_lag)) for by_lag in errors]
+    best = int(np.argmin(smallest))
+    context, forecast = pairs[best]
+    if not _beats_random_order(context, forecast, smallest[best]):
         return 0
     return _shortest_lag(context, forecast, errors[best])
 
@@ -293,7 +297,7 @@ def _beats_random_order(
 ) -> bool:
     """Test whether a copy is exact, or nearer than any copy of a shuffled context.
 
-    Each of 99 random orders of the context's values is copied at every lag.
+    ``error`` is that of the copy. Each of 99 shuffled contexts is copied at every lag.
     """
     # a fixed seed, so that equal series have equal lags
     rng = np.random.default_rng(0)
@@ -314,18 +318,23 @@ def _rounding_distance(context: np.ndarray) -> float:
 
 
 def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray) -> int:
-    """Find the shortest lag that copies as well as the best one, within chance.
+    """Find the shortest lag that copies as well as the best one, but for chance.
 
-    It must also be as good by the folded context; see :func:`_folded_gaps`.
+    Lags whose ``errors`` (lag,) are equal within chance are compared once more, by
+    :func:`_folded_gaps`.
     """
     lags = np.arange(1, len(context))
-    rare = _LEVEL / len(context)
-    lengths = np.minimum(lags, len(forecast))
-    # the best is the smallest of many, and each is compared with it
-    tolerance = norm.isf(rare / len(context)) * _DEVIATION * np.sqrt(2 / lengths)
+    # a copy has so many different values; relative to its mean absolute error, chance
+    # moves the difference of two errors by so much
+    n_values = np.minimum(lags, len(forecast))
+    relative_deviation = _DEVIATION * np.sqrt(2 / n_values)
+    # corrected for the number of lags
+    lag_level = _LEVEL / len(context)
+    # once more, since the best error is the smallest of as many
+    tolerance = norm.isf(lag_level / len(context)) * relative_deviation
     rounding = _rounding_distance(context)
     candidates = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
-    # a longer lag leaves a part of the second half without an earlier copy
+    # with a longer lag some values of the second half have no earlier copy
     candidates = candidates[candidates <= len(context) // 2]
     if not len(candidates):
         return int(np.nanargmin(errors)) + 1
@@ -333,31 +342,34 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     best = int(np.nanmean(gaps, axis=1).argmin())
     excess = gaps - gaps[best]
     counts = np.isfinite(excess).sum(axis=1)
-    uncertainty = norm.isf(rare) * np.nanstd(excess, axis=1) / np.sqrt(counts)
-    equal = candidates[np.nanmean(excess, axis=1) <= uncertainty + rounding]
-    # the best lag may be a multiple of the true one
-    longest = candidates[best]
-    divisors = np.round(longest / np.arange(1, longest + 1))
-    return int(equal[np.isin(equal, divisors)][0])
+    standard_error = np.nanstd(excess, axis=1) / np.sqrt(counts)
+    tolerated = norm.isf(lag_level) * standard_error + rounding
+    equal = candidates[np.nanmean(excess, axis=1) <= tolerated]
+    # the best lag may be a multiple of the true one, which need not be a whole number
+    nearest = candidates[best]
+    fractions = np.round(nearest / np.arange(1, nearest + 1))
+    return int(equal[np.isin(equal, fractions)][0])
 
 
 def _folded_gaps(
     context: np.ndarray, forecast: np.ndarray, lags: np.ndarray
 ) -> np.ndarray:
-    """Compute how far later values are from the mean of earlier copies, (lag, time).
+    """Compare values with the context folded at each lag, (lag, time).
 
-    The later values are those of the context's second half and of the forecast.
+    The values are those of the context's second half and of the forecast. The result is
+    their absolute difference from the mean of the context values 1, 2, … lags before.
     """
     length = len(context)
     half = len(context) // 2
     full = np.concatenate([context, forecast])
     gaps = np.full((len(lags), len(full) - half), np.nan)
     for row, lag in enumerate(lags):
-        # a forecast longer than the lag goes round the same copy
+        # a forecast longer than the lag repeats the copy
         times = np.concatenate(
             [np.arange(half, length), length + np.arange(len(forecast)) % lag]
         )
-        source = times - np.arange(int(lag), length + int(lag), int(lag))[:, None]
+        multiples = np.arange(int(lag), length + int(lag), int(lag))
+        source = times - multiples[:, None]
         in_context = (source >= 0) & (source < length)
         copies = np.where(in_context, context[source.clip(0, length - 1)], np.nan)
         gaps[row] = np.abs(full[half:] - over_windows(copies.T))
@@ -410,12 +422,10 @@ def head_parroting(
 ) -> xr.Dataset:
     """Measure each head's part in parroting by its attention and by ablation.
 
-    The lag is the one at which the plain forecast copies its context, as in
-    :func:`context_parroting`.
-
     Args:
         run: the forecast to explain.
-        lag: steps, for every series; each series' own best lag if None.
+        lag: steps, for every series; if None each series' own ``best_lag``, as in
+            :func:`context_parroting`.
         motif: length of the last stretch, of which the naive parrot finds the best
             earlier match.
         width: steps on either side of the lag that still count.
@@ -424,13 +434,15 @@ def head_parroting(
         progress: called with (done, of) after each head.
 
     Returns:
-        Dataset of kind "head_parroting" over (layer, head, series): ``mass``, share of
-        attention at the lag and its multiples; ``copy_error_change``,
-        ``parrot_error_change`` and, with a truth, ``truth_error_change``: the rise of
-        the distance from each by ablation, in standard deviations of the context (above
-        0 if the head supports the copy); for each what :func:`.estimates.judge` adds.
-        Over ``series``: ``lag``, ``chance`` (the mass's floor), ``vacuous``, and the
-        plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The
+        Dataset of kind "head_parroting" over (layer, head, series). ``mass``: share of
+        attention at the lag and its multiples. ``copy_error_change``,
+        ``parrot_error_change`` and, with a truth, ``truth_error_change``: how much
+        ablating the head adds to the mean absolute difference of the forecast from the
+        copy, the naive parrot and the truth, in standard deviations of the context;
+        above 0 if the head supports the copy. For each what :func:`.estimates.judge`
+        adds. Over ``series``: ``lag``; ``chance``, the mass of uniform attention, and
+        ``vacuous``, see :func:`lag_attention`; ``copy_error`` and so on, the errors
+        without ablation. ``forecast``, ``copy`` and ``parrot`` (series, step). The
         attribute ``statistic`` names the statistic of the forecast. NaN where a context
         is constant, too short, incomplete, or copied at no lag.
 
@@ -467,7 +479,6 @@ def head_parroting(
     ablated = forecast_ablations(run, ablations, how, progress).reshape(
         len(layers), stack.n_heads, *plain.shape
     )
-    # the lag that the library's forecast copies at, as context_parroting has it
     if lag is None:
         lags = best_lags(run)
     else:
@@ -478,10 +489,11 @@ def head_parroting(
         )
         for row, series_lag in enumerate(lags)
     ]
-    # without a lag there is nothing to attend to
-    weight = np.where(lags > 0, 1.0, np.nan)
-    mass = np.stack([view["mass"].values for view in maps], axis=-1) * weight
-    chance = np.array([float(view["chance"]) for view in maps]) * weight
+    # a lag of 0 means that there is none; lag_attention was then asked for lag 1
+    has_lag = lags > 0
+    mass_by_series = [view["mass"].values.astype(float) for view in maps]
+    mass = np.where(has_lag, np.stack(mass_by_series, axis=-1), np.nan)
+    chance = np.where(has_lag, [float(view["chance"]) for view in maps], np.nan)
     vacuous = [bool(view["vacuous"]) for view in maps]
     data = marked_dataset(run, layer=list(map(str, layers)), head=range(stack.n_heads))
     data = data.assign(
@@ -489,7 +501,7 @@ def head_parroting(
         chance=("series", chance),
         vacuous=("series", vacuous),
     )
-    data["lag"] = ("series", lags * weight, {"units": "steps"})
+    data["lag"] = ("series", np.where(has_lag, lags, np.nan), {"units": "steps"})
     copy = np.full((len(batch), steps), np.nan)
     for series in np.flatnonzero(lags):
         copy[series] = repeated(batch.values[series], lags[series], steps)
@@ -517,7 +529,7 @@ def head_parroting(
     }
     data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
     for name, target in references.items():
-        # the default binds this turn's target, as a closure would see the last one
+        # bound as a default, since a closure would read the last target of the loop
         def change(
             other: np.ndarray, plain: np.ndarray, target: np.ndarray = target
         ) -> np.ndarray:
@@ -532,7 +544,7 @@ def head_parroting(
     return data
 
 
-# trial frequencies in the width of a peak, which is one cycle over the horizon
+# trial frequencies for each further cycle over the horizon, the width of a peak
 _FINENESS = 4
 
 
@@ -553,20 +565,21 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     For models that read patches, the amplitude at the patch length is measured too.
 
     Args:
-        run: the forecast to explain; the median of the library's own is used.
+        run: the forecast to explain; the median of the library's own forecast is used.
 
     Returns:
         Dataset of kind "seasonality_bias" over ``series``: ``period``, the strongest of
         the context; ``context_amplitude``, ``forecast_amplitude`` and, with a truth,
         ``truth_amplitude`` of the sine at that period, in data units;
-        ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less
-        1; ``spread_ratio``, standard deviation of the forecast over the context's; for
-        models that read patches ``patch_amplitude`` and ``patch_pull``, the forecast's
-        amplitude at the patch length less the context's, in standard deviations of the
-        context; for change and pull what :func:`.estimates.judge` adds. ``amplitude``
-        (part, series, trial_period), at periods from 3 steps to the horizon, in
-        standard deviations of the context, of the end of the context, the forecast, the
-        truth. NaN where a stretch is shorter than the period.
+        ``amplitude_ratio``, forecast over context, and ``amplitude_change``, the ratio
+        less 1; ``spread_ratio``, standard deviation of the forecast over the context's.
+        For models that read patches: ``patch_amplitude``, the forecast's amplitude at
+        the patch length, in data units, and ``patch_pull``, this less the context's
+        one, in standard deviations of the context. For change and pull what
+        :func:`.estimates.judge` adds. ``amplitude`` (part, series, trial_period):
+        amplitude of each part (the last horizon of the context, the forecast, the
+        truth) at periods from 3 steps to the horizon, in standard deviations of the
+        context. NaN where a part is shorter than the period.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and
@@ -596,12 +609,13 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     if "truth" in data:
         measures["truth_amplitude"] = amplitudes(data["truth"].values, period)
     spans = run.lens.encode(batch).spans.values()
-    widths = [
+    steps_per_token = [
         stop - start
         for axis in spans
         for start, stop in zip(axis.start, axis.stop, strict=True)
     ]
-    patch = next((width for width in widths if width > 0), 0)
+    # special tokens cover no steps
+    patch = next((width for width in steps_per_token if width > 0), 0)
     if patch > 1:
         patches = np.full(len(batch), patch)
         measures["patch_amplitude"] = amplitudes(forecast, patches)
@@ -611,7 +625,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         data[name] = (("series",), values)
     data["forecast"] = (("series", "step"), forecast)
     cycles = np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS)
-    trials = (steps / cycles)[::-1]
+    trial_periods = (steps / cycles)[::-1]
     parts: dict[str, Any] = {
         "context": [values[-steps:] for values in batch.values],
         "forecast": forecast,
@@ -619,11 +633,12 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     if "truth" in data:
         parts["truth"] = data["truth"].values
     grid = [
-        [[fit_amplitude(values, trial) for trial in trials] for values in stretches]
-        for stretches in parts.values()
+        [[fit_amplitude(values, trial) for trial in trial_periods] for values in part]
+        for part in parts.values()
     ]
     data = data.assign_coords(
-        part=list(parts), trial_period=("trial_period", trials, {"units": "steps"})
+        part=list(parts),
+        trial_period=("trial_period", trial_periods, {"units": "steps"}),
     )
     data["amplitude"] = (
         ("part", "series", "trial_period"),
@@ -656,9 +671,9 @@ def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.
 
 
 def fit_amplitude(values: np.ndarray, period: float) -> float:
-    """Fit the amplitude of the sine of one period.
+    """Fit a sine of one period to values (time,), and return its amplitude.
 
-    A constant and a straight line are fitted with it.
+    A constant and a straight line are fitted together with it.
     """
     finite = np.isfinite(values)
     if len(values) < period or finite.sum() < 5:
@@ -685,10 +700,10 @@ def dominant_period(values: np.ndarray) -> float:
     filled = np.interp(time, time[finite], values[finite])
     trend = np.polyval(np.polyfit(time, filled, 1), time)
     spectrum = np.abs(np.fft.rfft(filled - trend))
-    # in cycles per series, so that a period occurs three times or more
+    # frequencies are in cycles per series, of which a season makes three or more
     lowest = 3
     peak = lowest + int(spectrum[lowest:].argmax())
     # a period need not divide the length, so frequencies between the bins are tried
     near = np.linspace(max(peak - 1, lowest), min(peak + 1, len(spectrum) - 1), 41)
-    amplitudes = [fit_amplitude(values, len(values) / frequency) for frequency in near]
-    return float(len(values) / near[int(np.nanargmax(amplitudes))])
+    heights = amplitudes([values] * len(near), len(values) / near)
+    return float(len(values) / near[int(np.nanargmax(heights))])

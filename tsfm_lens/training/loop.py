@@ -1,8 +1,8 @@
 """One training loop, which can be stopped at any time and resumed.
 
 A :class:`Task` has the model and its losses, a :class:`Plan` the length of the run and
-what is saved; :class:`Training` puts the two together with an optimiser. Files on disk
-are the matter of :mod:`.state`.
+what is saved; :class:`Training` puts the two together with an optimiser. :mod:`.state`
+reads and writes the files.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Task(Protocol):
     def evaluate(self) -> Mapping[str, float]:
         """Measure the model, for example by its validation error.
 
-        Patience looks at the first measure. {} for none.
+        The first measure decides when patience ends; {} if nothing is measured.
         """
 
 
@@ -70,15 +70,15 @@ class Plan(Strict):
     """Plan of a run.
 
     Attributes:
-        steps: of the optimiser.
-        save_every: steps between two saved states; each adds the mean loss since the
-            last one to the log.
+        steps: number of optimiser steps.
+        save_every: steps between two saved states; with each, the mean loss since the
+            previous one goes to the log.
         evaluate_every: steps between two evaluations; 0 for none.
         patience: the run ends, with the best weights, after this many evaluations in a
             row without a lower first measure; None for never.
         snapshots: steps at which the weights are kept in the history, 0 for the
             untrained ones.
-        clip: largest norm of a gradient, over all weights; None for any.
+        clip: largest norm of the gradient of all weights together; None for no bound.
         dropout: whether the model is in training mode, with its dropout.
     """
 
@@ -97,16 +97,16 @@ class Training:
     Args:
         task: what is trained.
         plan: length of the run, and what is saved.
-        optimizer: of its model's weights, by its ``step(closure)``, such as
-            :class:`tsfm_lens.training.SAM`.
+        optimizer: optimises the weights of the task's model, and takes a closure in
+            its ``step``, as :class:`tsfm_lens.training.SAM` does.
         out: new folder for state, log and history; None saves nothing.
         rate: learning rate of each step; that of the optimiser if None. A parameter
-            group with a "share" gets this share.
+            group with the key "share" gets this share of the rate.
         callbacks: called after every step, and before the first, with this run.
 
     Attributes:
         step: optimiser steps done.
-        seconds: duration of these steps.
+        seconds: duration of these steps, without evaluations and saving.
         last_loss: mean training loss between the last two saved states.
         best: lowest first measure of the evaluations so far, and its step; None before
             the first.
@@ -203,7 +203,7 @@ class Training:
             bar_task = bar.add_task(self.task.name, total=last, completed=self.step)
             if not self.step:
                 if self.out is not None:
-                    # of a run that was killed before its first state
+                    # this log is left from a run that was killed before its first state
                     (self.out / LOG).unlink(missing_ok=True)
                 self._follow_up()
             ending = self._patience_over
@@ -220,11 +220,9 @@ class Training:
                         bar_task,
                         description=f"{self.task.name} loss {self.last_loss:.3g}",
                     )
-        if (
-            self.ended
-            and self._best_weights is not None
-            and self.plan.patience is not None
-        ):
+        # the plan that saved a state may have had a patience, and this one none
+        has_patience = self.plan.patience is not None
+        if self.ended and has_patience and self._best_weights is not None:
             self.model.load_state_dict(self._best_weights)
         return self.ended
 
@@ -240,6 +238,7 @@ class Training:
             rate = self.rate(self.step)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * group.get("share", 1.0)
+        # an optimiser may call the closure again at other weights, as SAM does
         losses: list[Tensor] = []
 
         def closure() -> Tensor:
@@ -247,16 +246,14 @@ class Training:
             loss = self.task.loss(self.step)
             loss.backward()
             if self.plan.clip is not None:
-                # a weight may stand in the groups of two optimisers, and its gradient
+                # an optimiser that combines two may list a weight twice, and a gradient
                 # must be clipped once
-                weights = (
-                    weight
+                weights = {
+                    id(weight): weight
                     for group in self.optimizer.param_groups
                     for weight in group["params"]
-                )
-                nn.utils.clip_grad_norm_(
-                    {id(weight): weight for weight in weights}.values(), self.plan.clip
-                )
+                }
+                nn.utils.clip_grad_norm_(weights.values(), self.plan.clip)
             losses.append(loss.detach())
             return loss
 
@@ -300,39 +297,33 @@ class Training:
             self._patience_over = since >= self.plan.patience
 
     def _save(self) -> None:
+        losses = torch.zeros(0)
         if self._losses:
             losses = torch.stack(self._losses)
-        else:
-            losses = torch.zeros(0)
-        if len(losses):
             self.last_loss = float(losses.mean())
-            if not bool(torch.isfinite(losses).all()):
-                first = (
-                    self.step
-                    - len(losses)
-                    + int((~torch.isfinite(losses)).nonzero()[0])
-                )
+            infinite = ~torch.isfinite(losses)
+            if bool(infinite.any()):
+                first = self.step - len(losses) + int(infinite.nonzero()[0])
                 raise InputError(
                     f"the loss of {self.task.name} at step {first} is not finite; give"
                     " a lower learning rate, or clip the gradient"
                 )
-        # a stop between two lines adds none, and the losses until then count in the
-        # next one
-        due = self.step % self.plan.save_every == 0 or self.ended
-        if due:
+        # a run that is stopped between two log lines keeps its losses for the next line
+        line_is_due = self.step % self.plan.save_every == 0 or self.ended
+        if line_is_due:
             self._losses = []
         if self.out is None:
             return
-        # a state stands beside its log, if only an empty one
+        # a folder with a state has a log too, even if no line is due yet
         (self.out / LOG).touch()
-        if due and len(losses):
+        if line_is_due and len(losses):
             append(self.out / LOG, {"step": self.step, "loss": self.last_loss})
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
-            "losses": losses[:0] if due else losses,
+            "losses": losses[:0] if line_is_due else losses,
             "identity": self.task.identity,
             # dropout goes on as if the run had not been stopped
             "random": torch.get_rng_state(),

@@ -1,8 +1,8 @@
 """Tested effects of a result, as figures mark them and sentences report them.
 
 :func:`finding` reads an effect with its range, noise floor and significance into a
-:class:`Finding`, whose methods write what holds for its members. The tests are made in
-:mod:`tsfm_lens.core.estimates`.
+:class:`Finding`, whose methods write sentences on its members, such as heads. The tests
+are made in :mod:`tsfm_lens.core.estimates`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,35 @@ from tsfm_lens.viz.words import listed, num, over_series, verb
 
 NOT_SIGNIFICANT = "not significant"
 WORTH_A_WORD = SMALLEST
+"""Smallest size that sentences mention, unless a test had another smallest size."""
 _MAX_NAMES = 3  # members in a sentence
 ONCE = re.compile(
     r"Not compared with untrained twins|One series says nothing|\d+ \w+ are too few for"
     r"|\d+ \w+ (is|are) left out|Nothing is compared"
 )
-"""Beginnings of sentences that many results have, and that a page shows once."""
+"""Start of a sentence that many results have, and that a page shows once."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """Tested effect over its members: unit-free sizes, ranges and significance.
 
+    Arrays have the shape of the members, such as (layer, head).
+
     Attributes:
-        size, low, high: median and range; the size alone where there is one series.
+        size, low, high: median, smallest and largest over series; all three are equal
+            where there is one series.
         acts: number of series (and windows) on which the effect is above its floor.
-        significant: members whose effect holds for others; see ``facts``.
-        floor, lowest: largest and smallest noise floor of any series.
-        leads, lead_share: member significantly larger than every other; share of
-            bootstrap samples it is largest in.
-        learned: members that pass the test beside untrained twins; None where there are
-            no twins.
-        facts: what was tested, and over how many: attributes of ``NAME_p``, see
-            :func:`.estimates.judge`; "twins_refused", why there are no twins.
+        significant: whether the effect of a member is significant.
+        floor: largest noise floor of any series.
+        lowest: smallest noise floor of any series.
+        unit: unit of the noise floors.
+        leads: whether a member is significantly larger than every other.
+        lead_share: share of bootstrap samples in which a member is largest.
+        learned: whether a member exceeds those of untrained twins of the model; None
+            where there are no twins.
+        facts: attributes of ``NAME_p``, see :func:`.estimates.judge`; also "twins",
+            their number, or "twins_refused", the reason why there are none.
     """
 
     size: np.ndarray
@@ -72,12 +78,14 @@ class Finding:
 
     @property
     def pale(self) -> np.ndarray:
-        """Members that are not significant.
+        """Members that a figure marks as not significant.
 
-        There are none where no member is significant, so that a map still shows its
+        Where no member is significant, none is marked, so that a map still shows its
         sizes.
         """
-        return ~self.significant & self.significant.any()
+        if not self.significant.any():
+            return np.zeros_like(self.significant)
+        return ~self.significant
 
     @property
     def spread(self) -> bool:
@@ -86,11 +94,11 @@ class Finding:
 
     @property
     def without_range(self) -> Finding:
-        """Finding without range, for marks that stand elsewhere than at the size."""
+        """Finding without ranges, for marks that are not drawn at the size."""
         return replace(self, low=self.size, high=self.size)
 
     def with_another(self, value: float) -> Finding:
-        """Add one more member at the end, without range or test."""
+        """Add a member at the end, which has no range and is marked as significant."""
         parts: dict[str, Any] = {
             name: np.append(getattr(self, name), value)
             for name in ("size", "low", "high")
@@ -111,6 +119,7 @@ class Finding:
         return f"{units} {self._noun}"
 
     def _number(self, name: str) -> int:
+        """Return one of the counts in ``facts``, 1 where it is missing."""
         return int(self.facts.get(name, 1))
 
     @property
@@ -123,26 +132,24 @@ class Finding:
             return "windows"
         if self._target == "others":
             return "series"
+        # "other NOUN …"; see estimates._units
         return self._target.split()[1]
 
     def hover(self, i: int | tuple[int, ...]) -> str:
         """Describe one member for a hover box."""
-        text = NOT_SIGNIFICANT
-        if self.significant[i]:
-            text = "significant"
-        interval = (
+        text = "significant" if self.significant[i] else NOT_SIGNIFICANT
+        if not self.high[i] > self.low[i]:
+            return text
+        return (
             f"median {number(self.size[i])}, {number(self.low[i])} to"
-            f" {number(self.high[i])} over {self.over}"
+            f" {number(self.high[i])} over {self.over}<br>{text}"
         )
-        if self.high[i] > self.low[i]:
-            return f"{interval}<br>{text}"
-        return text
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
-        """Return flat indices of the members to name, the largest first.
+        """Return indices, into the flattened members, of those that a sentence names.
 
-        These are members above their floor whose size is worth a mention, at most
-        ``count``.
+        These are the ``count`` largest of the members that are ``large``, and in
+        ``among`` if given, the largest first.
         """
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
         if among is None:
@@ -155,13 +162,13 @@ class Finding:
 
     @property
     def large(self) -> np.ndarray:
-        """Members above their floor, by a size worth a mention."""
+        """Members above their floor, of size ``least`` or more."""
         result: np.ndarray = (self.acts > 0) & (np.abs(self.size) >= self.least)
         return result
 
     @property
     def least(self) -> float:
-        """Smallest size that is worth a mention."""
+        """Smallest size that sentences mention."""
         return float(self.facts.get("smallest", WORTH_A_WORD))
 
     def told(
@@ -169,7 +176,7 @@ class Finding:
     ) -> str:
         """Write the size of a member, with its range where there is one.
 
-        With ``over`` the text says what the range is over.
+        With ``over`` the number of series that the range spans is added.
         """
         value, low, high = (
             write(float(values.flat[flat]))
@@ -184,18 +191,15 @@ class Finding:
 
     @property
     def basis(self) -> str:
-        """What sizes and ranges are, as a sentence puts it in brackets.
-
-        It is "" for one series.
-        """
+        """Words in parentheses that explain sizes and ranges; "" without ranges."""
         if self.spread:
             return f" (median and range over {self.over})"
         return ""
 
     def for_others(self, flat: int = 0) -> str:
-        """Say whether a member is significant, and for what.
+        """Say whether a member is significant, and for which other series.
 
-        Where there are too few units for a test, the text says how many are needed.
+        Where there are too few series for a test, the text says how many are needed.
         """
         if self.significant.flat[flat]:
             return f"significant for {self._target}"
@@ -214,9 +218,9 @@ class Finding:
         """Say on how many series members act, and which are significant and learned.
 
         Args:
-            labels: names of the members, by flat index.
-            noun: for several of them, such as "heads".
-            among: members that are spoken of; all if None.
+            labels: names of the flattened members.
+            noun: plural of what they are, such as "heads".
+            among: members that are counted; all if None.
         """
         mask = np.isfinite(self.size)
         if among is not None:
@@ -233,7 +237,7 @@ class Finding:
 
     @property
     def flat_words(self) -> list[str]:
-        """Sentence on the series that are left out since they are flat, if any."""
+        """Sentence on the flat series that were left out of the test, if any."""
         flat = int(self.facts.get("flat", 0))
         entries = self._number("entries")
         if not flat:
@@ -243,6 +247,7 @@ class Finding:
         else:
             noun = self._noun
         subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
+        # all series are flat
         if not entries:
             return [
                 f"Nothing is compared: {subject} flat, or with a flat forecast, and"
@@ -253,8 +258,8 @@ class Finding:
     def lead(self, flat: int) -> str:
         """Say in how many bootstrap samples of series a member is largest.
 
-        The text says too whether it is significantly larger than the rest. It is "" for
-        one series.
+        The text also says whether it is significantly larger than the rest. It is ""
+        for one series.
         """
         if self.lead_share is None or self._number("units") < 2:
             return ""
@@ -268,17 +273,20 @@ class Finding:
         )
 
     def _acting(self, mask: np.ndarray, members: str) -> str:
+        """Say how many members act on all series, and how many have a large size."""
         entries = self._number("entries")
         always = int(((self.acts == entries) & mask).sum())
         text = f"{always or 'None'} of {members} {verb(always, 'act')} above rounding"
         if entries > 1:
             text = f"{text} on all {self.over}"
+        # with another smallest size, sizes are no shares and have no percentage
         if self.least == SMALLEST:
             large = int((self.large & mask).sum()) or "none"
             text = f"{text}; {large} of {mask.sum()} by {percent(SMALLEST)} or more"
         return f"{text}."
 
     def _holding(self, mask: np.ndarray, labels: Sequence[str]) -> str:
+        """Say which members are significant, or why none can be."""
         units = self._number("units")
         needed = self._number("needed")
         family = self._number("family")
@@ -297,21 +305,18 @@ class Finding:
             )
         if not count:
             return f"None is significant for {target} ({test})."
-        names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.significant)]
+        largest = [labels[i] for i in self.named(_MAX_NAMES, mask & self.significant)]
         start = f"Significant for {target}: {count} of {mask.sum()}"
-        if names:
-            separator = ":"
-            if count > len(names):
-                separator = ", most"
-            start = f"{start}{separator} {listed(names)}"
+        if largest:
+            separator = ", most" if count > len(largest) else ":"
+            start = f"{start}{separator} {listed(largest)}"
         return f"{start} ({test})."
 
     def _learning(self, mask: np.ndarray, members: str, labels: Sequence[str]) -> str:
+        """Say which members are learned, or why there are no twins to compare with."""
         if self.learned is None:
             refusal = self.facts.get("twins_refused", "")
-            reason = ""
-            if refusal:
-                reason = f", since {refusal}"
+            reason = f", since {refusal}" if refusal else ""
             return (
                 f"Not compared with untrained twins{reason}; --twins 24 (in Python"
                 " twins=24) compares."
@@ -323,12 +328,14 @@ class Finding:
         )
         if not learned.any():
             return f"None of {members} passes the test of learning: {test}."
-        names = [labels[i] for i in self.named(_MAX_NAMES, learned)]
-        return f"Learned, by {test}: {listed(names) if names else learned.sum()}."
+        largest = [labels[i] for i in self.named(_MAX_NAMES, learned)]
+        # learned members may all be too small to be named
+        text = listed(largest) if largest else learned.sum()
+        return f"Learned, by {test}: {text}."
 
 
 def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
-    """Say of a flat series why its members are not compared; nothing of others."""
+    """Say why members of a flat series are not compared; [] for any other series."""
     if not flat_series(ds)[series]:
         return []
     return [
@@ -340,7 +347,8 @@ def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
 def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
     """Return the sizes that sentences report.
 
-    Without a tested effect these are medians over series, the last axis.
+    They are those of the tested effect or, without one, medians of ``values`` over
+    series, its last axis.
     """
     if effect is None:
         return medians(values)
@@ -351,16 +359,16 @@ def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> s
     """Write over which series, and windows of them, a figure shows medians."""
     if effect is None:
         return over_series(ds, rows, "median")
-    differs = bool(effect.facts.get("flat", 0)) or effect.facts.get(
-        "entries"
-    ) != effect.facts.get("units")
-    if differs:
+    facts = effect.facts
+    leaves_out = bool(facts.get("flat", 0))
+    has_windows = facts.get("entries") != facts.get("units")
+    if leaves_out or has_windows:
         return f"median over {effect.over}"
     return over_series(ds, rows, "median")
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
-    """Average (seed,) values, with the 95 % interval by t from three values on."""
+    """Average (seed,) values, with a 95 % t interval from three values on."""
     mean, low, high = (item[None] for item in mean_interval(values))
     return Finding(mean, low, high, np.array([1]), np.array([True]))
 
@@ -370,7 +378,7 @@ def finding(
 ) -> Finding | None:
     """Read a tested effect over ``dims``; None where the result has no test of it.
 
-    ``at`` has positions along the other dimensions.
+    ``at`` selects a position along each other dimension.
     """
     variables = [
         f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")
@@ -388,18 +396,13 @@ def finding(
         for part in ("leads", "lead_share", "learned")
         if f"{name}_{part}" in ds
     }
-    optional |= {
-        part: values > 0 for part, values in optional.items() if part != "lead_share"
-    }
-    floors = np.zeros(1)
+    for mark in optional.keys() & {"leads", "learned"}:
+        optional[mark] = optional[mark] > 0
+    floors = np.zeros(0)
     if f"{name}_floor" in ds:
-        floors = np.asarray(
-            ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float
-        ).ravel()
-        if np.isfinite(floors).any():
-            floors = floors[np.isfinite(floors)]
-        else:
-            floors = np.zeros(1)
+        selected = ds[f"{name}_floor"].isel(at, missing_dims="ignore")
+        floors = np.asarray(selected.values, dtype=float).ravel()
+        floors = floors[np.isfinite(floors)]
     if f"{name}_p" in ds:
         metadata = dict(ds[f"{name}_p"].attrs)
     else:
@@ -408,22 +411,22 @@ def finding(
         metadata["twins_refused"] = ds.attrs["twins_refused"]
     if f"{name}_learned" in ds:
         metadata["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
-    floor_range = float(floors.max()), float(floors.min())
     return Finding(
         size,
         low,
         high,
         above_floor,
         significant > 0,
-        *floor_range,
-        unit,
+        floor=float(floors.max()) if len(floors) else 0.0,
+        lowest=float(floors.min()) if len(floors) else 0.0,
+        unit=unit,
         facts=metadata,
         **optional,
     )
 
 
 def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
-    """Read a tested effect as :func:`finding` does; refuse a result without it."""
+    """Read a tested effect as :func:`finding` does; refuse a result that lacks it."""
     effect = finding(ds, name, *dims, **at)
     if effect is None:
         raise InputError(

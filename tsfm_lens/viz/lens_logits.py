@@ -1,4 +1,4 @@
-"""Logits of every value after each layer, less their mean.
+"""Logits of every value after each layer, less the mean of the values drawn.
 
 :func:`lens_logit_map` draws them; probabilities are in :mod:`tsfm_lens.viz.logit_lens`.
 """
@@ -42,7 +42,9 @@ def lens_logit_map(
 ) -> go.Figure:
     """Draw the logit of every value at every forecast step, a panel per layer.
 
-    The mean over the values drawn is taken off.
+    At each layer and step, the mean over the values drawn is subtracted. These are the
+    values within ``value_range`` (in data units; the series and the central 98 % of the
+    last layer's forecast if None), averaged over neighbours to at most ``rows`` rows.
     """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, ds.sizes["step"])
@@ -50,25 +52,31 @@ def lens_logit_map(
     order = np.argsort(centres)
     logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
     centres = centres[order]
-    chances = np.exp(logits[-1] - logits[-1].max(axis=-1, keepdims=True))
-    bounds = value_range or central_range(centres, chances, view.observations)
-    # every bin weighs the same, so that sums over a row divided by its bins are means
-    edges, bins, _ = visible_rows(centres, np.ones((1, 1, len(centres))), bounds, rows)
+    # softmax of the last layer, up to a factor
+    weights = np.exp(logits[-1] - logits[-1].max(axis=-1, keepdims=True))
+    bounds = value_range or central_range(centres, weights, view.observations)
+    # visible_rows sums over the bins of a row, so sums of ones count them
+    ones = np.ones((1, 1, len(centres)))
+    edges, sums, _ = visible_rows(centres, ones, bounds, rows)
+    bins_per_row = sums[0, 0].astype(int)
     first = int(np.searchsorted(centres, edges[0]))
-    starts = first + np.concatenate([[0], np.cumsum(bins[0, 0])[:-1]]).astype(int)
-    stop = first + int(bins.sum())
-    means = np.add.reduceat(logits[..., :stop], starts, axis=-1) / bins[0, 0]
+    stops = first + np.cumsum(bins_per_row)
+    row_sums = np.add.reduceat(logits[..., : stops[-1]], stops - bins_per_row, axis=-1)
+    means = row_sums / bins_per_row
     means -= means.mean(axis=-1, keepdims=True)
-    limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in indices]
+    colour_limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in indices]
     labels = layer_names(ds, indices)
     titles = [
-        (label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)
+        (label, f"± {number(limit)}")
+        for label, limit in zip(labels, colour_limits, strict=True)
     ]
     grid = panel_grid(titles, row_height=150)
     x = view.time.at(view.future)
-    for panel, i, top, label in zip(grid, indices, limits, labels, strict=True):
+    for panel, i, limit, label in zip(
+        grid, indices, colour_limits, labels, strict=True
+    ):
         panel.cells(
-            (means[i].T / top).astype(np.float32),
+            (means[i].T / limit).astype(np.float32),
             x,
             edges,
             f"{plain(label)}, {view.time.hover}<br>logit %{{customdata:.3g}} of a value"

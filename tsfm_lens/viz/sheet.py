@@ -1,9 +1,9 @@
 """Drawing calls of figures: a sheet of panels, and the marks on them.
 
 :func:`blank` and :func:`sheet` make a :class:`Sheet`, each :class:`Panel` of it draws
-curves, points, bars and maps, and :meth:`Sheet.finalize` returns the figure. Marks of
-what is not significant, and the subtitle that explains them, are decided here. Nothing
-here reads a Dataset.
+curves, points, bars and maps, and :meth:`Sheet.finalize` returns the figure. The module
+also marks what is not significant, and explains the marks in the subtitle. Nothing here
+reads a Dataset.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from tsfm_lens.viz.theme import (
 Style = dict[str, Any]
 """Settings of a mark or an axis."""
 
-PRINTED = 500  # cells of a map that still have room for their number
-_MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
-# or plotly leaves out what is drawn before the first trace
+PRINTED = 500  # most cells of a map that have room for their numbers
+_MAX_DOTS = 60  # most rows or columns of a map that have room for dots
+# without this plotly draws no lines and bands on a panel that has no trace yet
 _ALWAYS: Style = {"exclude_empty_subplots": False}
-_BAR_MARGIN = 96  # pixels beside the panels for a colour bar
-_BAR_LENGTH = 320  # pixels of the longest
-_BAR_TICK = 36  # pixels between two numbers beside it
+# of a colour bar, in pixels
+_BAR_MARGIN = 96  # room to the right of the panels
+_BAR_LENGTH = 320  # greatest length
+_BAR_TICK = 36  # distance between two numbers
 
 
 @dataclass
@@ -53,12 +54,13 @@ class Sheet:
 
     Attributes:
         places: row and column of each panel; empty on a sheet of one panel.
-        plot_height: of all panels together, in pixels.
-        min_width: pixels that the figure needs.
+        plot_height: height of all panels with the gaps between them, in pixels.
+        min_width: least width of the figure, in pixels.
         above, below: pixels over and under the panels.
         legend: entries that the legend has so far.
-        signs, floors: marks of what is not significant, and noise floors, which the
-            subtitle names.
+        signs: words for the marks of what is not significant, such as "hollow"; a
+            dict keeps their order.
+        floors: the different noise floors of the panels, as text.
         has_band: whether a noise floor is drawn.
     """
 
@@ -93,7 +95,9 @@ class Sheet:
     def colours(self, scale: dict[str, Any]) -> None:
         """Set the colours of all maps, with a colour bar beside them.
 
-        The bar is no longer than needed to read it.
+        Args:
+            scale: a plotly "coloraxis" with its "colorbar". The bar gets a length and a
+                number of ticks where it has none.
         """
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
         length = bar["len"] * self.plot_height
@@ -105,8 +109,12 @@ class Sheet:
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
     def noisy(self, noise: Finding, sign: str = "") -> None:
-        """Note for the subtitle the noise floor, and the mark of what is within it."""
+        """Keep for the subtitle an effect's noise floor, and the mark ``sign``.
+
+        The mark is that of members that are not significant.
+        """
         if noise.floor > 0:
+            # floors that differ by less than 1 % are written as one
             differs = noise.lowest < 0.99 * noise.floor
             bound = "up to " if differs else ""
             self.floors[f"{bound}{number(noise.floor)} {noise.unit}".strip()] = None
@@ -128,11 +136,12 @@ class Sheet:
         )
 
     def _noise_remark(self) -> str:
-        """Write what the subtitle says of the noise, "" where none is known."""
+        """Explain the marks and the noise floor; "" where there are none."""
         signs = ""
         if self.signs:
             signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}"
         floor = ""
+        # panels with floors of their own are not listed
         if len(self.floors) == 1:
             floor = f"noise floor {next(iter(self.floors))}"
             if self.has_band:
@@ -160,7 +169,18 @@ def sheet(
     below: int = 52,
     **options: Any,
 ) -> Sheet:
-    """Make a sheet of rows and columns."""
+    """Make a sheet of rows and columns.
+
+    Args:
+        heights: of the rows, in pixels.
+        widths: of the columns, relative to each other.
+        titles: of the panels, row by row; no title where empty.
+        title_type: size of the titles' type.
+        row_gap: pixels between rows.
+        column_gap: gap between columns, as a share of the width of all.
+        min_width: see :class:`Sheet`, as for above and below.
+        options: further arguments of plotly's ``make_subplots``.
+    """
     total = int(sum(heights) + row_gap * (len(heights) - 1))
     fig = make_subplots(
         rows=len(heights),
@@ -212,10 +232,10 @@ class Panel:
         group: str | None = None,
         **props: Any,
     ) -> None:
-        """Add a trace.
+        """Add a trace of a plotly class.
 
-        ``group`` is the entry of the legend with which the trace is hidden, its own
-        unless given.
+        A click on the entry ``group`` of the legend hides the trace; the entry is
+        ``name`` if None.
         """
         entry = group or name
         in_legend = legend and bool(name) and entry not in self.sheet.legend
@@ -248,14 +268,11 @@ class Panel:
         dots: float = 0,
         **more: Any,
     ) -> None:
-        """Draw a curve, with dots of a size on it."""
-        style: Style = {"color": colour, "width": width} | (
-            {"dash": dash} if dash else {}
-        )
+        """Draw a curve, with dots of ``dots`` pixels on it, or without if that is 0."""
         marks: Style = {"marker": {"size": dots}} if dots else {}
         options: Style = {
             "mode": "lines+markers" if dots else "lines",
-            "line": style,
+            "line": _stroke(colour, width, dash),
             **marks,
         }
         self.add(go.Scatter, name, hover, x=x, y=y, **{**options, **more})
@@ -305,9 +322,10 @@ class Panel:
         across: bool = False,
         **more: Any,
     ) -> None:
-        """Draw points, hollow where not significant, with whiskers over intervals.
+        """Draw points; those of an effect may be hollow and have whiskers.
 
-        With ``across`` the whiskers lie along the horizontal axis.
+        ``noise`` is the effect: a member that is not significant is hollow, and
+        whiskers span its range, along the horizontal axis with ``across``.
         """
         form: Style = {} if symbol is None else {"symbol": symbol}
         outline: Style = {"line": {"color": edge, "width": 0.5}} if edge else {}
@@ -324,7 +342,8 @@ class Panel:
                 f"{filled}-open" if faint else filled for faint in noise.pale
             ]
             self.sheet.noisy(noise, "hollow" if noise.pale.any() else "")
-        bars = _whiskers(noise, x if across else y, across=across)
+        sizes = x if across else y
+        bars = _whiskers(noise, sizes, across=across)
         self.add(
             go.Scatter,
             name,
@@ -346,9 +365,10 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Draw bars, hatched where not significant, with whiskers over intervals.
+        """Draw bars, upwards or, with ``across``, to the right.
 
-        They point upwards, or to the right with ``across``.
+        ``noise`` is the effect that they show, if any: a member that is not significant
+        is hatched, and whiskers span its range.
         """
         if across:
             placement = {"x": lengths, "y": places, "orientation": "h"}
@@ -386,7 +406,12 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Draw a heat map on the sheet's colours."""
+        """Draw a heat map of ``z`` (row, column) in the sheet's colours.
+
+        Up to ``printed`` cells show their number as ``write`` writes it. ``noise`` is
+        the effect in the cells, if any: where it is not significant the number is in
+        parentheses; without numbers the cell has a dot or, in a large map, is pale.
+        """
         placement = {
             name: value for name, value in (("x", x), ("y", y)) if value is not None
         }
@@ -394,9 +419,10 @@ class Panel:
             faint = np.zeros(z.shape, dtype=bool)
         else:
             faint = noise.pale & np.isfinite(z)
-        numbered = write is not None and z.size <= printed
+        numbered = False
         dotted = max(z.shape) <= _MAX_DOTS
-        if numbered and write is not None:
+        if write is not None and z.size <= printed:
+            numbered = True
             texts = np.array(
                 [[write(float(v)) if np.isfinite(v) else "" for v in row] for row in z],
                 dtype=object,
@@ -424,25 +450,28 @@ class Panel:
                 sign = "pale"
             self.sheet.noisy(noise, sign if faint.any() else "")
         if faint.any() and not numbered:
-            dots: Style = {
-                "text": np.where(faint, "·", "").tolist(),
-                "texttemplate": "%{text}",
-            }
-            style: Style = (
-                {**dots, "textfont": {"size": 14, "color": GREY}}
-                if dotted
-                else {"xgap": 1, "ygap": 1}
-            )
+            style: Style
+            if dotted:
+                # a transparent layer of dots
+                opacity = 0.0
+                style = {
+                    "text": np.where(faint, "·", "").tolist(),
+                    "texttemplate": "%{text}",
+                    "textfont": {"size": 14, "color": GREY},
+                }
+            else:
+                opacity = 0.6
+                style = {"xgap": 1, "ygap": 1}
             self.cover(
                 faint,
-                f"rgba(255,255,255,{0 if dotted else 0.6})",
+                f"rgba(255,255,255,{opacity:g})",
                 name=NOT_SIGNIFICANT,
                 **style,
                 **placement,
             )
 
     def cover(self, cells: np.ndarray, colour: str, **more: Any) -> None:
-        """Draw one colour over some cells of a map."""
+        """Draw one colour over the marked cells (row, column) of a map."""
         style: Style = {
             "colorscale": [[0, colour], [1, colour]],
             "zmin": 0,
@@ -492,18 +521,18 @@ class Panel:
 
     def separators(self, positions: Sequence[float], *, across: bool = True) -> None:
         """Draw thin lines across the panel, or from its bottom to its top."""
-        free, fixed = ("y", "x") if across else ("x", "y")
+        position_axis, length_axis = ("y", "x") if across else ("x", "y")
         refs = self._axes()
         # "x domain" goes from 0 to 1 across the panel, whatever its range
-        refs[f"{fixed}ref"] += " domain"
+        refs[f"{length_axis}ref"] += " domain"
         style: Style = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
         self._add_shapes(
             [
                 {
-                    f"{free}0": at,
-                    f"{free}1": at,
-                    f"{fixed}0": 0,
-                    f"{fixed}1": 1,
+                    f"{position_axis}0": at,
+                    f"{position_axis}1": at,
+                    f"{length_axis}0": 0,
+                    f"{length_axis}1": 1,
                     **style,
                 }
                 for at in positions
@@ -520,6 +549,7 @@ class Panel:
             **self._axes(),
             "line": {"color": colour, "width": 2},
         }
+        # a cell reaches 0.5 to each side of its centre; frames stay within it
         self._add_shapes(
             [
                 {
@@ -548,7 +578,7 @@ class Panel:
         return self.sheet.fig.layout
 
     def _axes(self) -> dict[str, str]:
-        """Name the panel's axes, as shapes and notes refer to them."""
+        """Name the panel's axes as shapes refer to them, such as "xref": "x2"."""
         subplot = self._subplot()
         names = {
             f"{letter}ref": getattr(subplot, f"{letter}axis").plotly_name
@@ -561,7 +591,8 @@ class Panel:
     ) -> None:
         """Draw a grey band over the noise floor, where it is known.
 
-        With ``across`` the band lies along the horizontal axis. It is left out where
+        The band begins at 0 unless effects are ``signed``, and spans values of the
+        vertical axis or, with ``across``, of the horizontal one. It is left out where
         the largest floor exceeds every effect that is above its own floor.
         """
         if noise is None or not noise.floor > 0:
@@ -578,9 +609,9 @@ class Panel:
     def background_band(
         self, low: float, high: float, colour: str, *, across: bool = False
     ) -> None:
-        """Draw a band behind the marks, from side to side.
+        """Draw a band behind the marks, between two values of the vertical axis.
 
-        With ``across`` it goes from the bottom to the top.
+        With ``across`` they are values of the horizontal axis.
         """
         style: Style = {
             "line_width": 0,
@@ -596,21 +627,18 @@ class Panel:
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
         """Write a short text on the panel.
 
-        With "domain" for ``xref`` or ``yref`` its position is a share of the panel.
+        Where ``xref`` or ``yref`` is "domain", x or y is a share of the panel.
         """
         for axis in ("x", "y"):
             if more.get(f"{axis}ref") == "domain":
                 more[f"{axis}ref"] = f"{axis} domain"
-        if (
-            more.get("yref") == "y domain"
-            and more.get("yanchor") == "bottom"
-            and y == 1
-        ):
-            # over the panels there is room for it
+        is_at_top = more.get("yref") == "y domain" and y == 1
+        if is_at_top and more.get("yanchor") == "bottom":
+            # the text stands over the panel and needs room there
             self.sheet.above = max(self.sheet.above, round(1.8 * size))
-        font = {"size": size} | (
-            {"color": more.pop("colour")} if "colour" in more else {}
-        )
+        font: Style = {"size": size}
+        if "colour" in more:
+            font["color"] = more.pop("colour")
         self.sheet.fig.add_annotation(
             text=text, x=x, y=y, showarrow=False, font=font, **more, **self.at
         )
@@ -625,9 +653,9 @@ class Panel:
 
 
 def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, Any]:
-    """Return the error bars of a trace over the intervals of its effects.
+    """Return error bars from the drawn values to the ends of an effect's ranges.
 
-    There are none where no effect has an interval.
+    There are none where no member has a range.
     """
     if noise is None or not noise.spread:
         return {}
@@ -648,7 +676,7 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
 
 
 def _titled(title: str | None) -> dict[str, str]:
-    """Return the title of an axis, letter by letter; nothing for None."""
+    """Return the title of an axis, with markup escaped; nothing for None."""
     if title is None:
         return {}
     return {"title_text": plain(title).replace("\n", "<br>")}
@@ -668,7 +696,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
-    """Break a text into lines of a width in pixels.
+    """Break a text into lines of at most ``width`` pixels, in type of a ``size``.
 
     A text of more than ``lines`` lines is cut off with an ellipsis.
     """

@@ -1,7 +1,8 @@
 """Chronos-2: attention over time and, at each token, over the series of a group.
 
-It is an encoder over patches. Read :class:`Chronos2Adapter` first. Categories become
-numbers by the library's own preparation (``_encode_categories``).
+It is an encoder over patches. Read :class:`Chronos2Adapter` first. The categories of a
+covariate become the numbers that the library's own preprocessing gives them
+(``_encode_categories``).
 """
 
 from __future__ import annotations
@@ -49,27 +50,29 @@ KEYS = t5.KEYS | keys(
 
 def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
     at = f"layer.{sublayer}.self_attention"
-    # the attention between series has the tokens as rows and the series as positions
-    layouts: dict[str, Any] = {
-        "stream": "pos batch d_model",
-        "z_layout": "pos batch (head d_head)",
-        "qkv_layout": "pos head batch d_head",
-        "pattern_layout": "pos head query key",
-        "over": "variate",
-    }
     fields: dict[str, Any] = {
         "reads": Site(f"layer.{sublayer}", "in", 0),
         "norm": f"layer.{sublayer}.layer_norm",
     }
     if by_group:
-        fields |= layouts
+        # the library transposes the stream here: series attend to series at each token
+        fields |= {
+            "stream": "pos batch d_model",
+            "z_layout": "pos batch (head d_head)",
+            "qkv_layout": "pos head batch d_head",
+            "pattern_layout": "pos head query key",
+            "over": "variate",
+        }
     return attention_row(kind, at, projections(f"{at}.{{}}", "q k v o"), **fields)
 
 
 def _wiring(config: Any, patch: int) -> Wiring:
-    layers = ("layer.2.mlp.wi", "layer.2.mlp.wo")
     mlp = mlp_row(
-        "layer.2.mlp", "layer.2", layers, config.dense_act_fn, norm="layer.2.layer_norm"
+        "layer.2.mlp",
+        "layer.2",
+        ("layer.2.mlp.wi", "layer.2.mlp.wo"),
+        config.dense_act_fn,
+        norm="layer.2.layer_norm",
     )
     stack = Stack(
         "",
@@ -93,14 +96,15 @@ def _wiring(config: Any, patch: int) -> Wiring:
 class Chronos2Adapter(Adapter):
     """Adapter of a ``Chronos2Pipeline``.
 
-    The variates of an item are rows with one group id.
+    Each variate is one row of the batch, and the rows of an item share a group id.
     """
 
     architecture = "chronos-2"
     rollout = "refeed"
     multivariate = True
     covariates = ("past", "known", "categories")
-    # attention over series compares every two rows of a batch, whatever their groups
+    # attention over series compares all pairs of rows, even of different groups, so its
+    # cost grows with the square of their number
     rows_at_once = 128
     package = "chronos-forecasting"
     unrolled = DECILES
@@ -117,21 +121,22 @@ class Chronos2Adapter(Adapter):
         self.wiring = _wiring(self.model.config, self.prediction_length)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pad contexts on the left, and append the patches to forecast.
+        """Pad contexts on the left, and append a token for each patch to forecast.
 
-        Known covariates have values in those patches; rows of an item share a group id.
+        These patches hold the future of known covariates, and no values in other rows.
         """
-        with_codes = self.numbered(batch)
-        context = _common.padded(with_codes, self.longest(batch)).to(self.device)
+        numbered = self.numbered(batch)
+        context = _common.padded(numbered, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
+        # horizon and context are rounded up to whole patches
         n_future = -(-steps // self.patch)
         width = int(self.settings.input_patch_size)
         stride = int(self.settings.input_patch_stride)
         length = width * -(-context.shape[1] // width)
+        n_context = (length - width) // stride + 1
         special = ("REG",) if self.settings.use_reg_token else ()
-        spans = TokenSpans.patches(
-            -length, (length - width) // stride + 1, width, special, stride=stride
-        )
+        # steps count from the start of the forecast
+        spans = TokenSpans.patches(-length, n_context, width, special, stride=stride)
         spans += TokenSpans.patches(0, n_future, self.patch)
         _, (loc, scale) = self.model.instance_norm(context)
         inputs = {
@@ -141,7 +146,7 @@ class Chronos2Adapter(Adapter):
         }
         if batch.has_covariates:
             inputs["future_covariates"] = (
-                torch.tensor(with_codes.known_future(steps)).float().to(self.device)
+                torch.tensor(numbered.known_future(steps)).float().to(self.device)
             )
         ids = ("group_ids",)
         return Encoded(
@@ -155,10 +160,10 @@ class Chronos2Adapter(Adapter):
         )
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the library's numbers.
+        """Replace the categories of covariates by the numbers that the library gives.
 
-        They are means of the target if there is one target, else the categories' own
-        numbers.
+        Beside one target, a category becomes the smoothed mean of the target where it
+        occurs; beside several, it keeps its code.
         """
         if not any(batch.categories):
             return batch
@@ -166,10 +171,14 @@ class Chronos2Adapter(Adapter):
         futures = list(batch.futures)
         for group in np.unique(batch.group_index):
             rows = np.flatnonzero(batch.group_index == group)
-            targets = rows[[batch.roles[row] == "target" for row in rows]]
-            for row in rows[[batch.categories[row] is not None for row in rows]]:
-                target = np.stack([batch.values[target] for target in targets])
-                values[row], futures[row] = _encode_categories(batch, int(row), target)
+            targets = [
+                batch.values[row] for row in rows if batch.roles[row] == "target"
+            ]
+            for row in rows:
+                if batch.categories[row] is not None:
+                    values[row], futures[row] = _encode_categories(
+                        batch, int(row), np.stack(targets)
+                    )
         return replace(
             batch,
             values=tuple(values),
@@ -178,9 +187,9 @@ class Chronos2Adapter(Adapter):
         )
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
-        """Keep the numbers of categories over the whole history.
+        """Fix the number of each category before the history is cut to the context.
 
-        The library's preparation computes them from all of it.
+        The library computes these numbers from the whole history.
         """
         numbered = self.numbered(batch)
         tables: list[np.ndarray | None] = []
@@ -208,10 +217,10 @@ class Chronos2Adapter(Adapter):
     ) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
         rows = max(256, len(batch))
-        with_codes = self.numbered(batch)
-        inputs: Any = self.lengthened(_common.items(with_codes))
+        numbered = self.numbered(batch)
+        inputs: Any = self.lengthened(_common.items(numbered))
         if batch.has_covariates:
-            inputs = prepared(with_codes, inputs, horizon)
+            inputs = prepared(numbered, inputs, horizon)
         items = self.native.predict(inputs, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
         return self.at(quantiles, levels)
@@ -231,26 +240,26 @@ class Chronos2Adapter(Adapter):
 def prepared(
     batch: SeriesBatch, contexts: list[Tensor], horizon: int
 ) -> list[dict[str, Any]]:
-    """Prepare items as the library does, but so that all rows are forecast.
+    """Prepare items as the library does, but with every row declared a target.
 
-    Rows are (row, time) in the past and (row, step) in the future.
+    The library then forecasts covariates too. Each context is (time,) or (row, time).
     """
     sizes = np.bincount(batch.group_index).tolist()
     futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)
-    rows = [context.float().reshape(-1, context.shape[-1]) for context in contexts]
+    pasts = [context.float().reshape(-1, context.shape[-1]) for context in contexts]
     counts = {"n_covariates": 0, "n_future_covariates": 0}
     return [
-        {"context": row, "future_covariates": future, "n_targets": len(row), **counts}
-        for row, future in zip(rows, futures, strict=True)
+        {"context": past, "future_covariates": future, "n_targets": len(past), **counts}
+        for past, future in zip(pasts, futures, strict=True)
     ]
 
 
 def _encode_categories(
-    batch: SeriesBatch, row: int, target: np.ndarray
+    batch: SeriesBatch, row: int, targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return past and future of one covariate of categories as numbers.
+    """Return past and future of a covariate with the library's number per category.
 
-    They are those of the library's own preparation.
+    ``targets`` are those of its item, (target, time).
     """
     from chronos.chronos2.preprocess import from_list_of_dicts
 
@@ -262,22 +271,22 @@ def _encode_categories(
         if future is not None:
             future = table[_table_rows(future, levels)]
         return table[_table_rows(past, levels)], future
-    if len(target) > 1:
+    if len(targets) > 1:
         _refuse_unseen(batch, row)
-        # codes themselves, and a missing value has one of its own
+        # the code after the last category is that of a missing value
         return np.nan_to_num(past, nan=len(levels)), future
+    # a missing value, as code -1, picks the last name, which is None
     names = np.array([*levels, None], dtype=object)
+    past_names = names[np.nan_to_num(past, nan=-1).astype(int)]
     item: dict[str, Any] = {
-        "target": target,
-        "past_covariates": {"it": names[np.nan_to_num(past, nan=-1).astype(int)]},
+        "target": targets,
+        "past_covariates": {"covariate": past_names},
     }
     if future is None or not len(future):
         result = from_list_of_dicts([item], prediction_length=1)[0]
         return result["context"][-1].double().numpy(), future
-    ahead = {"it": names[future.astype(int)]}
-    result = from_list_of_dicts(
-        [item | {"future_covariates": ahead}], prediction_length=len(future)
-    )[0]
+    item["future_covariates"] = {"covariate": names[future.astype(int)]}
+    result = from_list_of_dicts([item], prediction_length=len(future))[0]
     return (
         result["context"][-1].double().numpy(),
         result["future_covariates"][-1].double().numpy(),
@@ -285,18 +294,15 @@ def _encode_categories(
 
 
 def _table_rows(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
-    """Return the indices of codes in a table of levels.
-
-    Its last row is that of missing values.
-    """
+    """Return the rows of codes in a table of levels whose last row is for NaN."""
     result: np.ndarray = np.nan_to_num(codes, nan=len(levels)).astype(int)
     return result
 
 
 def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
-    """Refuse a category of the future that no past has.
+    """Refuse a category of a covariate's future that occurs in no item's past.
 
-    With several targets there is no mean that could stand for it.
+    Beside several targets there is no mean of a target to use as its number.
     """
     pasts = [
         values
@@ -306,14 +312,14 @@ def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
     seen = np.unique(np.concatenate(pasts))
     future = batch.futures[row]
     levels = batch.categories[row] or ()
-    novel = []
+    unseen = []
     if future is not None:
-        novel = [levels[int(code)] for code in future if code not in seen]
-    if novel:
+        unseen = [levels[int(code)] for code in future if code not in seen]
+    if unseen:
         past = ", ".join(levels[int(code)] for code in seen[np.isfinite(seen)])
         raise InputError(
             f"the future of known covariate {batch.ids[row]!r} has the category"
-            f" {novel[0]!r}, which no past has ({past}); beside several targets the"
+            f" {unseen[0]!r}, which no past has ({past}); beside several targets the"
             " model has no number for it, so give one target, or a category of the"
             " past"
         )

@@ -24,7 +24,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelFields(Strict):
-    """Model to train."""
+    """Model to train, by name, with the keyword arguments that build it."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -41,9 +41,10 @@ class ModelFields(Strict):
 
 
 class ToyData(Strict):
-    """Toy problem of SAMformer, with sizes as in ``samformer.LinearToy``.
+    """Toy problem of SAMformer, with the fields of ``samformer.LinearToy``.
 
-    ``problem_seed`` is the seed of its draws.
+    ``problem_seed`` is its ``seed``: the problem stays the same when the seed of the
+    run changes.
     """
 
     kind: Literal["toy"]
@@ -59,7 +60,8 @@ class ToyData(Strict):
 class FileData(Strict):
     """Multivariate series in a CSV, Parquet or text file, plain or .gz.
 
-    They are cut as ``samformer.benchmark`` does.
+    The fields are the arguments of ``samformer.benchmark``, which splits them into
+    training, validation and test and cuts windows of ``length`` and ``horizon`` steps.
     """
 
     kind: Literal["file"] = "file"
@@ -82,7 +84,11 @@ class FileData(Strict):
 class InContextData(Strict):
     """Prompts of linear regression in context, drawn anew for every step.
 
-    See ``structured.Prompts``.
+    Attributes:
+        inputs, points, curriculum: dimensions of an input, points of a prompt, and
+            steps over which both rise; see ``structured.Prompts``.
+        epoch: steps between two evaluations.
+        held_out: number of prompts that the model is evaluated on.
     """
 
     kind: Literal["in-context"]
@@ -94,7 +100,16 @@ class InContextData(Strict):
 
 
 class OptimizerFields(Strict):
-    """Optimiser of a run."""
+    """Optimiser of a run.
+
+    Attributes:
+        rho: radius of sharpness-aware minimisation (SAM); 0 for none.
+        schedule: "cosine" lowers the learning rate over the epochs of the plan.
+        clip: largest norm of a gradient, over all weights; None for any.
+        warm_up: first steps, over which the learning rate rises.
+        base_width: width at which the learning rate was tuned; μP derives the rates and
+            first weights of other widths from it. 0 for no μP.
+    """
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: float = Field(default=1e-3, gt=0)
@@ -108,7 +123,7 @@ class OptimizerFields(Strict):
     base_width: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _arguments_of_it(self) -> OptimizerFields:
+    def _check_arguments(self) -> OptimizerFields:
         if self.momentum and self.name != "sgd":
             raise ValueError(f"momentum is an argument of sgd, not of {self.name}")
         if self.betas and self.name == "sgd":
@@ -117,7 +132,14 @@ class OptimizerFields(Strict):
 
 
 class PlanFields(Strict):
-    """Length of a run."""
+    """Length of a run.
+
+    Attributes:
+        epochs: the run ends after these at the latest.
+        batch: windows or prompts of a step.
+        patience: the run ends after this many epochs in a row without a lower
+            validation error; None for never.
+    """
 
     epochs: int = Field(default=300, ge=1)
     batch: int = Field(default=32, ge=1)
@@ -125,7 +147,14 @@ class PlanFields(Strict):
 
 
 class WatchFields(Strict):
-    """Measures to record during training."""
+    """Measures to record during training.
+
+    Attributes:
+        every: epochs between two records.
+        windows: number of training windows that are measured, the first ones.
+        snapshots: whether attention patterns are recorded, too.
+        products: most Hessian-vector products of one sharpness.
+    """
 
     every: int = Field(default=1, ge=1)
     measures: tuple[Literal["sharpness", "gradient_noise", "attention"], ...] = (
@@ -139,7 +168,8 @@ class WatchFields(Strict):
 class TrainConfig(Strict):
     """Configuration of a training run.
 
-    ``seed`` is of weights and batches; ``device`` "auto" takes a GPU if there is one.
+    ``seed`` draws the first weights and the batches; ``device`` "auto" takes a GPU if
+    there is one.
     """
 
     model: ModelFields
@@ -151,20 +181,19 @@ class TrainConfig(Strict):
     device: str = "auto"
 
     @model_validator(mode="after")
-    def _model_of_the_data(self) -> TrainConfig:
-        prompts = isinstance(self.data, InContextData)
-        # scoring functions make a model of either; the toy's windows and forecasts
-        # differ in length
-        both = isinstance(self.data, FileData)
-        if both:
+    def _check_model(self) -> TrainConfig:
+        is_in_context = isinstance(self.data, InContextData)
+        # models of REGRESSORS read prompts, or forecast as many steps as a window has;
+        # the toy problem forecasts another number of steps
+        if isinstance(self.data, FileData):
             candidates = (*MODELS, *REGRESSORS)
-        elif prompts:
+        elif is_in_context:
             candidates = tuple(REGRESSORS)
         else:
             candidates = tuple(MODELS)
         if self.model.name not in candidates:
             kind = "series"
-            if prompts:
+            if is_in_context:
                 kind = "prompts in context"
             raise ValueError(
                 f"model {self.model.name!r} is not for {kind}; there are"
@@ -175,7 +204,7 @@ class TrainConfig(Strict):
                 "base_width is for models of structured scores,"
                 f" {', '.join(REGRESSORS)}"
             )
-        if prompts and self.watch is not None:
+        if is_in_context and self.watch is not None:
             raise ValueError(
                 "watch looks at models of series alone; leave it out for prompts in"
                 " context"
@@ -186,7 +215,7 @@ class TrainConfig(Strict):
 def read_train_config(path: str | Path) -> TrainConfig:
     """Read a configuration from a YAML file.
 
-    The path of its data starts at the folder of the file.
+    A relative path of its data counts from the folder of the YAML file.
 
     Raises:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the
@@ -203,13 +232,11 @@ def read_train_config(path: str | Path) -> TrainConfig:
         file, "the configuration", "the fields of a training run: model, data, …"
     )
     data = content.get("data")
-    if isinstance(data, dict) and "kind" not in data:
-        data = content["data"] = {"kind": "file", **data}
-    if isinstance(data, dict) and isinstance(data.get("file"), str):
-        content["data"] = {
-            **data,
-            "file": str(file.parent / Path(data["file"]).expanduser()),
-        }
+    if isinstance(data, dict):
+        data = {"kind": "file", **data}
+        if isinstance(data.get("file"), str):
+            data["file"] = str(file.parent / Path(data["file"]).expanduser())
+        content["data"] = data
     try:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
@@ -223,6 +250,7 @@ _PARTS: dict[str, type[Strict]] = {
     "optimizer": OptimizerFields,
     "plan": PlanFields,
     "watch": WatchFields,
+    # within "data", pydantic locates an error by the kind
     "toy": ToyData,
     "file": FileData,
     "in-context": InContextData,

@@ -43,17 +43,29 @@ __all__ = ["SHIPPED", "benchmark", "measured"]
 REFERENCE = "mean"
 """Reference that replaces a masked step in the benchmark."""
 PARTS = 8
-"""Segments of a case's target."""
+"""Number of segments that the past of a case's target is cut into."""
 MANY = 8
-"""Forecasts on which naive orders are scored, for each one of a method."""
-# how tasks begin of parts that write the same for all values: no influence of the input
-# passes through them
+"""Factor by which naive orders are scored on more forecasts than other methods."""
+# parts whose task begins so write the same whatever the values of the series, so that
+# no influence of the input passes through them
 _CONSTANT = ("marks ", "tells the step")
 
 
 @dataclass(frozen=True, eq=False)
 class ExplanationCase:
-    """Forecast of a planted model, or of an untrained model of the same kind."""
+    """Forecast of a planted model, or of an untrained model of the same kind.
+
+    Attributes:
+        mechanism, architecture, seed: planted model.
+        number: position of the series among those of the model.
+        twin: whether the untrained model forecasts.
+        run: run of the one series with its covariates.
+        parts: segments of its input.
+        components: names of the heads and MLPs.
+        true_parts: (segment, step), 1 where the mechanism reads the segment for the
+            step, 0 where not, NaN where it only decides whether a gate is open.
+        true_components: (component,), whether the input acts through it.
+    """
 
     mechanism: str
     architecture: str
@@ -68,7 +80,7 @@ class ExplanationCase:
 
     @property
     def model(self) -> str:
-        """Mechanism, architecture and seed, which cases of one model share."""
+        """Name of the model, the same for all cases of it."""
         condition = ", untrained" if self.twin else ""
         return f"{self.mechanism} in {self.architecture}, seed {self.seed}{condition}"
 
@@ -83,27 +95,31 @@ def cases(
     """Yield every case of the benchmark, model by model; see :func:`benchmark`."""
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
         for seed in range(seeds):
-            for control in (False, True)[: 1 + twins]:
-                yield from _of_model(mechanism, architecture, seed, control, series)
+            for is_twin in (False, True) if twins else (False,):
+                yield from _make_cases(mechanism, architecture, seed, is_twin, series)
 
 
+# reads=None: the seed chooses which part of the context the mechanism reads
 _plant = lru_cache(maxsize=2)(partial(plant, reads=None))
 
 
 @lru_cache(maxsize=256)
-def _of_model(
-    mechanism: str, architecture: str, seed: int, is_untrained: bool, series: int
+def _make_cases(
+    mechanism: str, architecture: str, seed: int, is_twin: bool, series: int
 ) -> tuple[ExplanationCase, ...]:
+    """Make the cases of a planted model or of its untrained twin, one a series."""
     planted = _plant(mechanism, architecture, seed=seed)
     card = planted.card
-    if is_untrained:
+    if is_twin:
         lens = untrained(planted, seed)
     else:
         lens = planted.lens()
     noise = 0.05
     if isinstance(card.rule, CovariateTimes):
+        # its series are random walks and white noise already
         noise = 0.0
     run = evaluation_case(lens, card, series=series, noise=noise, seed=seed).clean
+    # a backup acts only if the part that it stands in for is gone: it is not scored
     backups = set(card.components("backup"))
     names = tuple(name for name in map(str, all_writers(lens)) if name not in backups)
     carriers = {
@@ -111,64 +127,60 @@ def _of_model(
         for part in card.parts
         if part.role == "mechanism" and not part.does.startswith(_CONSTANT)
     }
-    true = np.array([name in carriers for name in names])
+    is_carrier = np.array([name in carriers for name in names])
     forecasts = []
     for number in range(series):
         item_run = run.item(number)
+        # covariates are cut into stretches like the target
         parts = segments(run, number, parts=PARTS, season=1, others="stretches")
-        labels = _labels(card, item_run, parts)
         forecasts.append(
             ExplanationCase(
-                mechanism,
-                architecture,
-                seed,
-                number,
-                is_untrained,
-                item_run,
-                parts,
-                names,
-                labels,
-                true,
+                mechanism=mechanism,
+                architecture=architecture,
+                seed=seed,
+                number=number,
+                twin=is_twin,
+                run=item_run,
+                parts=parts,
+                components=names,
+                true_parts=_label_segments(card, item_run, parts),
+                true_components=is_carrier,
             )
         )
     return tuple(forecasts)
 
 
-def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
-    """Label (segment, step) whether the rule reads the segment for the step.
-
-    NaN where only a gate does.
-    """
+def _label_segments(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
+    """Label the segments that the rule reads; see ``ExplanationCase.true_parts``."""
     rule = card.rule
     values = [np.asarray(value) for value in run.batch.values]
-    horizon = card.horizon
+    target = values[0]
     if isinstance(rule, CovariateTimes):
         source = run.batch.roles.index("known")
-        weights = rule.inputs(values[0], values[source], horizon)
+        weights = rule.inputs(target, values[source], card.horizon)
     else:
         source = 0
-        weights = rule.inputs(values[0], horizon)
+        weights = rule.inputs(target, card.horizon)
+    # segments count from the forecast start, weights from the start of the context
+    n_past = len(target)
+    stretches = [slice(part.start + n_past, part.stop + n_past) for part in parts]
 
-    def within(weights: np.ndarray) -> np.ndarray:
-        """Test whether any weight of a step lies in a segment, (segment, step).
+    def has_weight(step_weights: np.ndarray) -> np.ndarray:
+        """Test which stretches have a weight other than 0, (segment, step).
 
-        Weights are (step, time).
+        ``step_weights`` are (step, time).
         """
-        bounds = [
-            (part.start + len(values[0]), part.stop + len(values[0])) for part in parts
-        ]
         return np.stack(
-            [np.abs(weights[:, start:stop]).any(1) for start, stop in bounds]
+            [np.abs(step_weights[:, stretch]).any(1) for stretch in stretches]
         )
 
-    labels = (
-        within(weights) & np.array([part.row == source for part in parts])[:, None]
-    ).astype(float)
+    is_of_source = np.array([part.row == source for part in parts])[:, None]
+    labels = (has_weight(weights) & is_of_source).astype(float)
     if isinstance(rule, Gate):
-        both_periods = LocalMean(width=2 * rule.period, ago=rule.ago).inputs(
-            values[0], horizon
-        )
-        labels[within(both_periods) & (labels == 0)] = np.nan
+        # the gate compares the last two periods, which a mean over both reads
+        mean_of_both = LocalMean(width=2 * rule.period, ago=rule.ago)
+        decides = has_weight(mean_of_both.inputs(target, card.horizon))
+        labels[decides & (labels == 0)] = np.nan
     return labels
 
 
@@ -202,16 +214,19 @@ def benchmark(
             more meaning more important: for "inputs" (segment, step), or one a segment
             for all steps, for "routes" one a component. It may raise an InputError for
             models that it cannot explain.
-        level, name: "inputs" or "routes"; of the method in the row, its own if None.
+        level: explain by "inputs" (segments) or "routes" (components).
+        name: name of the method in the row; its own if None.
         cases_of: ``pairs``, (mechanism, architecture) of planted models, all if None;
             ``seeds``, parametrisations of each; ``series``, forecasts of each model;
             ``twins``, also score it on untrained twins.
 
     Returns:
-        One row: "method", "level"; "auroc", with "low" and "high", its 95 % interval
-        over models; "worst_rank" and "mean_rank" of true parts, "of" so many; "cases",
-        "refused" (cases that the method cannot explain), "untrained" (AUROC there, the
-        method's own chance level), and a column for each mechanism.
+        One row. "auroc" is the mean over models of the AUROC of the scores, "low" and
+        "high" are its 95 % interval. "worst_rank" and "mean_rank" are the ranks of the
+        true segments or components among "of" candidates. "cases" and "refused" count
+        all cases and those that the method cannot explain. "untrained" is the AUROC on
+        untrained twins, the method's own chance level. Each mechanism has a column
+        with its AUROC.
 
     Raises:
         InputError: no such level, scores of another shape, or no case that the method
@@ -267,31 +282,30 @@ def measured(
             "method": label,
             "level": level,
             "mechanism": case.mechanism,
-        }
-        columns |= {
             "architecture": case.architecture,
             "seed": case.seed,
             "series": case.number,
+            "condition": UNTRAINED if case.twin else PLANTED,
         }
-        columns["condition"] = UNTRAINED if case.twin else PLANTED
         try:
             scores = np.asarray(score(case), dtype=float)
         except InputError:
             rows.append({**columns, "refused": True})
             continue
-        rows.append({**columns, "refused": False, **_marks(case, level, scores, label)})
+        agreement = _compare_with_truth(case, level, scores, label)
+        rows.append({**columns, "refused": False, **agreement})
     table = pd.DataFrame(rows)
     if not len(table) or table["refused"].all():
         raise InputError(f"{label} explains none of the {len(table)} cases")
     return table
 
 
-def _marks(
+def _compare_with_truth(
     case: ExplanationCase, level: Level, scores: np.ndarray, label: str
 ) -> dict[str, float]:
     """Measure how well scores agree with the truth.
 
-    Of inputs, it is the mean over the forecast's steps.
+    Scores of inputs are compared at each forecast step, and the measures averaged.
     """
     expected: tuple[tuple[int, ...], ...]
     if level == "inputs":
@@ -307,15 +321,13 @@ def _marks(
             f"{label} gave scores of shape {scores.shape}, expected"
             f" {' or '.join(map(str, expected))}: {meaning}"
         )
-    by_step = scores.reshape(len(scores), -1) * np.ones((1, labels.shape[1]))
-    counts = np.isfinite(labels)
-    steps = zip(by_step.T, labels.T, counts.T, strict=True)
-    table = pd.DataFrame(
-        [
-            marks(step_scores[mask], step_labels[mask] > 0)
-            for step_scores, step_labels, mask in steps
-        ]
-    )
+    # scores without a step axis hold for every step
+    by_step = np.broadcast_to(scores.reshape(len(scores), -1), labels.shape)
+    measures = []
+    for step_scores, step_labels in zip(by_step.T, labels.T, strict=True):
+        is_labelled = np.isfinite(step_labels)
+        measures.append(marks(step_scores[is_labelled], step_labels[is_labelled] > 0))
+    table = pd.DataFrame(measures)
     return {str(name): float(table[name].mean()) for name in table}
 
 
@@ -436,14 +448,15 @@ def _peak_attention(case: ExplanationCase) -> np.ndarray:
 
 def _random(case: ExplanationCase, level: Level) -> np.ndarray:
     size = len(case.parts if level == "inputs" else case.components)
+    # the length of its name stands for the mechanism in the seed
     rng = np.random.default_rng([case.seed, case.number, len(case.mechanism)])
     return rng.random(size)
 
 
-def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
-    """Return a method that scores a segment by its own values.
+def _score_by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
+    """Return a method that scores a segment by a measure of its own values.
 
-    They are in standard deviations of their series.
+    The values are standardised by the past of their series.
     """
 
     def score(case: ExplanationCase) -> np.ndarray:
@@ -452,11 +465,11 @@ def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
         futures = batch.known_future(case.run.horizon)
         for part in case.parts:
             past = np.asarray(batch.values[part.row])
-            standardised = (
-                np.concatenate([past, futures[part.row]]) - past.mean()
-            ) / past.std()
+            values = np.concatenate([past, futures[part.row]])
+            standardised = (values - past.mean()) / past.std()
+            n_past = len(past)
             scores.append(
-                measure(standardised[part.start + len(past) : part.stop + len(past)])
+                measure(standardised[part.start + n_past : part.stop + n_past])
             )
         return np.array(scores)
 
@@ -470,14 +483,20 @@ NAIVE: Mapping[str, Scorer] = {
     "oldest first": lambda case: np.array(
         [-part.start for part in case.parts], dtype=float
     ),
+    # steps count back from the forecast start: the middle of a context is -SPAN / 2
     "middle first": lambda case: np.array(
         [-abs(part.start + part.stop + SPAN) for part in case.parts], dtype=float
     ),
-    "farthest from the mean first": _by_values(lambda values: np.abs(values).mean()),
-    "largest values first": _by_values(np.mean),
-    "most varied first": _by_values(np.std),
+    "farthest from the mean first": _score_by_values(
+        lambda values: np.abs(values).mean()
+    ),
+    "largest values first": _score_by_values(np.mean),
+    "most varied first": _score_by_values(np.std),
 }
-"""Orders of segments that ignore the model; each reversed is as naive."""
+"""Orders of segments that ignore the model.
+
+The reverse of an order is as naive: an AUROC far below 0.5 tells as much as one above.
+"""
 SHIPPED: Mapping[tuple[str, str], Scorer] = {
     **{("inputs", name): partial(_attribution, method=name) for name in METHODS},
     **{("inputs", name): order for name, order in NAIVE.items()},
@@ -497,26 +516,26 @@ def tables(rows: pd.DataFrame) -> str:
     """Format the leaderboards of both levels as markdown."""
     board = leaderboard(rows)
     board.loc[board["method"].isin(NAIVE), "level"] = "naive"
-    mechanisms = sorted(rows["mechanism"].unique())
+    mechanism_names = sorted(rows["mechanism"].unique())
     parts = []
     for level, title in _TITLES.items():
         level_rows = board[board["level"] == level]
         if not len(level_rows):
             continue
-        heads = [
+        header = [
             "method",
             "AUROC",
             "worst rank of a true one",
             "of",
             "cannot explain",
             "untrained: AUROC",
-            *mechanisms,
+            *mechanism_names,
         ]
-        lines = [heads]
+        lines = [header]
         for _, line in level_rows.iterrows():
-            numbers = [
+            further_aurocs = [
                 line["untrained"],
-                *(line.get(mechanism, np.nan) for mechanism in mechanisms),
+                *(line.get(mechanism, np.nan) for mechanism in mechanism_names),
             ]
             auroc = f"{line['auroc']:.2f} ({line['low']:.2f}–{line['high']:.2f})"
             rank_columns = [
@@ -524,10 +543,10 @@ def tables(rows: pd.DataFrame) -> str:
                 f"{line['of']:.1f}",
                 f"{100 * line['refused'] / line['cases']:.0f} %",
             ]
-            marks = [
-                f"{number:.2f}" if np.isfinite(number) else "" for number in numbers
+            cells = [
+                f"{value:.2f}" if np.isfinite(value) else "" for value in further_aurocs
             ]
-            lines.append([str(line["method"]), auroc, *rank_columns, *marks])
+            lines.append([str(line["method"]), auroc, *rank_columns, *cells])
         parts += [f"## {title}", markdown(lines)]
     return "\n\n".join(parts) + "\n"
 
@@ -554,10 +573,10 @@ def main(
     """
     file = out.with_suffix(".explanations.csv")
     try:
-        before = None
+        table = None
         if (read or only) and file.exists():
-            before = pd.read_csv(file)
-        if read and before is None:
+            table = pd.read_csv(file)
+        if read and table is None:
             raise InputError(f"nothing was measured for {out} yet; leave out --read")
         if read:
             keys = []
@@ -567,24 +586,26 @@ def main(
             raise unknown_name("method", only[0], [name for _, name in SHIPPED])
         for level, name in keys:
             # orders that look at no model cost nothing, and are the same on twins
-            n_series, twins = (
-                (MANY * series, False) if name in NAIVE else (series, True)
+            is_naive = name in NAIVE
+            method_rows = measured(
+                name,
+                level,  # type: ignore[arg-type]
+                seeds=seeds,
+                series=MANY * series if is_naive else series,
+                twins=not is_naive,
             )
-            now = measured(name, level, seeds=seeds, series=n_series, twins=twins)  # type: ignore[arg-type]
-            if before is None:
-                other_rows = None
-            else:
-                other_rows = before[
-                    (before["method"] != name) | (before["level"] != level)
-                ]
+            other_rows = None
+            if table is not None:
+                is_other = (table["method"] != name) | (table["level"] != level)
+                other_rows = table[is_other]
             if other_rows is None or not len(other_rows):
-                before = now
+                table = method_rows
             else:
-                before = pd.concat([other_rows, now], ignore_index=True)
+                table = pd.concat([other_rows, method_rows], ignore_index=True)
             # each method is written as soon as it is measured
-            before.to_csv(file, index=False, float_format="%.3g")
-        assert before is not None
-        replace_section(out, START, STOP, tables(before))
+            table.to_csv(file, index=False, float_format="%.3g")
+        assert table is not None
+        replace_section(out, START, STOP, tables(table))
     except (LensError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 

@@ -1,9 +1,9 @@
 """Skill of a checkpoint against naive forecasts.
 
 ``python -m tsfm_lens.studies.recipes.evaluate FOLDER`` prints it. Read :func:`measure`
-first, which forecasts the windows of cases through the native pipeline; ``…_cases``
-draw or read the series, :func:`covariate_signs` checks known covariates. Nothing of
-this package's hooks is involved.
+first, which forecasts windows of series with the native pipeline. The functions
+``…_cases`` draw series at random or read them from files, and :func:`covariate_signs`
+tests whether forecasts follow known covariates. This package's hooks take no part.
 """
 
 from __future__ import annotations
@@ -33,24 +33,32 @@ from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
 from tsfm_lens.training.command import run_command
 
 LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
-WINDOWS = 5
-BATCH = 256
+_MEDIAN = LEVELS.index(0.5)
+WINDOWS = 5  # most forecast windows of a series
+BATCH = 256  # most windows in one call of the pipeline
 PATHS = 5_120
 """Sample paths at a time; those of chronos-nano take about 0.4 MB each."""
-SHORTEST = 32
-REPLICATES = 2000
+SHORTEST = 32  # fewest steps of a context
+REPLICATES = 2000  # bootstrap samples of an interval
 
 
 @dataclass(frozen=True)
 class SkillCase:
-    """One series to forecast."""
+    """One series to forecast.
+
+    Attributes:
+        name: label of the series in the table of skill.
+        values: of the series, (time,).
+        season: length of its season in steps.
+        covariates: known covariates, (covariate, time).
+        sign: of the covariate's effect on the values, 1 or -1; 0 if none was drawn.
+    """
 
     name: str
     values: Array
     season: int
     covariates: Array | None = None
     sign: int = 0
-    """That of the covariate's effect."""
 
 
 RATIOS = ["/ seasonal naive", "/ last value", "CRPS / seasonal naive"]
@@ -61,7 +69,10 @@ model is better.
 
 @dataclass(frozen=True)
 class ForecastWindow:
-    """One forecast task of a case."""
+    """One forecast task: a context (time,) and the true values after it (step,).
+
+    Its covariates, (covariate, time), cover both.
+    """
 
     case: SkillCase
     context: Array
@@ -70,6 +81,7 @@ class ForecastWindow:
 
 
 def _least_context(case: SkillCase) -> int:
+    # more than two seasons, so that the seasonal error averages over more than one
     return max(SHORTEST, 2 * case.season + 1)
 
 
@@ -120,10 +132,12 @@ def quantile_loss(quantiles: Array, truth: Array) -> float:
 def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
     """Forecast (step, level) by the seasonal naive method with Gaussian quantiles.
 
-    They widen with every season.
+    Their width grows with the square root of the number of seasons ahead, as the
+    seasonal differences of the steps between add up.
     """
     last, deviation = last_season(filled(context), season, horizon)
-    width = deviation * np.sqrt(np.arange(horizon) // season + 1)
+    seasons_ahead = np.arange(horizon) // season + 1
+    width = deviation * np.sqrt(seasons_ahead)
     z = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
     return last[:, None] + width[:, None] * z
 
@@ -138,35 +152,36 @@ def forecasts(
     covariates: bool,
     samples: int | None = None,
 ) -> list[Array]:
-    """Compute quantiles (step, level) of each task in batches.
-
-    They come from the native pipeline.
-    """
+    """Forecast the quantiles (step, level) of each task with the native pipeline."""
     torch.manual_seed(seed)
     if samples is None:
         options = {}
     else:
         options = {"num_samples": samples}
     quantiles_of_tasks: list[Array] = []
-    settings = getattr(getattr(pipeline, "model", None), "config", None)
+    # a pipeline that draws no samples has no num_samples, and counts as one path
+    model = getattr(pipeline, "model", None)
+    settings = getattr(model, "config", None)
     paths: int = samples or getattr(settings, "num_samples", None) or 1
     batch = max(1, min(BATCH, PATHS // paths))
     for start in range(0, len(tasks), batch):
         inputs: list[object] = []
         for task in tasks[start : start + batch]:
             if covariates and task.covariates is not None:
-                covariates_by_row = {
+                covariates_by_name = {
                     str(row): values for row, values in enumerate(task.covariates)
                 }
-                past, future = (
-                    {key: values[part] for key, values in covariates_by_row.items()}
-                    for part in (slice(None, -horizon), slice(-horizon, None))
-                )
                 inputs.append(
                     {
                         "target": task.context,
-                        "past_covariates": past,
-                        "future_covariates": future,
+                        "past_covariates": {
+                            name: values[:-horizon]
+                            for name, values in covariates_by_name.items()
+                        },
+                        "future_covariates": {
+                            name: values[-horizon:]
+                            for name, values in covariates_by_name.items()
+                        },
                     }
                 )
             else:
@@ -197,7 +212,9 @@ def measure(
 ) -> pd.DataFrame:
     """Measure skill on cases.
 
-    A case must be long enough for one window and have naive errors other than 0.
+    Left out are series too short for one window, and windows whose context has no
+    seasonal error. Naive forecasts must have errors other than 0, as skill divides by
+    them.
 
     Returns:
         One row per series with means over its windows: "MASE" and the columns of
@@ -225,7 +242,7 @@ def measure(
         scale = seasonal_error(task.context, season)
         naive = naive_quantiles(task.context, season, horizon)
         last = filled(task.context)[-1]
-        points = (quantiles[:, 4], naive[:, 4], np.full(horizon, last))
+        points = (quantiles[:, _MEDIAN], naive[:, _MEDIAN], np.full(horizon, last))
         mases = [
             float(np.nanmean(np.abs(point - task.truth))) / scale for point in points
         ]
@@ -233,13 +250,13 @@ def measure(
             quantile_loss(levels, task.truth) / scale for levels in (quantiles, naive)
         ]
         rows.append((task.case.name, *mases, *losses))
-    columns = ["series", "MASE", "naive", "last", "CRPS", "naive CRPS"]
+    columns = ["series", "MASE", "naive MASE", "last MASE", "CRPS", "naive CRPS"]
     errors = pd.DataFrame(rows, columns=columns).set_index("series")
     finite = errors[np.isfinite(errors).all(axis=1)]
     means = finite.groupby("series", sort=False).mean()
     ratios = (
-        means["MASE"] / means["naive"],
-        means["MASE"] / means["last"],
+        means["MASE"] / means["naive MASE"],
+        means["MASE"] / means["last MASE"],
         means["CRPS"] / means["naive CRPS"],
     )
     return means[["MASE"]].assign(**dict(zip(RATIOS, ratios, strict=True)))
@@ -247,16 +264,14 @@ def measure(
 
 VALIDATION_SEED = 20_261_120
 TEST_SEED = 20_261_122
-"""Seeds [seed, step] of training are pairs; these stand alone, so no training row is
-drawn again.
-"""
+"""Seeds of drawn series, not to be used in training, which draws with [seed, step]."""
 
 REAL_SPLITS = ("validation", "records")
 """Real series to tune on: page views, fuel and rates; and records of business and
 nature, by month and quarter.
 """
 
-FLOOR = 1e-9
+FLOOR = 1e-9  # added to a deviation, which may be 0, before dividing by it
 
 
 def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
@@ -307,13 +322,13 @@ def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
+        kind = ("events", "weather", "noise")[row % 3]
         season = int(rng.choice([7, 12, 24]))
-        base = np.resize(
-            _cycle(rng, ("smooth", "wave")[row % 2], season), length
-        ) + 0.3 * rng.standard_normal(length)
-        if row % 3 == 0:
+        cycle = _cycle(rng, ("smooth", "wave")[row % 2], season)
+        base = np.resize(cycle, length) + 0.3 * rng.standard_normal(length)
+        if kind == "events":
             cause = (rng.random(length) < 0.15).astype(float)
-        elif row % 3 == 1:
+        elif kind == "weather":
             cause = np.convolve(
                 rng.standard_normal(length + 8), np.ones(9) / 3, "valid"
             )
@@ -321,10 +336,9 @@ def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
             cause = rng.standard_normal(length)
         cause = (cause - cause.mean()) / cause.std()
         sign = rng.choice([-1.0, 1.0])
-        values = rng.normal(0, 3) + (base / base.std() + sign * cause) * np.exp(
-            rng.normal()
-        )
-        kind = ("events", "weather", "noise")[row % 3]
+        level = rng.normal(0, 3)
+        scale = np.exp(rng.normal())
+        values = level + (base / base.std() + sign * cause) * scale
         cases.append(
             SkillCase(
                 f"{row}: season of {season} and {kind}",
@@ -337,21 +351,27 @@ def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
     return cases
 
 
-def _drift(rng: np.random.Generator, length: int, hours: float) -> Array:
-    """Draw a standardised series whose memory fades over ``hours`` steps."""
-    memory = np.exp(-1 / hours)
-    values = lfilter(
-        [1.0], [1.0, -memory], rng.standard_normal(length + int(5 * hours))
-    )[-length:]
+def _drift(rng: np.random.Generator, length: int, memory: float) -> Array:
+    """Draw a standardised AR(1) series with autocorrelation 1/e at lag ``memory``."""
+    coefficient = np.exp(-1 / memory)
+    # the first steps, which still depend on the start at 0, are cut off
+    shocks = rng.standard_normal(length + int(5 * memory))
+    values = lfilter([1.0], [1.0, -coefficient], shocks)[-length:]
     return (values - values.mean()) / values.std()
+
+
+def _smooth_day(rng: np.random.Generator, kind: str) -> Array:
+    """Draw a day of 24 hours, a circular moving average of 3 over a cycle."""
+    days = np.tile(_cycle(rng, kind, 24), 3)
+    return np.convolve(days, np.ones(3) / 3, "same")[24:48]
 
 
 def hourly_cases(
     *, count: int = 48, seed: int = TEST_SEED, heated: bool = False
 ) -> list[SkillCase]:
-    """Draw held-out hours like those of M4: a day's shape in a week, on a drift.
+    """Draw held-out hourly series like those of M4: days of a week, on a drift.
 
-    If `heated`, half of the variance is by a temperature, the known covariate.
+    If `heated`, half of the variance comes from a temperature, a known covariate.
     """
     length = 748
     rng = np.random.default_rng([seed, 24])
@@ -360,18 +380,14 @@ def hourly_cases(
     for row in range(count):
         kind = ("smooth", "wave")[row % 2]
         noise_scale = rng.choice([0.01, 0.03, 0.1])
-        work, rest = (
-            np.convolve(np.tile(_cycle(rng, kind, 24), 3), np.ones(3) / 3, "same")[
-                24:48
-            ]
-            for _ in range(2)
-        )
-        day_off = rng.choice([0.0, 0.5, 1.0]) * (
-            (hour + rng.integers(168)) // 24 % 7 >= 5
-        )
-        base = np.resize(work, length) * (1 - day_off) + day_off * (
-            0.5 * np.resize(work + rest, length) - 0.8
-        )
+        work, rest = (_smooth_day(rng, kind) for _ in range(2))
+        weekend_strength = rng.choice([0.0, 0.5, 1.0])
+        day_of_week = (hour + rng.integers(168)) // 24 % 7
+        # weight of the weekend's shape in each hour, 0 on other days
+        day_off = weekend_strength * (day_of_week >= 5)
+        workday = np.resize(work, length)
+        weekend = 0.5 * np.resize(work + rest, length) - 0.8
+        base = workday * (1 - day_off) + day_off * weekend
         base = (
             base
             + rng.choice([0.0, 0.1, 0.3]) * _drift(rng, length, 120)
@@ -379,9 +395,8 @@ def hourly_cases(
         )
         base = base / base.std()
         sign = int(rng.choice([-1, 1]))
-        heat = np.sin(2 * np.pi * (hour + rng.uniform(0, 24)) / 24) + rng.uniform(
-            0.1, 1.0
-        ) * _drift(rng, length, 48)
+        daily_heat = np.sin(2 * np.pi * (hour + rng.uniform(0, 24)) / 24)
+        heat = daily_heat + rng.uniform(0.1, 1.0) * _drift(rng, length, 48)
         heat = heat / heat.std()
         values = rng.uniform(3, 30) + base + sign * heat * heated
         name = f"{row}: {kind} days, noise {noise_scale}"
@@ -423,23 +438,26 @@ def real_cases() -> list[SkillCase]:
 
 
 def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWindow:
-    """Return a task whose known future is changed.
+    """Return a task with another future of its covariates.
 
-    It is raised by `rise` standard deviations, or reversed in time if that is 0.
+    It is raised by `rise` standard deviations; if `rise` is 0, it is reversed in time.
     """
     assert task.covariates is not None
     changed = task.covariates.copy()
     future = changed[:, -horizon:]
-    changed[:, -horizon:] = future + rise * changed.std() if rise else future[:, ::-1]
+    if rise:
+        changed[:, -horizon:] = future + rise * changed.std()
+    else:
+        changed[:, -horizon:] = future[:, ::-1]
     return replace(task, covariates=changed)
 
 
 def covariate_gain(
     pipeline: Pipeline, *, count: int = 48, seed: int = TEST_SEED
 ) -> dict[str, Any]:
-    """Compute MASE with known covariates over MASE without.
+    """Compute the geometric mean of MASE with known covariates over MASE without.
 
-    It is a geometric mean, with its interval.
+    Its 95 % interval is that of :func:`interval`.
     """
     cases = covariate_cases(count=count, seed=seed)
     with_them, without = (
@@ -454,11 +472,13 @@ def covariate_signs(
 ) -> dict[str, float]:
     """Compute how often the forecast moves with a known covariate by the right sign.
 
-    The share of cases is given by sign.
-
     The covariate carries half of the variance; in half of the cases it is the
     temperature of hours. Its future is reversed, and raised by a standard deviation;
     the forecast must move the right way both times.
+
+    Returns:
+        The share of such cases among those with a "negative" effect of the covariate,
+        and among those with a "positive" one.
     """
     cases = [
         *covariate_cases(count=count, seed=seed),
@@ -477,10 +497,10 @@ def covariate_signs(
             assert task.covariates is not None
             assert changed_task.covariates is not None
             change = (changed_task.covariates - task.covariates)[0, -horizon:]
+            # positive if the median moves, over all steps, in the covariate's direction
+            agreement = float((new - old)[:, _MEDIAN] @ change)
             # a future of events may be its own reverse
-            right[row] &= (
-                not change.any() or signs[row] * float((new - old)[:, 4] @ change) > 0
-            )
+            right[row] &= not change.any() or signs[row] * agreement > 0
     return {
         name: float(right[signs == sign].mean())
         for name, sign in (("negative", -1), ("positive", 1))
@@ -557,20 +577,23 @@ def main(
             f"--seed {seed} and --real {real} ask for different series; give one of"
             " them"
         )
-    sets = {
-        "test: synthetic seasons": synthetic_cases(),
-        "test: bundled real series": real_cases(),
-    }
-    sets["test: synthetic hours"] = hourly_cases()
-    if real is not None:
-        sets = {"validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED)}
-        sets["validation: synthetic hours"] = hourly_cases(seed=VALIDATION_SEED)
+    if seed is not None:
+        sets = {f"synthetic seasons of seed {seed}": synthetic_cases(seed=seed)}
+    elif real is not None:
+        sets = {
+            "validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED),
+            "validation: synthetic hours": hourly_cases(seed=VALIDATION_SEED),
+        }
         sets |= {
             f"validation: real series ({split})": validation_cases(real, split)
             for split in REAL_SPLITS
         }
-    if seed is not None:
-        sets = {f"synthetic seasons of seed {seed}": synthetic_cases(seed=seed)}
+    else:
+        sets = {
+            "test: synthetic seasons": synthetic_cases(),
+            "test: bundled real series": real_cases(),
+            "test: synthetic hours": hourly_cases(),
+        }
     for title, cases in sets.items():
         longest = max(len(case.values) - _least_context(case) for case in cases)
         if horizon > longest:
@@ -585,19 +608,16 @@ def main(
             )
         )
     if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":
-        gain_seed = VALIDATION_SEED
-        if real is None:
-            gain_seed = TEST_SEED
-        gain = covariate_gain(pipeline, seed=gain_seed)
+        split_name, split_seed = "test", TEST_SEED
+        if real is not None:
+            split_name, split_seed = "validation", VALIDATION_SEED
+        gain = covariate_gain(pipeline, seed=split_seed)
         low, high = gain["interval"]
-        split_name = "validation"
-        if real is None:
-            split_name = "test"
         console().print(
             f"{split_name}: MASE with known covariates / without: {gain['ratio']:.3f}"
             f" ({low:.3f} to {high:.3f})"
         )
-        shares = covariate_signs(pipeline, seed=gain_seed)
+        shares = covariate_signs(pipeline, seed=split_seed)
         console().print(
             f"{split_name}: effects of the right sign: "
             + ", ".join(f"{sign} {share:.1%}" for sign, share in shares.items())

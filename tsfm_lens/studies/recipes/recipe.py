@@ -23,7 +23,9 @@ class Phase(BaseModel):
     """Another phase of training, with its own rise and fall of the learning rate.
 
     From step `at` on the rate rises again, up to `learning_rate`, and falls over its
-    last `decay` steps.
+    last `decay` steps. With `from_mean` the phase starts from the mean of the weights
+    that it finds and those that the phase before started from. `config` holds the
+    entries of the model's configuration that grow: the model is widened to them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,7 +39,12 @@ class Phase(BaseModel):
 
 
 class AttentionRank(BaseModel):
-    """Attention whose matrices are products of two factors from the first step on."""
+    """Attention whose matrices are products of two factors from the first step on.
+
+    Layer i = 0, 1, … has the rank `rank` · (1 + i) ** `growth`, rounded up and at most
+    full. It is the rank of each head's part of a matrix, or with a "shared" `sketch` of
+    the whole matrix.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +54,23 @@ class AttentionRank(BaseModel):
 
 
 class TrainingRecipe(BaseModel):
-    """Reproducible training run; steps are optimiser steps."""
+    """Reproducible training run; steps are optimiser steps.
+
+    Attributes:
+        kind: what the model forecasts in, Chronos' tokens or the patches of
+            Chronos-Bolt.
+        config: configuration of the untrained model, as its config.json has it.
+        stages: curriculum of the data and losses.
+        corpus: rows of each family of series.
+        finest: shortest wavelength of the initial embedding of the bins, in bins.
+        encoder_bias, decoder_bias: (bucket, head, logit) that are added to the initial
+            relative attention bias.
+        attention_rank: factors of the attention matrices; full ones if None.
+        vocabulary_rank: rank of an embedding that is not trained; None to train it.
+        attention_levels: ranks by which the encoder scores nested blocks of tokens; ()
+            for plain attention.
+        restarts: phases after the first one.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -71,7 +94,7 @@ class TrainingRecipe(BaseModel):
     seed: int = 0
 
     @model_validator(mode="after")
-    def _in_order(self) -> TrainingRecipe:
+    def _check_phases(self) -> TrainingRecipe:
         starts = [stage.start for stage in self.stages]
         restarts = [restart.at for restart in self.restarts]
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
@@ -83,9 +106,8 @@ class TrainingRecipe(BaseModel):
             raise ValueError(
                 f"restarts at {restarts}; expected each after the one before"
             )
-        if self.attention_rank is not None and any(
-            restart.config for restart in self.restarts
-        ):
+        widens = any(restart.config for restart in self.restarts)
+        if self.attention_rank is not None and widens:
             raise ValueError(
                 "a restart widens a model whose attention is factorised; only full"
                 " matrices are widened"
@@ -102,11 +124,11 @@ class TrainingRecipe(BaseModel):
         return [stage for stage in self.stages if stage.start <= step][-1]
 
     def phases_within(self) -> tuple[Phase, ...]:
-        """Return the phases after the first that begin before the last step."""
+        """Return the phases after the first that the steps of the run reach."""
         return tuple(restart for restart in self.restarts if restart.at < self.steps)
 
     def phase(self, step: int) -> Phase | None:
-        """Return the phase of `step`; None in the first."""
+        """Return the restart whose phase `step` is in; None in the first phase."""
         earlier = [restart for restart in self.restarts if restart.at <= step]
         if earlier:
             return earlier[-1]
@@ -123,6 +145,7 @@ class TrainingRecipe(BaseModel):
 
     def rate(self, step: int) -> float:
         """Compute the learning rate at `step`."""
+        # of the first phase, then of each later one that the step has reached
         first = 0
         last = self.steps
         peak = self.learning_rate

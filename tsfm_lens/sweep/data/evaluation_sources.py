@@ -39,53 +39,63 @@ def holdout_sets(
     Args:
         series: names of bundled series, or anything that
             :func:`tsfm_lens.data.as_series` takes.
-        horizon: steps of each label.
-        windows: how many per item.
+        horizon: steps of each label, the values that a forecast is scored against.
+        windows: number of windows of each item.
         stride: steps from one label to the next; the horizon if None, so that labels do
             not overlap.
-        name: of the set; the file's name or "series" if None. Bundled series are named
-            ``bundled/…``.
+        name: name of the set; the file's name or "series" if None. Sets of bundled
+            series are named ``bundled/…``.
         reading: options of ``as_series``, such as ``freq``, ``variates`` and
             ``seasonality``.
 
     Raises:
         InputError: the series cannot be read or are too short; the message names the
             series.
-        UnknownNameError: a list has names of bundled series and one that is none.
+        UnknownNameError: an entry in a list of names is no bundled series.
 
     Example:
         >>> sets = sweep.holdout_sets(["co2", "nile"], horizon=12)
         >>> [evaluation_set.name for evaluation_set in sets]
         ['bundled/co2', 'bundled/nile']
     """
-    rolling = horizon, windows, stride
-    names = series
+    rolling: dict[str, Any] = {
+        "horizon": horizon,
+        "windows": windows,
+        "stride": stride,
+    }
     if isinstance(series, str) and series in bundled_names():
-        names = [series]
+        series = [series]
     if (
-        isinstance(names, list | tuple)
-        and names
-        and all(isinstance(item, str) for item in names)
+        isinstance(series, list | tuple)
+        and series
+        and all(isinstance(item, str) for item in series)
     ):
         sets = []
-        for info in [bundled_info(item) for item in names]:
-            title = f"bundled/{info.name}"
-            batch = bundled(info.name)
+        for info in [bundled_info(item) for item in series]:
+            sets_of_series = _make_sets(
+                bundled(info.name),
+                f"bundled/{info.name}",
+                source=info.source,
+                domain=info.field,
+                **rolling,
+            )
             # a bundled series has one frequency and one season, so one set
-            sets.append(_sets(batch, title, *rolling, info.source, info.field)[0])
+            sets.append(sets_of_series[0])
         return sets
-    label = "series"
+    default_name = "series"
     source = "series of the caller"
     if isinstance(series, str | Path) and Path(series).name:
         file = Path(series).name
-        label = file.split(".")[0]
+        default_name = file.split(".")[0]
         source = f"file {file}"
-    return _sets(as_series(series, **reading), name or label, *rolling, source)
+    batch = as_series(series, **reading)
+    return _make_sets(batch, name or default_name, source=source, **rolling)
 
 
-def _sets(
+def _make_sets(
     batch: SeriesBatch,
     name: str,
+    *,
     horizon: int,
     windows: int,
     stride: int | None,
@@ -95,11 +105,11 @@ def _sets(
     """Make one set for each frequency and season length of a batch."""
     windows_by_season: dict[tuple[str | None, int], list[Window]] = {}
     notes = list(batch.notes)
-    for group, members in batch.rows_by_group().items():
-        first = members[0]
-        values = np.stack([batch.values[row] for row in members])
-        group_windows, remarks = scored_windows(
-            group,
+    for item, rows in batch.rows_by_group().items():
+        first = rows[0]
+        values = np.stack([batch.values[row] for row in rows])
+        item_windows, remarks = scored_windows(
+            item,
             values,
             horizon=horizon,
             windows=windows,
@@ -107,26 +117,27 @@ def _sets(
             start=batch.starts[first],
         )
         notes += remarks
-        season_key = batch.freqs[first], batch.seasonalities[first]
-        windows_by_season.setdefault(season_key, []).extend(group_windows)
+        freq_and_season = batch.freqs[first], batch.seasonalities[first]
+        windows_by_season.setdefault(freq_and_season, []).extend(item_windows)
     freqs = [freq for freq, _ in windows_by_season]
     sets = []
-    for (freq, season), all_windows in windows_by_season.items():
-        label = name
+    for (freq, season), season_windows in windows_by_season.items():
+        # names tell several sets apart by frequency, and by season where that is shared
+        set_name = name
         if len(freqs) > 1:
-            label += f"/{freq or 'unknown'}"
+            set_name += f"/{freq or 'unknown'}"
         if freqs.count(freq) > 1:
-            label += f"/season-{season}"
+            set_name += f"/season-{season}"
         sets.append(
             EvaluationSet(
-                label,
-                tuple(all_windows),
-                horizon,
-                freq,
-                season,
-                domain,
-                source,
-                tuple(notes),
+                name=set_name,
+                windows=tuple(season_windows),
+                horizon=horizon,
+                freq=freq,
+                seasonality=season,
+                domain=domain,
+                source=source,
+                notes=tuple(notes),
             )
         )
     return sets
@@ -153,8 +164,8 @@ def gluonts_set(
         freq: frequency, in any pandas spelling; that of the first entry's period if
             None.
         seasonality: season length in steps; gluonts' own for the frequency if None.
-        domain, source: field that the series come from, and where they come from, in
-            words.
+        domain: what field the series are of, in words.
+        source: where the series come from, in words.
 
     Raises:
         InputError: an entry has no target or too few steps, an id occurs twice, or
@@ -183,30 +194,36 @@ def gluonts_set(
         ids.add(item)
         start = entry.get("start")
         period_freq = start.freqstr if isinstance(start, pd.Period) else None
+        # the first entry that has a frequency decides for all
         freq = freq or period_freq or entry.get("freq")
+        # (variate, time)
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
-        stamp = None
+        first_stamp = None
         if start is not None and freq:
-            stamp = find_start(start, freq)
+            first_stamp = find_start(start, freq)
         item_windows, remarks = scored_windows(
-            item, values, horizon=horizon, windows=windows, stride=stride, start=stamp
+            item,
+            values,
+            horizon=horizon,
+            windows=windows,
+            stride=stride,
+            start=first_stamp,
         )
         all_windows += item_windows
         notes += remarks
-    stamps = None
+    alias = None
     if freq:
-        stamps = stamp_frequency(freq)
-    season = seasonality or find_season(stamps)
+        alias = stamp_frequency(freq)
     return [
         EvaluationSet(
-            name,
-            tuple(all_windows),
-            horizon,
-            stamps,
-            season,
-            domain,
-            source,
-            tuple(notes),
+            name=name,
+            windows=tuple(all_windows),
+            horizon=horizon,
+            freq=alias,
+            seasonality=seasonality or find_season(alias),
+            domain=domain,
+            source=source,
+            notes=tuple(notes),
         )
     ]
 
@@ -224,7 +241,8 @@ def gluonts_file(
 ) -> list[EvaluationSet]:
     """Cut rolling windows at the end of a dataset on disk.
 
-    It is read as gluonts' FileDataset does.
+    ``path`` is a file, or a folder of files, that gluonts' FileDataset reads; the other
+    arguments are those of :func:`gluonts_set`.
     """
     location = local_path(path)
     # a wrong frequency is refused before the files are read

@@ -1,7 +1,7 @@
 """Planted models in Moirai 2's format.
 
-Heads find patches by rotary positions, through the norms of queries and keys. Read
-:class:`Moirai2`; the mechanisms are declared by
+Heads attend a fixed number of patches back by rotary positions, with queries and keys
+that have passed a norm. Read :class:`Moirai2`; the mechanisms are declared by
 :func:`tsfm_lens.zoo.planted.patches.declare_copies`.
 """
 
@@ -30,13 +30,13 @@ from tsfm_lens.zoo.planted.patches import (
 
 NAME = "moirai-2"
 CHANNELS = 64
-"""The library has as many heads as the width has times this."""
+"""Channels of a head; the library makes d_model // 64 heads."""
 WIDTH = HEADS * CHANNELS
 
 
 def deviation(context: Array) -> float:
-    """Compute the library's scale of a context (time,)."""
-    # the library adds to the variance
+    """Compute the scale by which the library divides a context (time,)."""
+    # the library adds 1e-5 to the variance, so that no scale is 0
     return float(np.sqrt(np.var(context, ddof=1) + 1e-5))
 
 
@@ -63,14 +63,16 @@ class Moirai2(RotaryModel):
             "max_seq_len": 512,
         }
         model = module(**sizes, **settings, quantile_levels=DECILES).double().eval()
+        # the only stack has no name
         super().__init__(model, {"": Stream(WIDTH, one=1, values=PATCH, found=PATCH)})
         for attention in self.attentions(""):
-            # a head looks at its own variate
+            # heads attend only to their own variate: row 0 is the bias (head,) of keys
+            # of other variates
             bias = attention.var_attn_bias.emb.weight.zero_()
             bias[0] = -2 * SHARP
 
     def attentions(self, stack: str) -> list[Any]:
-        """Return the native attentions."""
+        """Return the native attention of each layer."""
         return [layer.self_attn for layer in self.model.encoder.layers]
 
     def mlps(self, stack: str) -> list[Mlp]:
@@ -100,18 +102,20 @@ class Moirai2(RotaryModel):
         query, key = rotary_query_and_key(
             attention.time_qk_proj.query_proj.theta, tokens, CONTEXT // PATCH
         )
-        # pairs are neighbours, and all of them lie in the first half of the channels
+        # the library rotates the first half of the channels, in pairs of neighbours
         for weight, vector in ((head.q, query), (head.k, key)):
             weight[: vector.numel(), self.stream["one"]] = (
                 vector.reshape(-1, 1) / self.one
             )
-        # the norms of the library give every query and key a root mean square of their
-        # gain, and products are divided by the root of the channels
-        size = float(query.norm() / CHANNELS**0.5 * CHANNELS**0.25)
+        # A norm with a gain gives a query and a key a length of gain · √channels each.
+        # Their product is divided by √channels, and must become the square of the
+        # length of `query`.
+        gain = float(query.norm() / CHANNELS**0.25)
+        # all heads of a layer share the norms; a larger gain only sharpens the others
         for norm in (attention.q_norm, attention.k_norm):
-            norm.weight.clamp_(min=size)
+            norm.weight.clamp_(min=gain)
         return head
 
 
-# the patch to come is forecast by the last one
+# later=0: the token of the last patch forecasts the next one
 declare_copies(NAME, Moirai2, 0, PATCH, scale=deviation)

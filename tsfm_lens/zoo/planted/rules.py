@@ -1,8 +1,8 @@
 """Rules of planted models in closed form, and random series to tell them apart.
 
-Each rule forecasts in data units and knows its own Jacobian, ``inputs``.
-:func:`draw_contexts` draws series on which a rule differs from others. No model is used
-here.
+Each rule forecasts in data units, and its method ``inputs`` returns the Jacobian of the
+forecast by the values that it reads. :func:`draw_contexts` draws series on which a rule
+differs from others. No model is used here.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Reads = Literal["recent", "old", "middle", "spread"]
 
 
 class _Linear(Strict):
-    """Rule that is linear in the observed values up to `ago` steps before the end.
+    """Rule that is linear in the context without its last `ago` steps.
 
-    With several values of `ago`, it is the mean over them.
+    With several values of `ago`, the forecast is the mean of those of each.
     """
 
     ago: tuple[NonNegativeInt, ...] = (0,)
 
     def steps(self, back: Iterable[int]) -> tuple[int, ...]:
-        """Return steps before the end of the context.
+        """Convert steps before the end of what is read to steps before the context's.
 
-        Given are steps before the end of what the rule reads.
+        There is one for each value of `ago` and each given step.
         """
         return tuple(ago + steps for ago in self.ago for steps in back)
 
@@ -53,19 +53,16 @@ class _Linear(Strict):
             (horizon, time).
         """
         max_ago = max(self.ago)
-        end = len(context)
-        share = self._weights(end - max_ago, horizon) / len(self.ago)
-        weights = np.zeros((horizon, end))
+        time = len(context)
+        # the same weights for each value of ago, moved back by so many steps
+        part = self._weights(time - max_ago, horizon) / len(self.ago)
+        weights = np.zeros((horizon, time))
         for ago in self.ago:
-            weights[:, max_ago - ago : end - ago] += share
+            weights[:, max_ago - ago : time - ago] += part
         return weights
 
     def _weights(self, time: int, horizon: int) -> Array:
-        """Return the change of each forecast step per unit of each value read.
-
-        Returns:
-            (horizon, time).
-        """
+        """Return the Jacobian (horizon, time) for a context that is read to its end."""
         raise NotImplementedError
 
     def forecast(self, context: Array, horizon: int) -> Array:
@@ -113,15 +110,18 @@ class LinearTrend(_Linear):
         late[-self.width :] = 1 / self.width
         end = time - self.lag
         early[end - self.width : end] = 1 / self.width
-        # the last `width` values are centred (width - 1) / 2 steps before the last one
-        ahead = (np.arange(1, horizon + 1) + (self.width - 1) / 2)[:, None]
-        return late + ahead * (late - early) / self.lag
+        # the late mean stands at the middle of its values, (width - 1) / 2 steps before
+        # the last one
+        steps_from_mean = np.arange(1, horizon + 1) + (self.width - 1) / 2
+        slope = (late - early) / self.lag
+        return late + steps_from_mean[:, None] * slope
 
 
 class Gate(_Linear):
     """Seasonal copy if the last two periods agree; otherwise the last value.
 
-    They agree if their mean absolute difference is `tolerance` at most.
+    They agree if their mean absolute difference is at most `tolerance` times the `unit`
+    of the context.
     """
 
     kind: Literal["gate"] = "gate"
@@ -130,10 +130,11 @@ class Gate(_Linear):
     unit: Literal["mean absolute value", "standard deviation"] = "mean absolute value"
 
     def margin(self, context: Array) -> float:
-        """Return the tolerance left, in its unit.
+        """Return the tolerance less the difference of the last two periods.
 
-        The copy goes through unless this is negative.
+        It is in multiples of `unit`; the gate is open unless it is negative.
         """
+        # one period of a seasonal copy is the last period of what it reads
         copies = (
             SeasonalCopy(period=self.period, ago=self.steps([back]))
             for back in (0, self.period)
@@ -146,21 +147,21 @@ class Gate(_Linear):
         return float(self.tolerance - np.abs(last - before).mean() / unit)
 
     def seasonal(self, context: Array) -> bool:
-        """Test if the gate lets the copy through."""
+        """Return True if the gate is open, so that the forecast is a seasonal copy."""
         return self.margin(context) >= 0
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian at this context, where the gate is open or shut."""
+        """Return the Jacobian (horizon, time), the gate as this context sets it."""
         # the last value, over and over, is a copy of period 1
         period = self.period if self.seasonal(context) else 1
         return SeasonalCopy(period=period, ago=self.ago).inputs(context, horizon)
 
 
 class CovariateTimes(Strict):
-    """Known covariate `ago` steps before, times a coefficient.
+    """Covariate of known future, `ago` steps before, times a coefficient.
 
-    Of several values of `ago` it is the mean. Target and covariate are standardised by
-    their past.
+    With several values of `ago` the mean of the covariate at each is read. Target and
+    covariate are standardised by the mean and standard deviation of their past.
     """
 
     kind: Literal["covariate"] = "covariate"
@@ -170,24 +171,26 @@ class CovariateTimes(Strict):
     def compute_forecast(self, target: Array, covariate: Array, future: Array) -> Array:
         """Forecast in data units, (horizon,).
 
-        Target and covariate are observed values (time,); ``future`` are the covariate's
-        future ones.
+        Target and covariate are observed values (time,), ``future`` the covariate's
+        values (horizon,) at the forecast steps.
         """
-        both = np.concatenate([covariate, future])
-        return (
-            self.inputs(target, covariate, len(future)) @ (both - covariate.mean())
-            + target.mean()
-        )
+        full_covariate = np.concatenate([covariate, future])
+        jacobian = self.inputs(target, covariate, len(future))
+        return jacobian @ (full_covariate - covariate.mean()) + target.mean()
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
-        """Return the change of each step per unit of each covariate value, scales held.
+        """Return the change of each forecast step per unit of each covariate value.
+
+        The scales of target and covariate count as constants.
 
         Returns:
             (horizon, time + horizon).
         """
-        weights = np.zeros((horizon, len(covariate) + horizon))
+        time = len(covariate)
+        weights = np.zeros((horizon, time + horizon))
         for ago in self.ago:
-            weights += np.eye(*weights.shape, k=len(covariate) - ago) / len(self.ago)
+            # step i reads the covariate at time + i - ago
+            weights += np.eye(*weights.shape, k=time - ago) / len(self.ago)
         return self.coefficient * weights * target.std() / covariate.std()
 
 
@@ -197,9 +200,9 @@ Rule = Annotated[
 ]
 
 LEVELS = 6
-"""Smallest number of levels of a shape."""
+"""Smallest number of different values in a seasonal shape."""
 MOST = 100
-"""Largest mean number of draws for a series."""
+"""Series drawn for each one that is asked for, before drawing is given up."""
 
 
 def draw_contexts(
@@ -212,20 +215,21 @@ def draw_contexts(
 ) -> tuple[Array, ...]:
     """Draw random contexts, each of a random length, amplitude and phase.
 
-    Seasonal rules get a random shape repeated, in which every two values in a row tell
-    the phase and no single one; for a gate every second series is a random walk, and
-    none is close to the edge. Means and trends get a level or line under independent
-    values.
+    For a seasonal copy, a random shape is repeated, in which two values in a row tell
+    the phase and a single one does not. For a gate every second series is a random walk
+    instead, and no margin is close to 0. For means and trends, independent values are
+    added to a level or a line.
 
     Args:
-        rule: of a planted model.
-        count: series.
-        length: shortest and longest context.
+        rule: rule of a planted model.
+        count: number of contexts.
+        length: shortest and longest context, in steps.
+        seed: of the random numbers.
         noise: standard deviation of independent observation noise, in mean absolute
             values of the series.
 
     Returns:
-        A (time,) array a series.
+        One array (time,) for each context.
 
     Raises:
         InputError: with so much noise, series are not clearly on either side of a gate.
@@ -239,14 +243,16 @@ def draw_contexts(
         series = _series(rule, len(contexts), time, rng)
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
-        # of a gate on the side that is due, and not close to its edge
+        # even series must open a gate and odd ones shut it, clearly: with a smaller
+        # tolerance as well as with a larger one
         gates = []
         if isinstance(rule, Gate):
             gates = [
-                rule.model_copy(update={"tolerance": edge * rule.tolerance})
-                for edge in (0.8, 1.25)
+                rule.model_copy(update={"tolerance": factor * rule.tolerance})
+                for factor in (0.8, 1.25)
             ]
-        if all(gate.seasonal(series) == (len(contexts) % 2 == 0) for gate in gates):
+        should_open = len(contexts) % 2 == 0
+        if all(gate.seasonal(series) == should_open for gate in gates):
             contexts.append(series)
     raise InputError(
         f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly"
@@ -257,10 +263,12 @@ def draw_contexts(
 def shape(period: int, rng: np.random.Generator) -> Array:
     """Draw a shape (period,) of few levels, in which no pair of neighbours repeats.
 
-    The pair of the last and the first level counts too.
+    The last level and the first are a pair, too, since the shape will be repeated.
     """
+    # count² pairs must leave some choice in drawing `period` different ones
     count = max(LEVELS, int(np.ceil((1.5 * period) ** 0.5)))
     levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
+    # draw level after level, and start again where no new pair is left
     while True:
         path = [int(rng.integers(count))]
         pairs = set()
@@ -272,7 +280,7 @@ def shape(period: int, rng: np.random.Generator) -> Array:
             ]
             if not free:
                 break
-            # the shape is closed by its first level
+            # the last pair leads back to the first level
             if len(path) == period:
                 following = path[0]
             else:
@@ -286,6 +294,7 @@ def shape(period: int, rng: np.random.Generator) -> Array:
 
 
 def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Array:
+    """Draw the series ``number`` (time,) for a rule, before it is scaled."""
     if isinstance(rule, Gate) and number % 2:
         return rng.standard_normal() + rng.standard_normal(time).cumsum()
     if isinstance(rule, SeasonalCopy | Gate):
