@@ -164,7 +164,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         name: str(folder / name)
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
-    tree = {"PYTHONPATH": str(Path(guard.__file__).parents[2])}
+    tree = {"PYTHONPATH": str(Path(guard.__file__).parents[3])}
     with (folder / "log").open("w") as log:
         command = [sys.executable, "-c", SCRIPT]
         process = subprocess.Popen(
