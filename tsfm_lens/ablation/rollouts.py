@@ -1,9 +1,9 @@
-"""Forecast many variants by the library's own code at the cost of their differences.
+"""Forecast many variants by the library's own code, sharing what they have in common.
 
 Read :func:`forecast_variants` first. It chooses between three ways with the same
-result: one pass with replay, variants as blocks of rows of one native batch, and one
-forecast a variant. The hooks themselves are those of :mod:`tsfm_lens.hooks`; nothing of
-the library's sampling or decoding is written anew here.
+result: one pass that replays what a variant leaves unchanged, one native batch in which
+each variant is a block of rows, and a forecast of each variant by itself. All of them
+run the library's own sampling and decoding, under the hooks of :mod:`tsfm_lens.hooks`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from tsfm_lens.models.lens import Lens
 NonFinite = Literal["refuse", "keep"]
 Progress = Callable[[int, int], None]
 
-# variants below which the plain forecast costs more than replay spares
+# with fewer variants, the plain pass that replay needs costs more than replay saves
 _FEW = 3
-# tokens that run side by side in single forwards
+# most tokens of a single forward, over all variants
 _TOKENS = 2**15
-# numbers in the stream of a decoding step, rows and paths together: beyond them a CPU's
-# products get no faster, and the rest leaves its cache
+# most numbers in the residual stream of a decoding step, over all rows and paths; with
+# more, a CPU multiplies no faster, and its cache no longer holds them
 _ABREAST = 80_000
-# variants side by side where only the memory of a device limits them
+# most variants in one run where only the memory of a device limits them
 _MOST = 4096
 
 
@@ -103,16 +103,16 @@ def forecast_variants(
         lens: the model.
         series: anything that ``as_series`` takes.
         horizon: forecast steps.
-        variants: the models.
-        quantiles: levels between 0 and 1; the deciles, or the model's own where those
-            do not reach so far, if None.
+        variants: what to forecast.
+        quantiles: levels between 0 and 1. If None, the deciles, or the model's own
+            levels where these do not reach from 0.1 to 0.9.
         num_samples: sample paths of a sampling model; its configured number if None.
-        seed: of every variant's draws; all variants draw the same random numbers.
+        seed: seed of the draws; all variants draw the same random numbers.
         economy: False runs one forecast a variant (the result is the same).
         non_finite: "refuse" raises where a forecast is not a number; "keep" leaves NaN
             and infinity in that variant's arrays, and nothing but NaN where its
             distribution cannot be drawn from.
-        progress: called with the variants done and their number.
+        progress: called with the number of variants that are done and that of all.
 
     Raises:
         InputError: no variant, arguments that ``lens.forecast`` refuses, non_finite is
@@ -148,30 +148,30 @@ def forecast_variants(
     points = list(iterate_points(lens, *variants))
     by_row = all(acts_by_row(*point) for point in points)
     by_row = by_row and not lens.registry.session.across_rows(parts=False)
-    blocks = [request]
+    requests = [request]
+    # ``lens.forecast`` seeds each range of series anew, so that each can run alone
     if request.draws and by_row and len(request.blocks) > 1:
-        blocks = [
+        requests = [
             replace(
                 request,
-                batch=batch.select(range(*block)),
+                batch=batch.select(range(*series_range)),
                 seed=block_seed(request.seed, index),
             )
-            for index, block in enumerate(request.blocks)
+            for index, series_range in enumerate(request.blocks)
         ]
-    block_forecasts: list[list[Forecast]] = []
+    by_request: list[list[Forecast]] = []
 
     def report(done: int) -> None:
         if progress is not None:
-            progress(
-                (len(block_forecasts) * len(variants) + done) // len(blocks),
-                len(variants),
-            )
+            n_forecasts = len(by_request) * len(variants) + done
+            progress(n_forecasts // len(requests), len(variants))
 
+    # else every variant would repeat the warnings of the library
     with said_once(lens):
-        for block in blocks:
-            block_forecasts.append(_forecasts(block, variants, report, economy))
+        for part in requests:
+            by_request.append(_forecasts(part, variants, report, economy))
     forecasts = [
-        Forecast.joined(parts, batch) for parts in zip(*block_forecasts, strict=True)
+        Forecast.joined(parts, batch) for parts in zip(*by_request, strict=True)
     ]
     samples = [
         forecast.samples for forecast in forecasts if forecast.samples is not None
@@ -196,18 +196,18 @@ class VariantRequest(ForecastRequest):
         with self.lens.edit(*variant.interventions):
             try:
                 if self.non_finite == "refuse":
-                    draws: dict[str, Any] = {
-                        "num_samples": self.num_samples,
-                        "seed": self.seed,
-                    }
                     return self.lens.forecast(
-                        self.batch, self.horizon, quantiles=self.levels, **draws
+                        self.batch,
+                        self.horizon,
+                        quantiles=self.levels,
+                        num_samples=self.num_samples,
+                        seed=self.seed,
                     )
                 stop = len(self.batch)
+                drawing = None
                 if self.draws:
+                    # guarded draws note invalid probabilities instead of raising
                     drawing = self.drawing(self.pieces(0, stop), guarded=True)
-                else:
-                    drawing = None
                 forecast = forecast_part(self, 0, stop, drawing=drawing)
                 if drawing is not None and drawing.failures:
                     return self.nothing()
@@ -216,14 +216,17 @@ class VariantRequest(ForecastRequest):
                 return self.undrawn(error)
 
     def predicted(self, copies: int) -> Prediction:
-        """Forecast blocks of rows, one a variant, in one run of the adapter.
+        """Forecast copies of the batch, one for each variant, in one native run.
 
         The random state is left as it was.
         """
         lens = self.lens
+        state = lens.registry.state
+        rows = self.rows * copies
         block_rows = self.rows if copies > 1 else None
-        running = lens.registry.state.running(self.rows * copies, block_rows=block_rows)
-        lens.registry.state.forwards += self.rows * copies * (self.passes - 1)
+        # the run itself counts one forward of each row
+        state.forwards += rows * (self.passes - 1)
+        running = state.running(rows, block_rows=block_rows)
         with seeded(self.seed, lens.device), running:
             batch = repeated(self.batch, copies)
             return predicted(
@@ -247,13 +250,13 @@ class VariantRequest(ForecastRequest):
         )
 
     def undrawn(self, error: Exception) -> Forecast:
-        """Return a forecast of NaN for an error that says nothing can be drawn.
+        """Return a forecast of NaN if an error refuses the parameters of a draw.
 
-        Any other error is raised; the forecast is refused unless non-finite values are
-        kept.
+        Any other error is raised. The forecast of NaN is refused like other non-finite
+        ones, unless these are kept.
         """
-        # how torch and its distributions refuse parameters that are no numbers: they
-        # have no class of error for it
+        # torch and its distributions refuse NaN and infinity with these words; there is
+        # no class of error for it
         texts = (
             "probability tensor contains",
             "found invalid values",
@@ -288,26 +291,25 @@ class VariantRequest(ForecastRequest):
     @cached_property
     def _source(self) -> SharedSource | None:
         """Encoder that variants may share; None without one."""
-        if self._encoder:
-            entry = self.lens.wiring.stack(self._encoder).entry
-        else:
-            entry = ""
-        if entry:
-            return SharedSource(self.lens.adapter.model.get_submodule(entry), self.rows)
-        return None
+        if not self._encoder:
+            return None
+        path = self.lens.wiring.stack(self._encoder).entry
+        if not path:
+            return None
+        return SharedSource(self.lens.adapter.model.get_submodule(path), self.rows)
 
     def touches_encoder(self, variant: Variant) -> bool:
-        """Return whether a variant changes the source of a decoder's keys."""
+        """Return whether a variant changes the encoder of a decoder's keys."""
         points = iterate_points(self.lens, variant)
         return bool(self._encoder) and any(
             point.stack == self._encoder for _, point in points
         )
 
     def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """Forecast variants that run together, none of them spoilt by another.
+        """Forecast variants together, and again those with non-finite forecasts.
 
-        Variants with a non-finite forecast run again without the others; if all have
-        one, in halves.
+        One such variant may make others non-finite, so they run again without the rest,
+        and in halves if there is no rest.
         """
         try:
             forecasts = self.checked(self.together(variants))
@@ -321,10 +323,11 @@ class VariantRequest(ForecastRequest):
         if not failures or len(variants) == 1:
             return forecasts
         if len(failures) < len(variants):
-            half = len(failures)
+            parts = [failures]
         else:
             half = len(failures) // 2
-        for part in filter(None, (failures[:half], failures[half:])):
+            parts = [failures[:half], failures[half:]]
+        for part in parts:
             again = self.settled([variants[index] for index in part])
             for index, forecast in zip(part, again, strict=True):
                 forecasts[index] = forecast
@@ -337,14 +340,16 @@ class VariantRequest(ForecastRequest):
         is_shared = self._source is not None and not any(
             map(self.touches_encoder, variants)
         )
+        drawing = None
         if self.draws:
-            drawing = self.drawing([Piece(self.seed, 1, 0, 1)] * copies, guarded=True)
-        else:
-            drawing = None
+            # each variant is a block of its own, all of one seed
+            one_variant = Piece(self.seed, count=1, first=0, size=1)
+            drawing = self.drawing([one_variant] * copies, guarded=True)
         with (
             torch.no_grad(),
             drawing or nullcontext(),
-            # made here: a local name would keep the block alive after an interrupt
+            # not held by a local name: an interrupt's traceback would keep that, and so
+            # keep the block from ending
             (
                 self._source.serving(copies, is_shared=is_shared)
                 if self._source
@@ -354,36 +359,35 @@ class VariantRequest(ForecastRequest):
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
             prediction = self.predicted(copies)
-        blocks = [slice(block * size, (block + 1) * size) for block in range(copies)]
-        parts = [map_tensors(prediction, itemgetter(rows)) for rows in blocks]
-        if drawing:
-            failures = drawing.failures
-        else:
-            failures = set()
-        return [
-            (
-                self.nothing()
-                if block in failures
-                else Forecast.of(part, self.levels, self.batch, {})
-            )
-            for block, part in enumerate(parts)
-        ]
+        failures = drawing.failures if drawing else set()
+        forecasts = []
+        for block in range(copies):
+            if block in failures:
+                forecasts.append(self.nothing())
+                continue
+            rows = slice(block * size, (block + 1) * size)
+            part = map_tensors(prediction, itemgetter(rows))
+            forecasts.append(Forecast.of(part, self.levels, self.batch, {}))
+        return forecasts
 
     def fitting(self, most: int) -> int:
         """Count the variants, at most ``most``, that fit in memory side by side."""
         items = -(-len(self.batch) // self.per_item)
-        need = items * self.need(items * most)
-        return fitting(need, most, self.lens.device, costs_more_in_parts=True)
+        bytes_of_variant = items * self.need(items * most)
+        return fitting(
+            bytes_of_variant, most, self.lens.device, costs_more_in_parts=True
+        )
 
     def abreast(self) -> int:
         """Count the variants that roll out side by side: as many as pay and fit."""
-        rows = len(self.batch)
+        n_series = len(self.batch)
         lens = self.lens
-        n_variants = _MOST
+        paying = _MOST
         if lens.device.type == "cpu":
-            n_variants = _ABREAST // (lens.d_model * rows * self.paths)
-        n_variants = min(n_variants, (self.most or _MOST) // rows)
-        return self.fitting(max(1, n_variants))
+            paying = _ABREAST // (lens.d_model * n_series * self.paths)
+        # ``most`` is the adapter's own limit
+        allowed = (self.most or _MOST) // n_series
+        return self.fitting(max(1, min(paying, allowed)))
 
 
 class SharedSource:
@@ -398,20 +402,16 @@ class SharedSource:
         self._memo: tuple[list[Tensor], Any] | None = None
 
     def serving(self, copies: int, *, is_shared: bool) -> AbstractContextManager[None]:
-        """Serve a run of so many variants while the block runs.
+        """Replace the encoder's forward in a run of ``copies`` variants.
 
-        The output is shared if none of the variants changes the encoder.
+        All copies get one output if ``is_shared``: none of them changes the encoder.
         """
-        return shadowed(
-            [
-                (
-                    self._encoder,
-                    lambda forward: partial(
-                        self._encode, forward, copies if is_shared else 1
-                    ),
-                )
-            ]
-        )
+        sharing = copies if is_shared else 1
+
+        def replace_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+            return partial(self._encode, forward, sharing)
+
+        return shadowed([(self._encoder, replace_forward)])
 
     def _encode(
         self, forward: Callable[..., Any], copies: int, *args: Any, **kwargs: Any
@@ -423,7 +423,8 @@ class SharedSource:
             for leaf in leaves
             if isinstance(leaf, Tensor)
         ):
-            # the sample paths of one series share its states even so
+            # one copy; as Repeated, its rows are still shared by the sample paths of a
+            # series
             return self._repeat(forward(*args, **kwargs), 1)
         leaves = [
             leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf
@@ -439,7 +440,8 @@ class SharedSource:
             return self._repeat(memo[1], copies)
         args, kwargs = tree_unflatten(leaves, spec)
         output = forward(*args, **kwargs)
-        # the first pass over the batch is the one that comes again
+        # the first pass is kept, since every chunk of variants begins with it; the
+        # later ones of a rollout follow from a chunk's own forecasts
         self._memo = self._memo or ([tensor.clone() for tensor in tensors], output)
         return self._repeat(output, copies)
 
@@ -447,9 +449,8 @@ class SharedSource:
         """Repeat the rows of an encoder's output for so many variants."""
 
         def repeat(tensor: Tensor) -> Tensor:
-            if tensor.ndim > 0 and not len(tensor) % self._rows:
-                return Repeated(tensor, copies)
-            return tensor
+            holds_rows = tensor.ndim > 0 and len(tensor) % self._rows == 0
+            return Repeated(tensor, copies) if holds_rows else tensor
 
         return map_tensors(output, repeat)
 
@@ -473,13 +474,19 @@ def _forecasts(
     ``on_progress`` is called with the number of variants that are done.
     """
     adapter = request.lens.adapter
-    # the adapter must declare it of its predict, and a sampling model must say along
-    # which axis it draws
+    # variants can be rows of one batch if the adapter declares its rows independent
+    # and, where it draws, says along which axis
     is_declared = is_row_independent(adapter) and not (
         request.draws and adapter.draw_axis is None
     )
-    in_blocks = request.draws and len(request.batch) > DRAWN
-    if not economy or in_blocks or not is_declared or request.lens.registry.in_use:
+    # the draws of such a batch fall into several native calls
+    is_drawn_in_parts = request.draws and len(request.batch) > DRAWN
+    if (
+        not economy
+        or is_drawn_in_parts
+        or not is_declared
+        or request.lens.registry.in_use
+    ):
         forecasts = []
         for done, variant in enumerate(variants, 1):
             forecasts.append(request.alone(variant))
@@ -500,8 +507,8 @@ def _single_passes(
 
     None where that cannot be done.
     """
-    # replay is sound: the pass reads the series alone, as the adapter declares by
-    # ``declare_row_independent``, and calls are counted, so that it is one pass
+    # replay gives the right result: by ``declare_row_independent`` the input of a pass
+    # does not depend on the forecast, and a second pass would raise OtherCalls
     lens = request.lens
     adapter = lens.adapter
     if (
@@ -511,21 +518,22 @@ def _single_passes(
     ):
         return None
     encoded = lens.encode(request.batch, horizon=request.horizon)
-    longest = max(len(spans) for spans in encoded.spans.values())
-    abreast = request.fitting(max(1, _TOKENS // longest // len(encoded.rows)))
+    tokens_of_row = max(len(spans) for spans in encoded.spans.values())
+    tokens_of_variant = tokens_of_row * len(encoded.rows)
+    abreast = request.fitting(max(1, _TOKENS // tokens_of_variant))
 
     def run(copies: int) -> Tensor:
+        # (row, step, quantile), and the mean as one more column behind the quantiles
         prediction = request.predicted(copies)
         mean = prediction.mean.unsqueeze(-1).to(prediction.quantiles)
         return torch.cat([prediction.quantiles, mean], dim=-1)
 
-    rows = abreast * len(encoded.rows)
     try:
         outputs = sweep(
             lens,
             OnePass(encoded, run),
             variants,
-            max_rows=rows,
+            max_rows=abreast * len(encoded.rows),
             on_progress=on_progress,
         )
     except OtherCalls:
@@ -545,8 +553,8 @@ def _single_passes(
         for index, forecast in enumerate(request.checked(results))
         if not all_finite(forecast)
     ]
-    # the library treats no numbers in its own way, and one such variant may spoil its
-    # neighbours
+    # a library may react to NaN in one variant for the whole batch, and so change the
+    # variants beside it
     again = _forecast_blocks(
         request, [variants[index] for index in failures], lambda _count: None
     )
@@ -569,13 +577,15 @@ def _forecast_blocks(
     results = dict[int, Forecast]()
     max_copies = request.abreast()
     touches = [request.touches_encoder(variant) for variant in variants]
-    # those that share the encoder run together, and those that change it
+    # variants that share the encoder run together, and then those that change it
     for changes in (False, True):
         remaining = [index for index, touch in enumerate(touches) if touch is changes]
         while remaining:
-            # chunks of equal size waste the least
-            copies = -(-len(remaining) // -(-len(remaining) // max_copies))
-            chunk = [variants[index] for index in remaining[:copies]]
+            # as few chunks as fit, of about equal size
+            n_chunks = -(-len(remaining) // max_copies)
+            copies = -(-len(remaining) // n_chunks)
+            indices = remaining[:copies]
+            chunk = [variants[index] for index in indices]
             try:
                 forecasts = request.settled(chunk)
             except Unsplittable:
@@ -590,7 +600,7 @@ def _forecast_blocks(
                     ) from error
                 max_copies = copies // 2
                 continue
-            results |= dict(zip(remaining, forecasts, strict=False))
+            results |= dict(zip(indices, forecasts, strict=True))
             remaining = remaining[copies:]
             on_progress(len(results))
     return [results[index] for index in range(len(variants))]

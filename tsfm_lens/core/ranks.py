@@ -2,8 +2,8 @@
 
 :func:`epsilon_rank`, :func:`effective_rank` and :func:`participation_ratio` count the
 directions of a matrix in three ways; :func:`flow_bound` and :func:`measured_bound` are
-the bounds of Flow of ranks on them. All take arrays of singular values, and know no
-model.
+the bounds on singular values in the paper "Flow of ranks". All functions take arrays;
+none knows a model. Codes such as S0-ERANK name the paper's claims in docs/papers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _E2 = float(np.exp(2.0))
 
 
 def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
-    """Divide singular values by the largest, (…, j); zeros where all are zero.
+    """Sort singular values from the largest on and divide them by it, (…, j).
+
+    The zero matrix gives zeros.
 
     Args:
-        singular_values: (…, j) from 0 on, in any order.
+        singular_values: (…, j), 0 or more, in any order.
 
     Raises:
-        InputError: there is none, or one is negative or no number.
+        InputError: there is none, or one is negative or not finite.
 
     Example:
         >>> ranks.relative_spectrum(np.array([4.0, 2.0, 1.0])).tolist()
@@ -53,9 +55,9 @@ def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
             "singular values hold a negative number or none; they are finite and from"
             " 0 on"
         )
-    values = -np.sort(-values, axis=-1)
-    largest = values[..., :1]
-    return ratio(values, largest, 0.0)
+    falling = -np.sort(-values, axis=-1)
+    largest = falling[..., :1]
+    return ratio(falling, largest, 0.0)
 
 
 def epsilon_rank(
@@ -68,13 +70,13 @@ def epsilon_rank(
 
     Args:
         singular_values: (…, j).
-        epsilon: above 0 and below 1; several give an axis of their own, the first.
+        epsilon: above 0 and below 1, one or several.
 
     Returns:
-        (…) or (epsilon, …) of int; 0 for the zero matrix.
+        Counts (…), or (epsilon, …) for several epsilons; 0 for the zero matrix.
 
     Source:
-        Flow of ranks, equation 1 (S0-ERANK): strict and relative.
+        Flow of ranks, equation 1 (S0-ERANK), whose inequality is strict.
 
     Raises:
         InputError: an epsilon is not between 0 and 1, or as in
@@ -88,8 +90,9 @@ def epsilon_rank(
     if not ((levels > 0) & (levels < 1)).all():
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
     relative = relative_spectrum(singular_values)
-    ranks = (relative > levels.reshape(*levels.shape, *[1] * relative.ndim)).sum(-1)
-    return np.asarray(ranks)
+    last_axes = tuple(range(-relative.ndim, 0))
+    is_larger = relative > np.expand_dims(levels, last_axes)
+    return np.asarray(is_larger.sum(-1))
 
 
 def effective_rank(singular_values: np.ndarray) -> np.ndarray:
@@ -113,13 +116,12 @@ def effective_rank(singular_values: np.ndarray) -> np.ndarray:
 
 
 def participation_ratio(singular_values: np.ndarray) -> np.ndarray:
-    """Compute the squared sum of the variances over their sum of squares, (…).
+    """Compute (Σ v)² / Σ v² of the variances v, the squared singular values, (…).
 
-    NaN for the zero matrix.
+    It counts equal variances, and is NaN for the zero matrix.
 
     Args:
-        singular_values: (…, j); their squares are the variances along the principal
-            directions.
+        singular_values: (…, j).
 
     Source:
         Gao et al. 2017, A theory of multineuronal dimensionality.
@@ -138,7 +140,7 @@ def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarra
 
     Args:
         singular_values: (…, j).
-        decades: how many; the first counts those above 0.1, up to and with the largest.
+        decades: how many; the first is (0.1, 1], with the largest value itself.
 
     Source:
         Flow of ranks, figure 10 (S0-HIST): intervals (1e-5, 1e-4] to (1e-1, 1].
@@ -153,20 +155,20 @@ def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarra
     if decades < 1:
         raise InputError(f"decades is {decades}, expected 1 or more")
     relative = relative_spectrum(singular_values)[..., None, :]
-    # one number is the foot of a decade and the top of the next, or a value between two
-    # roundings would be in neither
+    # neighbouring decades share the very same edge: with edges rounded in two ways, a
+    # value could lie in neither or in both
     edges = np.array([float(f"1e-{decade}") for decade in range(decades + 1)])[:, None]
     return np.asarray(((relative <= edges[:-1]) & (relative > edges[1:])).sum(-1))
 
 
 def angles(columns: np.ndarray) -> np.ndarray:
-    """Compute angles between all pairs of columns as lines, (n, n).
+    """Compute the angles between the lines along all pairs of columns, (n, n).
 
-    The lines go through the origin; angles are in radians from 0 to π/2.
+    A line has no direction, so angles are from 0 to π/2 (radians).
 
     Args:
-        columns: (d, n); angles with a column of zeros are NaN, those of parallel lines
-            exact to about 2e-8.
+        columns: (d, n). Angles with a column of zeros are NaN; those of parallel lines
+            are rounded to about 2e-8.
 
     Source:
         Flow of ranks, equation 2 with the arccos of appendix H (S0-ANG).
@@ -192,16 +194,15 @@ def angles(columns: np.ndarray) -> np.ndarray:
 
 
 def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """Compute an upper bound of σ_k(Z)/σ_1(Z) of a layer's output, (d,).
+    """Compute upper bounds of σ_k(Z)/σ_1(Z) of a layer's output Z, (k,).
 
-    There is one for each k from 1 on. Z = U + attention(U)/√D, for weights with
-    ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤ 1, and √D ≥ 2e²h.
+    Z = U + attention(U)/√D for a layer's input U in a model of D layers. The bounds
+    hold for weights with ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤ 1, and √D ≥ 2e²h.
 
     Args:
-        singular_values: of the input U, (d,), from the largest on; taken relative to
-            the largest.
-        heads: h.
-        depth: D, layers of the model.
+        singular_values: (k,), those of U from the largest on, in any unit.
+        heads: number of heads, h.
+        depth: number of layers, D.
 
     Source:
         Flow of ranks, equation 5 (S0-TH4).
@@ -221,24 +222,24 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
             f" {min_depth} layers or more"
         )
     values = positive_and_falling(singular_values, len(singular_values))
-    # min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k
     relative = values / values[0]
     j = np.arange(len(values))
+    # bounds on what the heads add: of each index, all h heads have one
     written = _E2 * heads / np.sqrt(depth) * relative[j // heads]
-    bounds = [(relative[k - j[: k + 1]] + written[: k + 1]).min() for k in j]
-    return 2 * np.array(bounds)
+    return 2 * _weyl_bounds(relative, written)
 
 
 def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
-    """Compute an upper bound of σ_k(U + Σ Y_i), (d,), for any model.
+    """Compute upper bounds of σ_k(U + Σ_i Y_i) for any model, (k,).
 
-    It is the proof of theorem 4 before its constants are put in: min over j ≤ k of
-    σ_{k−j+1}(U) + Σ_i w_i,⌊(j−1)/h⌋+1, by Weyl's inequality.
+    U is the stream and Y_i what head i of h heads adds to it. By Weyl's inequality the
+    bound is the minimum over j ≤ k of σ_{k−j+1}(U) + Σ_i σ_{⌊(j−1)/h⌋+1}(Y_i). The
+    proof of theorem 4 starts from this, and then bounds the heads by constants.
 
     Args:
-        stream: singular values of U, (d,), from the largest on.
-        written: upper bounds of σ_m(Y_i) of each of h heads, (head, m), from the
-            largest on; 0 beyond the last m.
+        stream: singular values of U, (k,), from the largest on.
+        written: singular values of the Y_i or upper bounds of them, (head, m), from the
+            largest on; those beyond the last are 0.
 
     Source:
         Flow of ranks, proof of theorem 4 (S0-TH4); Horn and Johnson 1991, Topics in
@@ -262,15 +263,23 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
                 " from the largest on"
             )
     j = np.arange(len(values))
-    # the index is shared out evenly among the heads
+    # j is split evenly among the heads; the index behind the last gets the zero
     m = np.minimum(j // len(heads), heads.shape[1])
-    sums = np.append(heads.sum(axis=0), 0.0)[m]
-    bounds = [(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in j]
-    return np.array(bounds)
+    sums = np.append(heads.sum(axis=0), 0.0)
+    return _weyl_bounds(values, sums[m])
+
+
+def _weyl_bounds(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return min over j ≤ k of first[k − j] + second[j] for each k; all count from 0.
+
+    By Weyl's inequality it bounds the k-th singular value of a sum of two matrices by
+    those of the matrices.
+    """
+    return np.array([(first[k::-1] + second[: k + 1]).min() for k in range(len(first))])
 
 
 def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarray:
-    """Check the singular values of a construction.
+    """Check and return the singular values of a matrix of so many tokens.
 
     Raises:
         InputError: they are not positive and falling, or there are fewer tokens than

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,17 +30,17 @@ _VARIABLES = ("context", "truth", "native_median", "probability", "value")
 
 
 @dataclass
-class _Trajectory:
-    """Line of one layer: value, half width and weight of its mode at each step.
+class _Line:
+    """Line of one layer: value, half width and mass of its mode at each step.
 
     All three are (step,); without a mode they are NaN, 0 and 0.
     """
 
-    layer: int
-    series: int
     path: np.ndarray
-    width: np.ndarray
+    half_width: np.ndarray
     mass: np.ndarray
+    layer: int = -1
+    series: int = -1
     continuous: bool = False
     survives: bool = False
     thread: int = -1
@@ -86,19 +86,20 @@ def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
 
     The paper gives no algorithm. These are the rules here:
 
-    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is
+    - A *mode* is a peak of the slightly smoothed distribution over bins. Its mass is
       the probability between its neighbouring minima, its width the width at half its
       prominence.
-    - Two modes are *within reach* if their distance is at most the context's largest
-      step times ``jump``, plus half the width of the wider one.
+    - Two modes are *within reach* if their distance is at most ``jump`` times the
+      largest step of the context, plus half the width of the wider one.
     - A *line* joins modes of successive steps that are within reach, one to one: the
-      nearest two first, then the nearest two of the rest. So two lines that move by
-      more than their distance are crossed.
-    - A line is *continuous* if it begins at the first step within reach of the last
-      context value. A later line is continuous if it begins within reach of a
+      nearest two first, then the nearest two of the rest. So where two lines move by
+      more than the distance between them, each goes on as the other.
+    - A line from the first forecast step is *continuous* if it begins within reach of
+      the last context value. A later line is continuous if it begins within reach of a
       continuous line one step earlier.
-    - Two lines of different layers are *at the same place* if they share at least a
-      part ``overlap`` of the shorter one's steps and are on average within reach there.
+    - Two lines of different layers are *at the same place* if they have at least the
+      share ``overlap`` of the shorter one's steps in common, and are on average within
+      reach there.
     - A line is *spurious* if it is not continuous and no line of the last layer is at
       its place.
     - A *thread* joins lines of successive layers at the same place, one to one, nearest
@@ -106,23 +107,25 @@ def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
 
     Args:
         run: the forecast to explain, of a token model.
-        rules: ``smooth=0.25``, standard deviation of the Gaussian over bins, in largest
-            steps of the context; ``height=0.05`` and ``prominence=0.05`` of the lowest
-            mode, as shares of the highest one's height; ``distance=2``, fewest bins
-            between two modes; ``jump=1.0`` and ``overlap=0.5``, see above; ``gap=1``,
-            steps without a mode that a line may pass over, with more reach;
-            ``min_steps=2``, modes of the shortest line.
+        rules: ``smooth=0.25``, standard deviation of the Gaussian that smooths, as a
+            multiple of the context's largest step; ``height=0.05`` and
+            ``prominence=0.05``, those that a mode must have, as shares of the
+            distribution's maximum; ``distance=2``, fewest bins between two modes;
+            ``jump=1.0`` and ``overlap=0.5``, see above; ``gap=1``, most steps without a
+            mode inside a line, each of which adds a ``jump`` to the reach;
+            ``min_steps=2``, fewest modes of a line.
 
     Returns:
-        Dataset of kind "lines_of_thought", with the maps. Over (layer, series):
-        ``count`` of lines, ``spurious_count``, and ``spurious_mass``, the probability
-        on spurious lines, mean over steps. Along ``line``: ``line_layer``,
-        ``line_series``, ``start`` and ``stop`` (steps, the last one excluded),
-        ``length`` (modes), ``mean_value`` (data units), ``mass`` (mean over all steps),
-        ``continuous``, ``survives``, ``spurious``, ``thread``, and ``birth`` and
-        ``death``, the thread's first and last layer. ``path`` and ``path_mass`` (line,
-        step), NaN and 0 without a mode; ``largest_step`` (series), that of the context
-        times ``jump``, at least one bin, in data units.
+        Dataset of kind "lines_of_thought", with the maps, the series and forecasts.
+        Over (layer, series): ``count`` of lines, ``spurious_count``, and
+        ``spurious_mass``, the probability on spurious lines, mean over steps. Along
+        ``line``: ``line_layer``, ``line_series``, ``start`` and ``stop`` (steps, the
+        last one excluded), ``length`` (modes), ``mean_value`` (data units), ``mass``
+        (mean over all steps), ``continuous``, ``survives``, ``spurious``, ``thread``,
+        and ``birth`` and ``death``, the thread's first and last layer. ``path`` and
+        ``path_mass`` (line, step), NaN and 0 without a mode; ``largest_step`` (series),
+        ``jump`` times the context's largest step or a bin's width, whichever is larger,
+        in data units.
 
     Source:
         tsfm-lens paper, section 2.3 and figure 1C, in words.
@@ -189,50 +192,47 @@ def trace_lines(
     values = maps["value"].transpose("series", "bin").values
     context = maps["context"].values
     n_layers, n_series, steps, _ = probability.shape
-    # of a constant context every step is 0, so a step has at least the width of a bin
     changes = [np.abs(np.diff(past)) for past in context]
-    highest = [
+    largest_steps = [
         float(change[np.isfinite(change)].max(initial=0.0)) for change in changes
     ]
-    bins = [float(np.diff(np.sort(bin_values)).min()) for bin_values in values]
-    largest = rules.jump * np.maximum(highest, bins)
-    lines: list[_Trajectory] = []
+    bin_widths = [float(np.diff(np.sort(bin_values)).min()) for bin_values in values]
+    # a constant context has steps of 0, but lines must be able to move by a bin
+    step_limit = rules.jump * np.maximum(largest_steps, bin_widths)
+    lines: list[_Line] = []
     for series in range(n_series):
-        finite = context[series][np.isfinite(context[series])]
-        layers = [
-            _join_modes(layer_map[series], values[series], largest[series], rules)
+        last_value = context[series][np.isfinite(context[series])][-1]
+        by_layer = [
+            _join_modes(layer_map[series], values[series], step_limit[series], rules)
             for layer_map in probability
         ]
-        for layer, layer_lines in enumerate(layers):
+        for layer, layer_lines in enumerate(by_layer):
             for line in layer_lines:
                 line.layer = layer
                 line.series = series
                 distances = [
-                    _line_distance(line, final, largest[series], rules.overlap)
-                    for final in layers[-1]
+                    _line_distance(line, final, step_limit[series], rules.overlap)
+                    for final in by_layer[-1]
                 ]
                 line.survives = bool(np.isfinite(distances).any())
-            _mark_continuous(layer_lines, finite[-1], largest[series])
+            _mark_continuous(layer_lines, last_value, step_limit[series])
         # threads are numbered through all series
-        first = max((line.thread + 1 for line in lines), default=0)
-        _mark_threads(layers, largest[series], rules.overlap, first)
-        lines += [line for layer_lines in layers for line in layer_lines]
+        next_thread = max((line.thread + 1 for line in lines), default=0)
+        _mark_threads(by_layer, step_limit[series], rules.overlap, next_thread)
+        lines += [line for layer_lines in by_layer for line in layer_lines]
     data = maps[[name for name in _VARIABLES if name in maps]]
-    data["largest_step"] = (("series",), largest, {"units": "data units"})
-    count, spurious, mass = (
-        np.zeros((n_layers, n_series), dtype=kind) for kind in (int, int, float)
-    )
+    data["largest_step"] = (("series",), step_limit, {"units": "data units"})
+    count = np.zeros((n_layers, n_series), dtype=int)
+    spurious_count = np.zeros_like(count)
+    spurious_mass = np.zeros((n_layers, n_series))
     for line in lines:
         cell = (line.layer, line.series)
         count[cell] += 1
-        spurious[cell] += line.spurious
-        mass[cell] += line.spurious * line.mass.sum() / steps
-    for name, values in (
-        ("count", count),
-        ("spurious_count", spurious),
-        ("spurious_mass", mass),
-    ):
-        data[name] = (("layer", "series"), values)
+        spurious_count[cell] += line.spurious
+        spurious_mass[cell] += line.spurious * line.mass.sum() / steps
+    data["count"] = (("layer", "series"), count)
+    data["spurious_count"] = (("layer", "series"), spurious_count)
+    data["spurious_mass"] = (("layer", "series"), spurious_mass)
     data = _add_table(data, lines, steps)
     metadata = {key: value for key, value in maps.attrs.items() if key != "readout"}
     title = "Lines of thought"
@@ -248,12 +248,15 @@ def trace_lines(
 
 
 def _find_modes(
-    probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace
+    probability: np.ndarray,
+    values: np.ndarray,
+    step_limit: float,
+    rules: SimpleNamespace,
 ) -> list[tuple[float, float, float]]:
-    """Return value, half width and weight of each mode of a distribution over bins."""
+    """Return value, half width and mass of each mode of a distribution over bins."""
     bin_width = (values[-1] - values[0]) / (len(values) - 1)
-    # ``largest`` has the factor ``jump`` already
-    blur = rules.smooth * largest / (rules.jump * bin_width)
+    # standard deviation in bins; the limit is ``jump`` largest steps
+    blur = rules.smooth * step_limit / (rules.jump * bin_width)
     density = probability
     if blur > 0:
         density = gaussian_filter1d(probability.astype(float), blur, mode="constant")
@@ -272,36 +275,40 @@ def _find_modes(
     valleys = [
         low + int(np.argmin(density[low:high])) for low, high in pairwise(peaks - 1)
     ]
-    # weights are of the distribution itself, not of the smoothed one
-    weights = np.add.reduceat(probability, [0, *valleys])
-    return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
+    # sums from one valley up to the next, of the distribution itself, not the smoothed
+    masses = np.add.reduceat(probability, [0, *valleys])
+    half_widths = (edges[1] - edges[0]) / 2
+    return list(zip(values[peaks - 1], half_widths, masses, strict=True))
 
 
 def _join_modes(
-    probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace
-) -> list[_Trajectory]:
+    probability: np.ndarray,
+    values: np.ndarray,
+    step_limit: float,
+    rules: SimpleNamespace,
+) -> list[_Line]:
     """Join the modes of one layer's map (step, bin) to lines."""
     steps = len(probability)
-    lines: list[_Trajectory] = []
+    lines: list[_Line] = []
     for step in range(steps):
-        modes = _find_modes(probability[step], values, largest, rules)
+        modes = _find_modes(probability[step], values, step_limit, rules)
         open_lines = [line for line in lines if line.stop >= step - rules.gap]
         cost = np.full((len(open_lines), len(modes)), np.inf)
-        for (one, line), (other, (value, width, _)) in product(
-            enumerate(open_lines), enumerate(modes)
-        ):
+        for row, line in enumerate(open_lines):
             last = line.stop - 1
-            distance = abs(line.path[last] - value)
-            if distance <= largest * (step - last) + max(line.width[last], width):
-                cost[one, other] = distance
-        matches = {other: open_lines[one] for one, other in _pair_nearest(cost)}
-        for number, mode in enumerate(modes):
-            line = matches.get(number) or _Trajectory(
-                -1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps)
-            )
-            if number not in matches:
+            for column, (value, half_width, _) in enumerate(modes):
+                distance = abs(line.path[last] - value)
+                wider = max(line.half_width[last], half_width)
+                if distance <= step_limit * (step - last) + wider:
+                    cost[row, column] = distance
+        matches = {column: open_lines[row] for row, column in _pair_nearest(cost)}
+        for column, mode in enumerate(modes):
+            if column in matches:
+                line = matches[column]
+            else:
+                line = _Line(np.full(steps, np.nan), np.zeros(steps), np.zeros(steps))
                 lines.append(line)
-            line.path[step], line.width[step], line.mass[step] = mode
+            line.path[step], line.half_width[step], line.mass[step] = mode
     return [line for line in lines if len(line.steps) >= rules.min_steps]
 
 
@@ -323,27 +330,27 @@ def _pair_nearest(cost: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _mark_continuous(
-    lines: Sequence[_Trajectory], last_value: float, largest: float
+    lines: Sequence[_Line], last_value: float, step_limit: float
 ) -> None:
     """Mark lines that begin at the context's end, or branch off one that does."""
-    # by their start, as a line is compared with earlier ones that are marked already
+    # in order of their start, so that a line's possible origins are marked before it
     for line in sorted(lines, key=lambda item: item.start):
         begin = line.path[line.start]
-        width = line.width[line.start]
+        half_width = line.half_width[line.start]
         if line.start == 0:
-            line.continuous = bool(abs(begin - last_value) <= largest + width)
+            line.continuous = bool(abs(begin - last_value) <= step_limit + half_width)
             continue
         earlier = line.start - 1
         line.continuous = any(
             abs(begin - other.path[earlier])
-            <= largest + max(width, other.width[earlier])
+            <= step_limit + max(half_width, other.half_width[earlier])
             for other in lines
             if other.continuous and other is not line
         )
 
 
 def _line_distance(
-    one: _Trajectory, other: _Trajectory, largest: float, overlap: float
+    one: _Line, other: _Line, step_limit: float, overlap: float
 ) -> float:
     """Return the mean distance of two lines over common steps.
 
@@ -354,35 +361,37 @@ def _line_distance(
     if not both.any() or both.sum() < overlap * shorter:
         return float("inf")
     distance = float(np.abs(one.path - other.path)[both].mean())
-    allowed = largest + float(np.maximum(one.width, other.width)[both].mean())
+    allowed = step_limit + float(
+        np.maximum(one.half_width, other.half_width)[both].mean()
+    )
     if distance <= allowed:
         return distance
     return float("inf")
 
 
 def _mark_threads(
-    layers: Sequence[Sequence[_Trajectory]], largest: float, overlap: float, first: int
+    by_layer: Sequence[Sequence[_Line]],
+    step_limit: float,
+    overlap: float,
+    next_thread: int,
 ) -> None:
-    """Set the thread of each line, numbered from ``first`` on."""
-    before: Sequence[_Trajectory] = []
-    for layer_lines in layers:
+    """Set the thread of each line, new ones numbered from ``next_thread`` on."""
+    before: Sequence[_Line] = []
+    for layer_lines in by_layer:
         cost = np.full((len(before), len(layer_lines)), np.inf)
-        for (one, line), (other, next_line) in product(
-            enumerate(before), enumerate(layer_lines)
-        ):
-            cost[one, other] = _line_distance(line, next_line, largest, overlap)
-        for one, other in _pair_nearest(cost):
-            layer_lines[other].thread = before[one].thread
+        for row, line in enumerate(before):
+            for column, next_line in enumerate(layer_lines):
+                cost[row, column] = _line_distance(line, next_line, step_limit, overlap)
+        for row, column in _pair_nearest(cost):
+            layer_lines[column].thread = before[row].thread
         for line in layer_lines:
             if line.thread < 0:
-                line.thread = first
-                first = first + 1
+                line.thread = next_thread
+                next_thread += 1
         before = layer_lines
 
 
-def _add_table(
-    data: xr.Dataset, lines: Sequence[_Trajectory], steps: int
-) -> xr.Dataset:
+def _add_table(data: xr.Dataset, lines: Sequence[_Line], steps: int) -> xr.Dataset:
     """Add the variables that have one entry per line."""
     layers = data["layer"].values
     series = data["series"].values

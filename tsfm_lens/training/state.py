@@ -1,8 +1,8 @@
 """State, log and history of a run on disk.
 
 A folder holds the last state, from which a run resumes, a log of one line per saved
-state or evaluation, and the weights of single steps. :func:`read_state` and
-:func:`put_back` restore a run and say which part of a file does not fit.
+state or evaluation, and in its history the weights of chosen steps. :func:`read_state`
+and :func:`put_back` restore a run and say which part of a file does not fit.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ _PARTS: dict[str, Any] = {
     "optimizer": dict,
     "step": int,
     "seconds": int | float,
+    # of the steps since the last line of the log
     "losses": Tensor,
-}
-_PARTS |= {
     "identity": str,
+    # state of torch's generator on the CPU
     "random": Tensor,
+    # lowest measure, and its step
     "best": tuple | list | None,
     "best_weights": dict | None,
+    # whether the patience is used up
     "ended": bool,
 }
-"""What a state holds, and of which types."""
+"""Types of the parts of a state, by name."""
 
 
 def run_files(folder: Path) -> list[str]:
@@ -47,19 +49,16 @@ def run_files(folder: Path) -> list[str]:
 
 
 def read_identity(folder: Path) -> str:
-    """Read the identity of the task of the run in a folder.
+    """Read the identity of a run's task: its settings as JSON.
 
     Raises:
         CheckpointError: there is no run.
     """
     path = folder / STATE
     try:
-        # mapped, so that weights are not read for one text
-        return str(
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)[
-                "identity"
-            ]
-        )
+        # mapped into memory, so that the weights are not read from disk
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return str(state["identity"])
     except Exception as error:
         raise CheckpointError(f"no training run in {folder}: {error}") from error
 
@@ -78,7 +77,7 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
         )
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
-    # the file is not at fault
+    # says nothing against the file
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -124,10 +123,11 @@ def put_back(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Restore a model, an optimiser and torch's random numbers.
+    """Restore a model, an optimiser and torch's generator on the CPU.
 
     Raises:
-        CheckpointError: a weight does not fit; the message names the first.
+        CheckpointError: a part does not fit; the message names it, or the first of the
+            weights at fault.
     """
     path = folder / STATE
     for part in ("model", "best_weights"):
@@ -158,21 +158,22 @@ def _check_weights(
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise _damage_error(path, f"{part} {verb} {names[0]}{more}")
     for name, weight in target.items():
-        shape = (
-            list(weights[name].shape)
-            if isinstance(weights[name], Tensor)
-            else type(weights[name]).__name__
-        )
-        if shape != list(weight.shape):
+        saved = weights[name]
+        if isinstance(saved, Tensor):
+            found = str(list(saved.shape))
+        else:
+            found = type(saved).__name__
+        expected = str(list(weight.shape))
+        if found != expected:
             raise _damage_error(
-                path, f"{name} of {part} is {shape}, expected {list(weight.shape)}"
+                path, f"{name} of {part} is {found}, expected {expected}"
             )
 
 
 def _difference(path: Path, former: str, current: str) -> str:
-    """Describe the settings that differ.
+    """Describe the settings that differ between two identities.
 
-    "" where the two are not of one kind.
+    "" unless both are mappings of settings.
     """
     try:
         before = json.loads(former)
@@ -208,7 +209,8 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
     history = folder / HISTORY
     history.mkdir(exist_ok=True)
     state = model.state_dict()
-    # tied weights are stored once, as the native formats do, under their first name
+    # tied weights are stored once, as the native formats do, under their first name,
+    # which overwrites the others
     owners = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
     weights = {
         name: state[name].detach().cpu().contiguous() for name in owners.values()
@@ -258,7 +260,7 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
 
 
 def cut(file: Path, step: int) -> None:
-    """Drop the lines of a log after a step from which training resumes."""
+    """Drop the lines of a log that are of later steps."""
     if file.exists():
         lines = [line for line in read_log(file) if line["step"] <= step]
         with replacing(file) as part:
@@ -268,6 +270,6 @@ def cut(file: Path, step: int) -> None:
 
 
 def append(file: Path, line: dict[str, Any]) -> None:
-    """Add a line."""
+    """Add a line to a log."""
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")

@@ -19,9 +19,10 @@ from tsfm_lens.viz.words import layers
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
-    """Describe which layers are least and most alike.
+    """Describe which layers are least and most alike by a measure.
 
-    For "cka" these are neighbours in the stream, else the updates of any two layers.
+    "cka" compares neighbours in the stream, "update_cosine" the updates of any two
+    layers.
     """
     axis = "layer"
     if measure == "cka":
@@ -38,6 +39,7 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     pairs = [
         " and ".join([labels[a], labels[b]]) for a, b in zip(rows, columns, strict=True)
     ]
+    # a representation with a CKA has that of 1 with itself
     undefined = labelled(ds, ~np.isfinite(np.diag(values)), axis)
     alike = xr.DataArray(values[rows, columns], {"pair": pairs}, ["pair"])
     return summarize(
@@ -66,18 +68,19 @@ generic_figure(
 
 @panels("layer_similarity")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    for item in ("cka", "update_cosine"):
+    for measure in ("cka", "update_cosine"):
         yield FigurePanel(
-            draw_variable(ds, item),
-            frame(ds, item),
-            read_layer_similarity(ds, item),
+            draw_variable(ds, measure),
+            frame(ds, measure),
+            read_layer_similarity(ds, measure),
         )
 
 
-def _ranks(ds: xr.Dataset) -> xr.Dataset:
-    """Add the range of ranks over series."""
-    # the rank is the exponential of the entropy
-    ranks = ds["entropy"].copy(data=np.exp(ds["entropy"].values))
+def _add_rank_range(ds: xr.Dataset) -> xr.Dataset:
+    """Add the lowest and the highest rank over series."""
+    entropy = ds["entropy"]
+    # the rank of a series is the exponential of its entropy
+    ranks = entropy.copy(data=np.exp(entropy.values))
     return ds.assign(rank_low=ranks.min("series"), rank_high=ranks.max("series"))
 
 
@@ -85,7 +88,7 @@ generic_figure(
     "entropic_rank",
     "rank",
     "Directions that the heads of a layer write in, and their range over series.",
-    prepare=_ranks,
+    prepare=_add_rank_range,
     table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"),
     sentences=summary(
         "The heads write in most directions in {rank:highest} and in fewest in "
@@ -94,7 +97,7 @@ generic_figure(
         "From the series with the lowest to that with the highest rank, the difference"
         " is largest in {spans:highest}.",
         spans=lambda ds: (
-            np.exp(ds["entropy"]).max("series") - np.exp(ds["entropy"]).min("series")
+            _add_rank_range(ds)["rank_high"] - _add_rank_range(ds)["rank_low"]
         ),
     ),
 )

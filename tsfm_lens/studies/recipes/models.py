@@ -46,6 +46,7 @@ from tsfm_lens.studies.structured.forms import token_blocks
 from tsfm_lens.studies.structured.matrices import level_blocks
 
 EMBEDDING_NOISE = 0.1
+"""Standard deviation of the noise on value bins, whose features have that of 1."""
 
 
 def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
@@ -81,19 +82,20 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
             down, up = truncate(
                 weight, rank, heads=matrix.form(by_head=by_head).blocks, of=matrix.of
             )
-            # the singular values are in `down`, whose rows are orthogonal
-            lengths = (
+            # the singular values are the lengths of the rows of `down`; the root of
+            # each goes to either factor
+            root_lengths = (
                 down.norm(dim=-1, keepdim=True)
                 .clamp(min=torch.finfo(down.dtype).tiny)
                 .sqrt()
             )
-            # what is cut off is missing from the norm, which the initialisation set
+            # the product has the norm of the initialised matrix, despite the cut
             gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
             if up.ndim == 3:
-                over = lengths.reshape(len(up), 1, rank)
+                up_lengths = root_lengths.reshape(len(up), 1, rank)
             else:
-                over = lengths.reshape(1, -1)
-            factors = Factors(down / lengths * gain, up * over * gain)
+                up_lengths = root_lengths.reshape(1, -1)
+            factors = Factors(down / root_lengths * gain, up * up_lengths * gain)
             replace_layer(
                 model, matrix.path, LowRankLinear(factors, layer.bias, matrix.gain)
             )
@@ -101,13 +103,13 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
 
 
 def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
-    """Give a token model an embedding of a rank, which training leaves as it is.
+    """Give a token model a fixed embedding of a rank.
 
-    The model itself is changed.
+    The model itself is changed. Training leaves the embedding as it is.
     """
     config = model.config
-    settings = getattr(config, "chronos_config", {})
-    if "n_tokens" not in settings:
+    tokenizer_settings = getattr(config, "chronos_config", {})
+    if "n_tokens" not in tokenizer_settings:
         raise InputError(
             f"a vocabulary of rank {rank} for a model that reads no tokens; expected a"
             " recipe of tokens"
@@ -117,23 +119,24 @@ def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
             f"a vocabulary of rank {rank}; expected 1 to the width of the model,"
             f" {config.d_model}"
         )
-    chronos = ChronosConfig(**settings)
+    chronos = ChronosConfig(**tokenizer_settings)
     centres = chronos.create_tokenizer().centers.double().numpy()
     embedding = ChebyshevEmbedding.random(
         config.d_model, rank, largest=float(centres[-1]), seed=seed
     )
     values = torch.from_numpy(embedding(centres)).T
     table = torch.zeros(config.vocab_size, config.d_model, dtype=torch.float64)
-    first = chronos.n_special_tokens + 1
-    table[first : first + len(values)] = values
-    rest = torch.randn(
-        first, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-    # T_j is 1/2 in the mean square
-    table[:first] = rest / 2**0.5 @ torch.from_numpy(embedding.directions).T
-    table /= table[first:].square().mean().sqrt()
-    # outputs of a head that is the embedding are scaled in the forward; as a matrix of
-    # its own it holds the scale
+    # behind the special tokens, Chronos numbers the value bins from 1
+    first_bin = chronos.n_special_tokens + 1
+    table[first_bin : first_bin + len(values)] = values
+    generator = torch.Generator().manual_seed(seed)
+    others = torch.randn(first_bin, rank, generator=generator, dtype=torch.float64)
+    # the Chebyshev polynomials of a value have a mean square of about 1/2
+    table[:first_bin] = others / 2**0.5 @ torch.from_numpy(embedding.directions).T
+    # entries of value bins get a mean square of 1, as T5 draws an embedding
+    table /= table[first_bin:].square().mean().sqrt()
+    # T5 scales the stream before a head that shares the embedding; a head of its own
+    # has that scale in its weights
     model.lm_head.weight = nn.Parameter(
         model.shared.weight.detach() * config.d_model**-0.5
     )
@@ -144,25 +147,28 @@ def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
 
 
 NAME = "token-levels"
+"""Name of :func:`attend` among the attention functions of transformers."""
 
 
 def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
-    """Spread queries or keys so that dot products are scores by nested blocks.
+    """Spread queries or keys (…, token, feature) for scores by nested blocks of tokens.
 
-    A level has a slot for each block.
+    Each level has the next ``ranks[level]`` features. They are repeated for each block
+    of the level, and are 0 but for the block of the token. So the dot product of a
+    spread query and key adds up the levels on which both are in the same block.
     """
     tokens = x.shape[-2]
-    parts = []
-    index = torch.arange(tokens, device=x.device)
-    sizes = token_blocks(tokens, len(ranks))
-    for part, block, count in zip(
-        x.split(list(ranks), -1), sizes, level_blocks(len(ranks)), strict=True
+    levels = []
+    positions = torch.arange(tokens, device=x.device)
+    block_sizes = token_blocks(tokens, len(ranks))
+    for features, block_size, n_blocks in zip(
+        x.split(list(ranks), -1), block_sizes, level_blocks(len(ranks)), strict=True
     ):
-        in_block = (index[:, None] // block == torch.arange(count, device=x.device)).to(
-            x
-        )
-        parts.append((part[..., None, :] * in_block[:, :, None]).flatten(-2))
-    return torch.cat(parts, -1)
+        blocks = torch.arange(n_blocks, device=x.device)
+        # (token, block)
+        in_block = (positions[:, None] // block_size == blocks).to(x)
+        levels.append((features[..., None, :] * in_block[:, :, None]).flatten(-2))
+    return torch.cat(levels, -1)
 
 
 def attend(
@@ -173,7 +179,7 @@ def attend(
     mask: Tensor | None,
     **options: Any,
 ) -> Any:
-    """Compute T5's attention, by the module's levels where it has some."""
+    """Compute T5's attention, with scores by levels if the module has level ranks."""
     ranks = getattr(module, "level_ranks", ())
     if ranks:
         query = spread(query, ranks)
@@ -184,7 +190,8 @@ def attend(
 def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:
     """Let the encoder of a T5 score by nested blocks of tokens.
 
-    The model itself is changed; its weights stay as they are.
+    ``ranks`` are the features of a head by level. The model itself is changed; its
+    weights stay as they are.
     """
     size = model.config.d_kv
     if sum(ranks) != size or min(ranks) < 1:
@@ -194,11 +201,8 @@ def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:
         )
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
-    for part in (
-        model,
-        model.get_encoder(),
-        model.get_decoder(),
-    ):  # whose configurations may be copies
+    # encoder and decoder may have copies of the model's configuration
+    for part in (model, model.get_encoder(), model.get_decoder()):
         part.set_attn_implementation(NAME)
     for module in model.get_encoder().modules():
         if isinstance(module, T5Attention):
@@ -208,7 +212,7 @@ def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:
 WIDTHS = ("d_model", "d_kv", "d_ff")
 BUCKETS = ("relative_attention_num_buckets", "relative_attention_max_distance")
 NEW_SHARE = 0.5
-"""Standard deviation of new weights, of that of the old ones of their matrix."""
+"""Standard deviation of random new weights, as a share of that of the old weights."""
 
 
 def widened(
@@ -216,7 +220,8 @@ def widened(
 ) -> PreTrainedModel:
     """Widen a model to one with the same logits or quantiles.
 
-    They are the same up to the epsilon of its norms and their rounding.
+    They differ by rounding, and by the epsilon of the norms. ``changes`` are new values
+    of the configuration, by name.
     """
     entries = (*WIDTHS, *BUCKETS)
     for name, value in changes.items():
@@ -227,8 +232,10 @@ def widened(
                 f"{name}={value} is below the model's {getattr(model.config, name)}; a"
                 " model only grows"
             )
-    config = type(model.config)(**copy.deepcopy(model.config.to_dict()) | dict(changes))
+    settings = {**copy.deepcopy(model.config.to_dict()), **changes}
+    config = type(model.config)(**settings)
     generator = torch.Generator().manual_seed(seed)
+    # the new model draws weights, all of which are replaced
     with torch.random.fork_rng(devices=[]):
         wider = type(model)(config).to(model.dtype)
     old = model.state_dict()
@@ -242,16 +249,16 @@ def widened(
                 bidirectional=name.startswith("encoder"),
             )
         else:
-            # T5 itself divides what its tied head reads by the root of the width
+            # before its tied head, T5 divides by the root of the width, so that no gain
+            # is needed
             same_gain = (
                 isinstance(model, T5ForConditionalGeneration)
                 and name == "decoder.final_layer_norm.weight"
             )
-            shape = weights[name].shape
-            weights[name] = _wider(
+            weights[name] = _widen_weight(
                 name,
                 old[name].cpu(),
-                shape,
+                weights[name].shape,
                 model.config,
                 generator,
                 same_gain=same_gain,
@@ -260,7 +267,7 @@ def widened(
     return wider.to(model.device).train(model.training)
 
 
-def _wider(
+def _widen_weight(
     name: str,
     old: Tensor,
     shape: torch.Size,
@@ -269,7 +276,11 @@ def _wider(
     *,
     same_gain: bool,
 ) -> Tensor:
-    """Return the weight `old` in the corner of one of `shape`."""
+    """Return a weight of `shape` with the weight `old` in its corner.
+
+    New features of the stream stay 0, as what writes to it gets zeros. Weights that
+    only read these features, or whose results meet zeros, are random, to be trained.
+    """
     kind = name.split(".")[-2]
     heads = config.num_heads
     if name.endswith("bias"):
@@ -306,10 +317,14 @@ def _wider(
 def _finer_table(
     table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool
 ) -> Tensor:
-    """Return biases (bucket, head) of `after` that keep the bias of every distance."""
-    distance = 2 * after.relative_attention_max_distance
-    distances = torch.arange(-distance, distance + 1)
-    old, new = (
+    """Return a table (bucket, head) for the buckets of the configuration `after`.
+
+    Every distance between tokens keeps the bias that it has in `table`.
+    """
+    # well into the last buckets, which hold all longer distances
+    longest = 2 * after.relative_attention_max_distance
+    distances = torch.arange(-longest, longest + 1)
+    old_buckets, new_buckets = (
         T5Attention._relative_position_bucket(
             distances,
             bidirectional=bidirectional,
@@ -321,8 +336,10 @@ def _finer_table(
     finer = torch.zeros(
         after.relative_attention_num_buckets, table.shape[1], dtype=table.dtype
     )
-    finer[new] = table.cpu()[old]
-    if not torch.equal(finer[new], table.cpu()[old]):
+    biases = table.cpu()[old_buckets]
+    # where distances of one new bucket have several biases, one overwrites the others
+    finer[new_buckets] = biases
+    if not torch.equal(finer[new_buckets], biases):
         sizes = {name: getattr(after, name) for name in BUCKETS}
         raise InputError(
             f"a bucket of {sizes} holds distances of two of the model's buckets, whose"
@@ -339,25 +356,25 @@ def ordinal_embedding(
     *,
     finest: float = 6.0,
 ) -> torch.Tensor:
-    """Draw an embedding (tokens, width) whose value bins are Fourier features.
+    """Draw an embedding (tokens, width) in which near value bins are near.
 
-    The features are of the bin's rank.
+    Tokens from ``first_bin`` on are value bins. They get Fourier features of their
+    number, with wavelengths from twice the vocabulary down to ``finest`` bins.
     """
     table = torch.randn(tokens, width, generator=generator)
-    ranks = torch.arange(tokens - first_bin, dtype=torch.float32)[:, None]
-    wavelengths = torch.logspace(np.log10(2.0 * tokens), np.log10(finest), width // 2)[
-        None
-    ]
-    angle = 2 * torch.pi * ranks / wavelengths
+    bins = torch.arange(tokens - first_bin, dtype=torch.float32)
+    wavelengths = torch.logspace(np.log10(2.0 * tokens), np.log10(finest), width // 2)
+    angle = 2 * torch.pi * bins[:, None] / wavelengths[None]
     features = 2**0.5 * torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
     table[first_bin:] = features + EMBEDDING_NOISE * table[first_bin:]
     return table
 
 
-def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
-    """Draw the native model of a recipe.
+def _draw_native(recipe: TrainingRecipe) -> PreTrainedModel:
+    """Draw the native model of a recipe, before any restriction.
 
-    Where its own initialisation ignores the fan-in, linear layers are drawn anew.
+    The patch embeddings are drawn anew, as the native initialisation ignores their
+    number of inputs; so is the embedding of tokens. The recipe's biases are added.
     """
     config = T5Config(**recipe.config)
     if recipe.kind == "patch":
@@ -394,7 +411,9 @@ def build_model(recipe: TrainingRecipe, step: int = 0) -> PreTrainedModel:
     Its widths are those of the phase of `step`.
     """
     torch.manual_seed(recipe.seed)
-    model = _dense(recipe.model_copy(update={"config": recipe.select_config(step)}))
+    model = _draw_native(
+        recipe.model_copy(update={"config": recipe.select_config(step)})
+    )
     if recipe.vocabulary_rank is not None:
         fix_vocabulary(model, recipe.vocabulary_rank, seed=recipe.seed)
     if recipe.attention_rank is not None:

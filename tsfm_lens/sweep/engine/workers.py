@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +26,11 @@ from tsfm_lens.sweep.store import group_key
 class GroupTask:
     """Group of cells that is computed, kept and resumed together.
 
-    Tasks may share their data.
+    Attributes:
+        cells: keys of the cells in the store.
+        payload: what is computed in this group, such as its variants.
+        data: what it is computed from, such as a chunk of series; tasks may share it.
+        label: text by which the group is shown.
     """
 
     cells: tuple[str, ...]
@@ -44,9 +48,11 @@ class GroupTask:
 
 
 Work = Callable[[GroupTask], pa.Table]
+"""Function that computes the rows of a group."""
 MakeWorker = Callable[[Any, str | None], Work]
-"""Makes the compute function from the data that all tasks share and a device; a
-picklable function or class.
+"""Picklable function or class that makes a :data:`Work`.
+
+Its arguments are what all groups have in common, and a device.
 """
 
 
@@ -65,19 +71,19 @@ class GroupDone:
 
 
 class Worker:
-    """Worker in the calling process."""
+    """Worker in the calling process; subclasses are other processes."""
 
     def __init__(
         self, make_worker: MakeWorker, common: Any, device: str | None
     ) -> None:
-        self._made_of = make_worker, common, device
+        self._make = partial(_make_work, make_worker, common, device)
         self._work: Work | None = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
-        """Begin to compute a group."""
+        """Begin to compute a group; in the calling process, it is computed at once."""
         future: Future[pa.Table] = Future()
         try:
-            self._work = self._work or _made(*self._made_of)
+            self._work = self._work or self._make()
             future.set_result(self._work(task))
         except Exception as error:
             future.set_exception(error)
@@ -88,10 +94,10 @@ class Worker:
         return future.result()
 
     def stop(self) -> None:
-        """End the worker, in the middle of a group if need be."""
+        """End the worker's process, if it has one, even in the middle of a group."""
 
 
-def _made(make_worker: MakeWorker, common: Any, device: str | None) -> Work:
+def _make_work(make_worker: MakeWorker, common: Any, device: str | None) -> Work:
     try:
         return make_worker(common, device)
     except Exception as error:
@@ -104,8 +110,10 @@ def _made(make_worker: MakeWorker, common: Any, device: str | None) -> Work:
 class RemoteWork:
     """Settings by which another process computes groups.
 
-    ``parts`` is what makes its worker, pickled; it takes one ``device`` and so many
-    ``threads``.
+    Attributes:
+        parts: pickled pair of a :data:`MakeWorker` and what all groups have in common.
+        device: device of the worker.
+        threads: number of threads that its libraries may take.
     """
 
     parts: bytes
@@ -113,24 +121,24 @@ class RemoteWork:
     threads: int
 
 
-def compute_remotely(how: RemoteWork, task: GroupTask, data: bytes) -> pa.Table:
-    """Compute the rows of a group in this process.
+def compute_remotely(work: RemoteWork, task: GroupTask, data: bytes) -> pa.Table:
+    """Compute the rows of a group in this process, with its data pickled apart.
 
     The process keeps its worker and its last data for the next group.
     """
-    compute = _make_once(how)
-    return compute(replace(task, data=_unpacked(data)))
+    compute = _make_once(work)
+    return compute(replace(task, data=_unpickle(data)))
 
 
 @lru_cache(maxsize=1)
 def _make_once(work: RemoteWork) -> Work:
-    # before anything is unpacked: libraries read the variable when they are imported
+    # first, as unpickling imports libraries, which read OMP_NUM_THREADS only then
     limit_threads(work.threads)
     make_worker, common = pickle.loads(work.parts)
-    return _made(make_worker, common, work.device)
+    return _make_work(make_worker, common, work.device)
 
 
-_unpacked = lru_cache(maxsize=1)(pickle.loads)
+_unpickle = lru_cache(maxsize=1)(pickle.loads)
 
 
 def limit_threads(threads: int) -> None:

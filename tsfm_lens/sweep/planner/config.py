@@ -23,7 +23,16 @@ How = Literal["zero", "mean", "resample", "noise"]
 
 
 class ModelConfig(Strict):
-    """One model of a sweep."""
+    """One model of a sweep.
+
+    Attributes:
+        source: what :func:`tsfm_lens.load` opens.
+        name: title in results and figures; the source if empty.
+        revision, dtype, device: as for :func:`tsfm_lens.load`.
+        context_length: steps of the past that the model is shown.
+        num_samples: sample paths of a series, for a model that draws them.
+        univariate: whether every variate is forecast by itself.
+    """
 
     source: str
     name: str = ""
@@ -41,7 +50,10 @@ class ModelConfig(Strict):
 
 
 class Layers(Strict):
-    """Whole layers and groups of consecutive layers."""
+    """Whole layers and groups of consecutive layers.
+
+    A size is the number of layers in a group; "all" is the whole stack.
+    """
 
     sizes: tuple[int | Literal["all"], ...] = (1,)
     parts: tuple[Part, ...] = ("both", "heads", "mlp")
@@ -50,8 +62,7 @@ class Layers(Strict):
 class Ranges(Strict):
     """Growing ranges of layers.
 
-    They grow from the middle "outward", from the lowest "up", or from the highest
-    "down".
+    "outward" begins at the middle layer, "up" at the lowest and "down" at the highest.
     """
 
     grow: tuple[Literal["outward", "up", "down"], ...] = ("outward",)
@@ -61,14 +72,19 @@ class Ranges(Strict):
 class Heads(Strict):
     """Every head by itself.
 
-    ``paired`` takes self- and cross-attention heads of one index together.
+    ``paired`` ablates the self- and the cross-attention head of one index in one
+    variant.
     """
 
     paired: bool = False
 
 
 class HeadsPerLayer(Strict):
-    """The same number of heads in every layer at once."""
+    """The same number of heads in every layer at once.
+
+    Each of the ``counts`` is ablated in each of the ``orders``, which say by what the
+    heads are ranked and which end goes first.
+    """
 
     counts: tuple[int, ...]
     orders: Texts = ("stable_rank:low",)
@@ -77,7 +93,18 @@ class HeadsPerLayer(Strict):
 class HeadsAtConfig(Strict):
     """Search for the number of heads that each layer must keep.
 
-    Source: definition 5.2 of the tsfm-lens paper.
+    Attributes:
+        tolerance: relative change of the metric that is still accepted.
+        metric: name of the metric.
+        orders: in which heads are ablated; a search is made in each.
+        search: "scan" tries all counts, "bisection" halves their range, "sequential"
+            tests each on growing parts of the series.
+        layers: layers to search; all if None.
+        alpha: chance that a sequential search differs from the scan.
+        windows_for_orders: windows for orders that rank heads by their activations.
+
+    Source:
+        tsfm-lens paper, definition 5.2.
     """
 
     tolerance: float = Field(default=0.01, gt=0)
@@ -89,7 +116,7 @@ class HeadsAtConfig(Strict):
     windows_for_orders: int = Field(default=16, ge=1)
 
     @model_validator(mode="after")
-    def _errors(self) -> HeadsAtConfig:
+    def _check_metric(self) -> HeadsAtConfig:
         from tsfm_lens.sweep.statistics.scores import METRICS, SUMS_OF_ERRORS
 
         metrics = METRICS
@@ -110,7 +137,12 @@ _FAMILIES = ("layers", "ranges", "heads", "heads_per_layer", "heads_at")
 
 
 class Variants(Strict):
-    """Components that are ablated, by family."""
+    """Components that are ablated, by family.
+
+    With ``scale_recipes``, a recipe for another size of model is scaled to each model.
+    ``random_seeds`` is the number of random sets of heads that each recipe is compared
+    with.
+    """
 
     layers: Layers | None = None
     ranges: Ranges | None = None
@@ -124,8 +156,8 @@ class Variants(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, content: Any) -> Any:
-        """Give a family without fields its default fields."""
+    def _fill_bare_families(cls, content: Any) -> Any:
+        """Give a family that is named without fields its default fields."""
         if not isinstance(content, dict):
             return content
         # heads_per_layer has no default for its counts
@@ -136,7 +168,7 @@ class Variants(Strict):
         }
 
     @model_validator(mode="after")
-    def _some(self) -> Variants:
+    def _check_not_empty(self) -> Variants:
         families = (*_FAMILIES, "components", "recipes")
         if not any(getattr(self, name) for name in families):
             raise ValueError(
@@ -156,9 +188,10 @@ class Statistics(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_replicates(cls, content: Any) -> Any:
-        # stores from before 0.2 say how many; nothing is drawn any more
+        # a number of bootstrap replicates in stores from before 0.2; intervals no
+        # longer need one
         if isinstance(content, dict):
-            return {k: v for k, v in content.items() if k != "replicates"}
+            return {key: content[key] for key in content if key != "replicates"}
         return content
 
 
@@ -169,15 +202,16 @@ class SweepConfig(Strict):
         name: title of the report.
         models, data, variants: what is swept over.
         windows: windows of each dataset, drawn at random; all if None.
-        chunk: series of one cell, the unit that is finished, kept and resumed.
-        block: variants of one file of the store.
-        distance_steps: number of forecast steps for distances to the plain forecast.
+        chunk: most series of a cell, the unit that is finished, kept and resumed.
+        block: most variants in one file of the store.
+        distance_steps: how many forecast steps, from the first on, are compared with
+            the plain forecast.
         how: what replaces the output of ablated components.
         reference_windows: windows on which the values of "mean" and "resample" are
             recorded.
-        seed: of the windows and forecasts.
+        seed: seed by which windows and forecasts are drawn.
         devices: torch devices over which workers are distributed.
-        statistics: see there.
+        statistics: see :class:`Statistics`.
     """
 
     name: str = "sweep"
@@ -195,7 +229,7 @@ class SweepConfig(Strict):
     statistics: Statistics = Statistics()
 
     @model_validator(mode="after")
-    def _names(self) -> SweepConfig:
+    def _check_titles(self) -> SweepConfig:
         titles = [model.title for model in self.models]
         duplicates = sorted({title for title in titles if titles.count(title) > 1})
         if duplicates:
@@ -205,7 +239,7 @@ class SweepConfig(Strict):
         return self
 
     def evaluation_sets(self) -> list[EvaluationSet]:
-        """Build all sets of the sweep, with its number of windows drawn from each.
+        """Build all sets of the sweep, each with ``windows`` windows drawn from it.
 
         Raises:
             InputError: a source cannot be read, or two sets have one name.
@@ -270,7 +304,11 @@ def parse_config(
 
 
 def _find_fields(location: tuple[Any, ...]) -> list[str]:
-    """Return the fields of the part of a configuration at a location."""
+    """Return the fields that exist at a location of a configuration.
+
+    In pydantic's location, such as ("data", 0, "file", "path"), the kind of a source
+    stands among the keys.
+    """
     classes: dict[str, type[BaseModel]] = {
         **SOURCES,
         "models": ModelConfig,
@@ -278,8 +316,8 @@ def _find_fields(location: tuple[Any, ...]) -> list[str]:
     }
     families = (Layers, Ranges, Heads, HeadsPerLayer, HeadsAtConfig)
     classes |= {"statistics": Statistics, **dict(zip(_FAMILIES, families, strict=True))}
-    names = [part for part in location if isinstance(part, str) and part in classes]
-    innermost = classes[names[-1]] if names else SweepConfig
+    path = [classes[part] for part in location if part in classes]
+    innermost = path[-1] if path else SweepConfig
     return list(innermost.model_fields)
 
 
@@ -290,33 +328,42 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         if not isinstance(value, str):
             return value
         absolute = (folder / value).resolve()
-        # a glob stands for files, none of which has its name
-        may_be_glob = value[:1] not in "/~"
-        if absolute.exists() or (may_be_glob and any(folder.glob(value))):
+        # no file has a glob's own name, but some match it
+        is_relative = value[:1] not in "/~"
+        if absolute.exists() or (is_relative and any(folder.glob(value))):
             return str(absolute)
         return value
 
-    def resolve_file(value: Any) -> Any:
+    def resolve_unless_name(value: Any) -> Any:
         # a word without a suffix is the name of an embedded model or a recipe, even
         # if the folder has a file of that name
-        bare = (
+        is_name = (
             isinstance(value, str)
             and Path(value).name == value
             and not Path(value).suffix
         )
-        if bare:
+        if is_name:
             return value
         return resolve(value)
 
+    def mappings(key: str) -> list[dict[str, Any]]:
+        items = content.get(key)
+        if not isinstance(items, list):
+            return []
+        return [item for item in items if isinstance(item, dict)]
+
     # the content was read for this call alone, so it is changed in place
-    for source in content["data"] if isinstance(content.get("data"), list) else []:
-        if isinstance(source, dict) and source.get("path"):
+    for source in mappings("data"):
+        if source.get("path"):
             source["path"] = resolve(source["path"])
-    for model in content["models"] if isinstance(content.get("models"), list) else []:
-        if isinstance(model, dict) and isinstance(model.get("source"), str):
+    for model in mappings("models"):
+        if isinstance(model.get("source"), str):
+            # results are called by the source as written, wherever the folder is
             model["name"] = model.get("name") or model["source"]
-            model["source"] = resolve_file(model["source"])
+            model["source"] = resolve_unless_name(model["source"])
     variants = content.get("variants")
     if isinstance(variants, dict) and isinstance(variants.get("recipes"), list):
-        variants["recipes"] = [resolve_file(recipe) for recipe in variants["recipes"]]
+        variants["recipes"] = [
+            resolve_unless_name(recipe) for recipe in variants["recipes"]
+        ]
     return content
