@@ -273,6 +273,18 @@ MUTANTS = [
             'sign = "" if value > 0 else "+"',
             "viz/test_viz_summary.py",
         ),
+        (
+            "report/serve/guard.py",
+            "if host not in self._hosts:",
+            "if False:",
+            "report/serve/test_guard.py::test_foreign_hosts_and_origins_are_refused",
+        ),
+        (
+            "report/serve/guard.py",
+            "if hmac.compare_digest(_token(request), self._token):",
+            "if True:",
+            "report/serve/test_guard.py::test_nothing_but_the_token_lets_in",
+        ),
     )
 ]
 
