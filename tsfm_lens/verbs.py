@@ -57,9 +57,12 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
     result = ablation_recipes(run, {name: components}, **options)
     title = f"Forecast {name}"
     if len(run.batch) == 1:
+        # recipe 0 is the original forecast, recipe 1 the one without the components
         shift = float(result["mean_shift"][1, 0])
-        title = f"{title}: moves by {shift:.3g} {result['units'].values[0]}"
-    return result.assign_attrs(title=title.rstrip())
+        # the unit may be empty
+        unit = result["units"].values[0]
+        title = f"{title}: moves by {shift:.3g} {unit}".rstrip()
+    return result.assign_attrs(title=title)
 
 
 @add_method("Run")
@@ -85,7 +88,8 @@ def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result
         options: of its probe.
 
     Raises:
-        InputError: a measurement of one item, of a run of several, and none is chosen.
+        InputError: the measurement is of one item, the run has several, and none is
+            chosen.
     """
     from tsfm_lens.core.results import Results
 
@@ -93,6 +97,7 @@ def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result
         measured = run
     else:
         measured = run.item(item)
+    # no default item: of a run of several, a measurement of one item is refused
     return Results(measured, item=None).compute(kind, **options)
 
 
@@ -114,7 +119,7 @@ def report(run: Run, out: str | Path, **options: Any) -> Path:
 
 @add_method("Run")
 def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanation:
-    """Explain this forecast by inputs and routes, and test both.
+    """Explain this forecast by its inputs and their routes, and test both.
 
     See :func:`tsfm_lens.report.explanation.explain`.
     """
@@ -138,7 +143,7 @@ def what_if(
 
 @add_method("Run")
 def explore(run: Run, **options: Any) -> Any:
-    """Open one linked view of all heads in a notebook.
+    """Open a view in a notebook in which heads can be clicked and ablated.
 
     See :func:`tsfm_lens.report.explore.explore`.
 
@@ -172,7 +177,7 @@ def quick_check(lens: Lens) -> list[OracleResult]:
 
 @add_method("Checkpoint")
 def folded(files: Checkpoint) -> Checkpoint:
-    """Open the files of a compressed model.
+    """Read a compressed checkpoint, with the record of its compression.
 
     See :func:`tsfm_lens.compress.checkpoint.folded`.
     """

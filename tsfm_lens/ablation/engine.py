@@ -2,8 +2,8 @@
 
 Modules that no change of a variant reaches are replayed from a pass of the unchanged
 model; the variants then run as blocks of rows of one batch. Read :func:`run_variants`
-first; :func:`sweep` is the loop under it, and under :mod:`tsfm_lens.ablation.rollouts`,
-which forecasts over several passes.
+first. It calls the loop :func:`sweep`, as does :mod:`tsfm_lens.ablation.rollouts` for
+forecasts over several passes.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tsfm_lens.models.batching import (
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import forward_ranges
 
-# multiplications that take about as long as the overhead of a pass of any size: a few
-# milliseconds
-_PASS = 50_000_000
+# number of multiplications that take about as long as the fixed overhead of a pass, a
+# few milliseconds
+_PASS_OVERHEAD = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class Variant:
 class Start(NamedTuple):
     """First point at which a variant differs from the model.
 
-    Layer -1 is a stack's input. With ``heads`` true, everything in the branch up to the
-    heads' outputs is unchanged.
+    Layer -1 is a stack's input, layer ``n_layers`` what follows its last block. The
+    branches of a block are numbered in the order in which they write to the stream.
+    With ``heads`` true, everything in the branch up to the heads' outputs is unchanged.
     """
 
     stack: int
@@ -97,8 +98,8 @@ def run_variants(
         variants: the models.
         max_rows: most rows, series times variants, that run side by side.
         replay: False computes everything anew (the result is the same).
-        read: reduces the outputs of a batch or a part of it; the axes of
-            ``lens.forward`` are their last axes.
+        read: function of outputs (variant, series, …) and the part of the batch that
+            they are of; it returns what is kept of them, also (variant, series, …).
 
     Raises:
         InputError: max_rows below 1, or too little memory.
@@ -118,20 +119,21 @@ def run_variants(
         # hooks of the caller's own may act on chosen rows, and must see every pass
         replay = False
         max_rows = 1
-    # hook points where a change of one row may look at the others
-    coupled = lens.registry.session.across_rows()
-    coupled += [
+    # names of hook points at which the change of one row may depend on other rows
+    coupling_points = lens.registry.session.across_rows()
+    coupling_points += [
         point.name
         for intervention, point in iterate_points(lens, *variants)
         if not acts_by_place(intervention, point)
     ]
     unsplittable_reason = ""
-    if coupled:
+    if coupling_points:
         unsplittable_reason = (
-            f"give fewer series at once, since what is done at {coupled[0]} may look at"
-            " several of them"
+            f"give fewer series at once, since what is done at {coupling_points[0]} may"
+            " look at several of them"
         )
-    rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows))
+    fitting_rows = _count_fitting_rows(lens, encoded, len(variants), max_rows)
+    rows_at_once = min(max_rows, fitting_rows)
 
     def run_part(start: int, stop: int) -> Tensor:
         if stop - start == len(encoded.batch):
@@ -145,12 +147,14 @@ def run_variants(
             read_part,
             lens.wiring.unread,
         )
-        return _within_memory(lens, work, variants, rows, replay)
+        return _within_memory(lens, work, variants, rows_at_once, replay)
 
-    if coupled:
+    if coupling_points:
+        # rows that depend on each other stay in one batch
         ranges = [(0, len(encoded.batch))]
     else:
         ranges = forward_ranges(lens, encoded)
+    # a part that runs out of memory is halved and run again
     outputs = halved(run_part, encoded.batch, ranges, unsplittable_reason)
     if len(outputs) == 1:
         return outputs[0]
@@ -189,15 +193,22 @@ def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
     return edits
 
 
-def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int) -> int:
-    """Count the rows of variants that fit in memory side by side."""
+def _count_fitting_rows(
+    lens: Lens, encoded: Encoded, n_variants: int, max_rows: int
+) -> int:
+    """Count the rows of variants that fit in memory side by side.
+
+    A row is one series, or one item where hooks see its variates as one sequence.
+    """
     rows = len(encoded.rows)
-    per_item = -(-len(encoded.batch) // encoded.n_items)
-    max_items = encoded.n_items * max(1, min(variants, max_rows // rows))
-    item_bytes = estimate_bytes(lens, count_tokens(encoded), 1, per_item)
+    series_per_item = -(-len(encoded.batch) // encoded.n_items)
+    item_bytes = estimate_bytes(lens, count_tokens(encoded), variates=series_per_item)
+    max_copies = max(1, min(n_variants, max_rows // rows))
+    max_items = encoded.n_items * max_copies
     n_items = fitting(item_bytes, max_items, lens.device)
     if n_items == max_items:
         return max_rows
+    # each item has rows / encoded.n_items rows
     return max(1, n_items * rows // encoded.n_items)
 
 
@@ -206,7 +217,7 @@ def _within_memory(
 ) -> Tensor:
     """Sweep over a part of a batch, in smaller blocks if memory runs out.
 
-    With a single variant, or a single one at a time, the error is raised.
+    The error is raised if memory runs out for a single variant at a time.
     """
     while True:
         try:
@@ -217,18 +228,23 @@ def _within_memory(
             work = replace(work, once=False)
             replay = False
         except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error) or rows < 2 * work.rows or len(variants) == 1:
+            one_at_a_time = len(variants) == 1 or rows < 2 * work.rows
+            if one_at_a_time or not out_of_memory(error):
                 raise
             rows = min(rows, len(variants) * work.rows) // 2
 
 
 @dataclass(frozen=True)
 class OnePass:
-    """Pass of a sweep over one batch.
+    """Forward pass over one batch, which a sweep runs for every variant.
 
-    ``run`` runs the model on so many copies of the batch, and ``read`` reduces its
-    output. Outputs of the ``unread`` modules are used by nothing; ``once`` requires
-    that the head is called exactly once a pass.
+    Attributes:
+        encoded: the batch.
+        run: function of a number of copies of the batch that runs the model on them.
+        read: reduces the output (variant, series, …); None to keep all of it.
+        unread: modules whose output the readout does not use, so that no variant needs
+            to compute it.
+        once: whether a pass that does not call the head exactly once raises OtherCalls.
     """
 
     encoded: Encoded
@@ -239,7 +255,7 @@ class OnePass:
 
     @property
     def rows(self) -> int:
-        """Rows that hooks see of one variant."""
+        """Number of rows of one variant, as hooks see them."""
         return len(self.encoded.rows)
 
 
@@ -252,55 +268,57 @@ def sweep(
     replay: bool = True,
     on_progress: Callable[[int], None] = lambda _count: None,
 ) -> Tensor:
-    """Compute one pass of every variant, (variant, series, …)."""
+    """Compute the outputs (variant, series, …) of one pass of every variant.
+
+    At most ``max_rows`` rows of variants run side by side. ``on_progress`` is called
+    with the number of variants that are done.
+    """
     wiring = lens.wiring
     model = lens.adapter.model
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
-        # without replay nothing is spared by where a variant begins, and all of them
-        # can run side by side
+        # without replay every module runs, wherever a variant starts, so that all can
+        # share one start and run side by side
         start = _start(lens, variant) if replay else Start(0, -1)
         groups.setdefault(start, []).append(index)
-    paths = {
-        start: _unchanged_modules(wiring, start, work.unread) if replay else ()
-        for start in groups
-    }
-    heads = {
-        start: attention
-        for start in groups
-        if replay and (attention := _find_heads(wiring, start))
-    }
-    modules = {path for group in paths.values() for path in group}
-    modules |= {module for module, _ in heads.values()}
-    projections = {projection for _, projection in heads.values()}
+    unchanged: dict[Start, tuple[str, ...]] = dict.fromkeys(groups, ())
+    # attentions that are entered at their heads' outputs, with their output projections
+    entered: dict[Start, tuple[str, str]] = {}
+    if replay:
+        for start in groups:
+            unchanged[start] = _unchanged_modules(wiring, start, work.unread)
+            attention = _find_heads(wiring, start)
+            if attention is not None:
+                entered[start] = attention
+    recorded = {path for paths in unchanged.values() for path in paths}
+    recorded |= {module for module, _ in entered.values()}
+    projections = {projection for _, projection in entered.values()}
     with torch.no_grad():
+        # the pass of the unchanged model, whose outputs the variants replay
         with (
-            recorded_outputs(model, modules) as plain_outputs,
-            recorded_inputs(model, projections) as z,
+            recorded_outputs(model, recorded) as plain_outputs,
+            recorded_inputs(model, projections) as plain_z,
         ):
-            plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
+            plain = _run_side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
         done = 0
         rows_at_once = min(max_rows, lens.adapter.rows_at_once or max_rows)
-        abreast = max(1, rows_at_once // work.rows)
-        for start, members in _join(lens, groups, work, abreast):
-            unchanged = {path: plain_outputs.get(path, []) for path in paths[start]}
+        variants_at_once = max(1, rows_at_once // work.rows)
+        for start, members in _join(lens, groups, work, variants_at_once):
+            stored = {path: plain_outputs.get(path, []) for path in unchanged[start]}
             unfinished = {}
-            if start in heads:
-                module, projection = heads[start]
+            if start in entered:
+                module, projection = entered[start]
                 unfinished[module] = (
                     model.get_submodule(projection),
-                    z[projection][-1],
+                    plain_z[projection][-1],
                     only(plain_outputs, module),
                 )
-            for first in range(0, len(members), abreast):
-                chunk = members[first : first + abreast]
-                outputs[chunk] = _side_by_side(
-                    lens,
-                    work,
-                    [variants[index] for index in chunk],
-                    unchanged,
-                    unfinished,
+            for first in range(0, len(members), variants_at_once):
+                chunk = members[first : first + variants_at_once]
+                chunk_variants = [variants[index] for index in chunk]
+                outputs[chunk] = _run_side_by_side(
+                    lens, work, chunk_variants, stored, unfinished
                 )
                 done += len(chunk)
                 on_progress(done)
@@ -308,14 +326,18 @@ def sweep(
 
 
 def _join(
-    lens: Lens, groups: Mapping[Start, Sequence[int]], work: OnePass, abreast: int
+    lens: Lens,
+    groups: Mapping[Start, Sequence[int]],
+    work: OnePass,
+    variants_at_once: int,
 ) -> list[tuple[Start, list[int]]]:
     """Join groups of variants where that costs less than a further pass.
 
     A joined group runs from the first one's start, and computes anew what lies between.
     """
-    longest = max(len(spans) for spans in work.encoded.spans.values())
-    tokens = max(len(work.encoded.batch), work.rows) * longest
+    tokens_per_row = max(len(spans) for spans in work.encoded.spans.values())
+    tokens_per_variant = max(len(work.encoded.batch), work.rows) * tokens_per_row
+    # of each block, by the first two fields of a start there
     n_parameters = {
         (index, layer): sum(
             parameter.numel()
@@ -327,28 +349,34 @@ def _join(
     merged: list[tuple[Start, list[int]]] = []
     for start, members in sorted(groups.items()):
         if merged:
-            first, joined = merged[-1]
-            recomputed = sum(
+            earlier_start, joined = merged[-1]
+            parameters_between = sum(
                 count
                 for block, count in n_parameters.items()
-                if first[:2] <= block <= start[:2]
+                if earlier_start[:2] <= block <= start[:2]
             )
-            fits = len(joined) + len(members) <= abreast
-            if fits and len(members) * tokens * recomputed <= _PASS:
+            multiplications = len(members) * tokens_per_variant * parameters_between
+            fits = len(joined) + len(members) <= variants_at_once
+            if fits and multiplications <= _PASS_OVERHEAD:
                 joined.extend(members)
                 continue
         merged.append((start, list(members)))
     return merged
 
 
-def _side_by_side(
+def _run_side_by_side(
     lens: Lens,
     work: OnePass,
     variants: Sequence[Variant],
-    outputs: Mapping[str, Sequence[Any]],
+    stored: Mapping[str, Sequence[Any]],
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]],
 ) -> Tensor:
-    """Run variants as blocks of rows of one batch: (variant, series, …)."""
+    """Run variants as blocks of rows of one batch, and return (variant, series, …).
+
+    Modules of ``stored`` return these outputs, one a call. Of ``unfinished`` modules
+    only the last layer runs: each has that layer, the layer's stored input, and the
+    module's stored output, whose first tensor the layer's output replaces.
+    """
     encoded = work.encoded
     rows = work.rows
     copies = len(variants)
@@ -361,13 +389,14 @@ def _side_by_side(
         once,
         replayed(
             model,
-            outputs,
+            stored,
+            # length of the first axis of native tensors
             rows=encoded.items or rows,
             copies=copies,
             unfinished=unfinished,
         ),
         lens.edit(*side_by_side(variants, rows)),
-        state.running(rows * copies, encoded.place, rows),
+        state.running(rows * copies, encoded.place, block_rows=rows),
     ):
         output = work.run(copies)
     output = output.reshape(copies, len(encoded.batch), *output.shape[1:])
@@ -380,31 +409,32 @@ def _start(lens: Lens, variant: Variant) -> Start:
     starts = []
     for _intervention, point in iterate_points(lens, variant):
         stack = lens.wiring.stack(point.stack)
+        stack_index = order[point.stack]
+        layer = point.layer
         name = point.name
-        if point.layer < 0 and not name.endswith("hook_embed"):
-            starts.append(Start(order[point.stack], stack.n_layers))
+        # points outside the blocks come after them, but for the embedding
+        if layer < 0 and not name.endswith("hook_embed"):
+            starts.append(Start(stack_index, stack.n_layers))
         elif name.endswith("hook_resid_post"):
-            starts.append(
-                Start(order[point.stack], point.layer, len(stack.rows(point.layer)))
-            )
+            starts.append(Start(stack_index, layer, len(stack.rows(layer))))
         elif point.kind:
-            kinds = [writer.kind for writer in stack.rows(point.layer)]
-            late = name.endswith(("hook_z", "hook_result", "hook_out"))
-            starts.append(
-                Start(order[point.stack], point.layer, kinds.index(point.kind), late)
-            )
+            kinds = [writer.kind for writer in stack.rows(layer)]
+            branch = kinds.index(point.kind)
+            after_heads = name.endswith(("hook_z", "hook_result", "hook_out"))
+            starts.append(Start(stack_index, layer, branch, after_heads))
         else:
             # the stream before a branch; at the block's entry or later makes no
             # difference to the savings
-            starts.append(Start(order[point.stack], point.layer))
+            starts.append(Start(stack_index, layer))
+    # a variant without interventions differs nowhere
     return min(starts, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers))
 
 
 def _find_heads(wiring: Wiring, start: Start) -> tuple[str, str] | None:
-    """Find the attention that a variant can enter at its heads' outputs.
+    """Find the attention of which a variant needs only the output projection.
 
-    Returns the paths of the attention module and of its output projection; None if the
-    pass cannot go on from there.
+    Returns the paths of the attention module and of that projection; None if there is
+    no such attention.
     """
     stack = wiring.stacks[start.stack]
     if not start.heads or not 0 <= start.layer < stack.n_layers:
@@ -435,13 +465,13 @@ def _unchanged_modules(
 ) -> tuple[str, ...]:
     """Return the modules whose outputs do not depend on anything from ``start`` on."""
     stack = wiring.stacks[start.stack]
-    before = range(max(start.layer, 0))
-    row_layers = [
-        layer
-        for layer in before
+    # of a block whose first axis counts positions, stored rows cannot be repeated
+    earlier_blocks = [
+        stack.block(layer)
+        for layer in range(max(start.layer, 0))
         if not stack.rows(layer)[0].reads.layout.startswith("pos ")
     ]
-    paths = [*unread, *stack.upstream, *map(stack.block, row_layers)]
+    paths = [*unread, *stack.upstream, *earlier_blocks]
     if 0 <= start.layer < stack.n_layers:
         for writer in stack.rows(start.layer)[: start.branch]:
             if isinstance(writer, Attention):
@@ -450,10 +480,12 @@ def _unchanged_modules(
                 inner = writer.write.module
             if _rows_lead(writer):
                 paths.append(f"{stack.block(start.layer)}.{inner}")
-    earlier = {previous.name for previous in wiring.stacks[: start.stack]}
+    # keys and values of an earlier stack's output; those that the attention module
+    # projects itself are no module that could be replayed
+    earlier_stacks = {earlier.name for earlier in wiring.stacks[: start.stack]}
     for layer in range(max(start.layer, 0), stack.n_layers):
         for writer in stack.attentions(layer):
-            if writer.keys_from and writer.keys_from in earlier:
+            if writer.keys_from and writer.keys_from in earlier_stacks:
                 paths += [
                     f"{stack.block(layer)}.{projection.module}"
                     for projection in (writer.k, writer.v)

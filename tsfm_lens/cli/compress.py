@@ -1,4 +1,4 @@
-"""Command that writes a smaller model and compares its forecasts with the model's.
+"""Command that compresses a model and compares its forecasts before and after.
 
 The compression, and the measurement of what it does, are in :mod:`tsfm_lens.compress`;
 here are options, progress and the table that is printed.
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tsfm_lens.models import Lens, Run
 
 _RECIPE = "recipe:"
+# shares that --pareto tries
 KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
@@ -153,12 +154,12 @@ def compress(
         ("--rank", rank),
         ("--without", without or None),
     )
-    numbers = [name for name, value in choices if value is not None]
-    if pareto and numbers:
+    chosen = [name for name, value in choices if value is not None]
+    if pareto and chosen:
         raise typer.BadParameter(
-            f"--pareto tries shares of its own; leave {numbers[0]} out"
+            f"--pareto tries shares of its own; leave {chosen[0]} out"
         )
-    if not pareto and (len(numbers) != 1 or out is None):
+    if not pareto and (len(chosen) != 1 or out is None):
         raise typer.BadParameter(
             "give one of --keep, --epsilon, --rank and --without, and --out; or"
             " --pareto"
@@ -180,22 +181,24 @@ def compress(
             reading = request.reading if has_files else {}
             test_series = read_data(judge, reading, request.horizon, holdout=True)
         else:
+            # without a horizon, bundled series of any length may measure
             series, test_series = split_sources(series, request.horizon or 1)
         lens = open_shown(bar, model)
         run = request.run(lens, series)
-        other = request.run(lens, test_series)
+        test_run = request.run(lens, test_series)
         calibration = calibration_run(run, calibration_windows)
         if pareto:
-            curve = _curve(calibration, other, bar, of, mlps)
+            curve = _measure_curve(calibration, test_run, bar, of, mlps)
         else:
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
             components = _components(lens, without or ())
-            runs = calibration, run, other
+            runs = calibration, run, test_run
             metadata = _compress(
                 runs, out, bar, choice, options, heal, components, figure
             )
+    # warnings name the Python argument, which is an option here
     for note in dict.fromkeys(str(item.message) for item in caught):
         echo(f"note: {note.replace('windows=…', '--calibration-windows')}", err=True)
     if pareto:
@@ -216,17 +219,19 @@ def _compress(
     components: list[str],
     figure: Path | None,
 ) -> dict[str, Any]:
-    """Compress a model, write it, open it again, and compare both models.
+    """Compress a model, write it, open it again, and return how both compare.
 
-    The first run calibrates; the models are compared on the other two.
+    ``runs`` are the calibration run, whose windows end before the held-out steps, and
+    two on which the models are compared: of the same series, and of the test series.
     """
     from tsfm_lens import compress as package
     from tsfm_lens import load
     from tsfm_lens.compress.measure import describe_sources
     from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
-    calibration, run, other = runs
+    calibration, run, test_run = runs
     ranks: dict[str, int] | None = None
+    # whether the model's own library can open the checkpoint
     native = False
     by_head = bool(options["by_head"])
     label = "find factors"
@@ -241,7 +246,7 @@ def _compress(
             )
     if heal:
         with stage(bar, "heal", heal) as progress:
-            # contexts alone: the steps on which it is tested stay unseen
+            # on contexts alone, without the held-out steps of the comparison
             smaller = package.healed(smaller, run, steps=heal, progress=progress)
     with stage(bar, "write and open again"):
         if components:
@@ -253,17 +258,17 @@ def _compress(
         )
         compact = load(out)
     with stage(bar, "forecast with both"):
-        calibration_quality, quality = (
-            package.quality(tested, compact) for tested in (run, other)
-        )
+        own_quality = package.quality(run, compact)
+        quality = package.quality(test_run, compact)
     with stage(bar, "time both"):
         cost = package.cost(run.lens, compact)
-    page = None
+    figure_path = None
     if figure is not None:
         from tsfm_lens import viz
 
-        page = str(viz.save(viz.compressed_forecasts(calibration_quality), figure))
+        figure_path = str(viz.save(viz.compressed_forecasts(own_quality), figure))
     matrices = package.matrices(run.lens, mlps=options["mlps"])
+    # None for removed components, {} if the model has no matrix to truncate
     ratio: Any = ranks
     if ranks:
         forms = {name: matrices[name].form(by_head=by_head) for name in ranks}
@@ -272,15 +277,20 @@ def _compress(
         sum(part.numel() * part.element_size() for part in lens.parameters())
         for lens in (run.lens, compact)
     ]
-    rises = (
-        ("mase_rise", quality),
-        ("wql_rise", quality),
-        ("own_mase_rise", calibration_quality),
-    )
+    # "own" is the rise on later steps of the calibration series
+    rises = {
+        "mase_rise": _estimate(quality, "mase_rise"),
+        "wql_rise": _estimate(quality, "wql_rise"),
+        "own_mase_rise": _estimate(own_quality, "mase_rise"),
+    }
+    costs = []
+    for shape in cost["shape"].values:
+        row = {name: cost[name].sel(shape=shape).values.tolist() for name in cost}
+        costs.append(row | {"shape": str(shape)})
     return {
         "folder": str(out),
         "native": native,
-        "figure": page,
+        "figure": figure_path,
         "file_bytes": sum(
             file.stat().st_size
             for file in out.iterdir()
@@ -292,20 +302,10 @@ def _compress(
             "compressed": package.sizes(compact),
         },
         "ratio": ratio,
-        "cost": [
-            {name: cost[name].sel(shape=shape).values.tolist() for name in cost}
-            | {"shape": str(shape)}
-            for shape in cost["shape"].values
-        ],
-        "sources": describe_sources(calibration, other),
-        "series": [len(other.batch), len(run.batch)],
-        **{
-            name: [
-                float(result[f"{name.removeprefix('own_')}_{bound}"])
-                for bound in ("estimate", "low", "high")
-            ]
-            for name, result in rises
-        },
+        "cost": costs,
+        "sources": describe_sources(calibration, test_run),
+        "series": [len(test_run.batch), len(run.batch)],
+        **rises,
         **{
             name: quality[name].values.tolist()
             for name in ("overlap", "log_perplexity")
@@ -314,7 +314,13 @@ def _compress(
     }
 
 
+def _estimate(quality: xr.Dataset, name: str) -> list[float]:
+    """Return an estimate and the ends of its confidence interval."""
+    return [float(quality[f"{name}_{end}"]) for end in ("estimate", "low", "high")]
+
+
 def _show(metadata: dict[str, Any]) -> None:
+    """Print what :func:`_compress` returns."""
     from tsfm_lens.core.stats import CONFIDENCE_TEXT
 
     before = metadata["numbers"]["whole"]
@@ -341,12 +347,11 @@ def _show(metadata: dict[str, Any]) -> None:
     n_test, n_calibration = metadata["series"]
     test_series = f"{n_test} other series"
     calibration_series = f"later steps of the {n_calibration} calibration series"
-    for name, series in (
-        ("mase_rise", test_series),
-        ("wql_rise", test_series),
-        ("own_mase_rise", calibration_series),
+    for label, name, series in (
+        ("MASE", "mase_rise", test_series),
+        ("WQL", "wql_rise", test_series),
+        ("MASE", "own_mase_rise", calibration_series),
     ):
-        label = name.split("_")[-2].upper()
         mean, low, high = (100 * value for value in metadata[name])
         echo(
             f"{label} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric"
@@ -359,12 +364,12 @@ def _show(metadata: dict[str, Any]) -> None:
             f" {perplexity_before:.3f} before, {perplexity_after:.3f} after"
         )
     for row in metadata["cost"]:
-        peak = row["peak_bytes"]
+        whole_peak, compressed_peak = row["peak_bytes"]
         echo(
             f"forward of {row['shape']} steps: {row['time_ratio']:.2f} of the time"
             f" ({row['time_ratio_low']:.2f} to {row['time_ratio_high']:.2f} over"
             f" alternating rounds; by operation count {row['operation_ratio']:.2f}),"
-            f" {peak[1] / peak[0]:.2f} of the memory"
+            f" {compressed_peak / whole_peak:.2f} of the memory"
         )
     echo(f"weights in files: {metadata['file_bytes']:,} bytes")
     echo(
@@ -401,7 +406,10 @@ def _share(part: int, total: int) -> str:
     return "-"
 
 
-def _curve(calibration: Run, run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
+def _measure_curve(
+    calibration: Run, test_run: Run, bar: Any, of: Any, mlps: bool
+) -> xr.Dataset:
+    """Measure size and error of the model for each share and method."""
     from tsfm_lens import compress as package
 
     task = bar.add_task("size against error", total=len(KEEPS) * len(package.METHODS))
@@ -409,19 +417,22 @@ def _curve(calibration: Run, run: Run, bar: Any, of: Any, mlps: bool) -> xr.Data
     def progress(label: str) -> None:
         bar.update(task, advance=1, description=label)
 
-    return package.pareto(run, calibration, KEEPS, of=of, mlps=mlps, progress=progress)
+    return package.pareto(
+        test_run, calibration, KEEPS, of=of, mlps=mlps, progress=progress
+    )
 
 
 def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
+    """Draw the curve into a folder, if one is given, and print it."""
     from tsfm_lens import viz
 
-    page = None
+    figure_path = None
     if out is not None:
-        page = str(viz.save(viz.plot(curve), out / "size_and_error.html"))
+        figure_path = str(viz.save(viz.plot(curve), out / "size_and_error.html"))
     if as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        echo(json.dumps({**as_plain(curve), "figure": page}, allow_nan=False))
+        echo(json.dumps({**as_plain(curve), "figure": figure_path}, allow_nan=False))
         return
     frame = curve.to_dataframe().reset_index()
     columns = ["method", "keep", "parameters", "rank_ratio", "factor_ratio"]
@@ -432,5 +443,5 @@ def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
     )
     echo(str(curve.attrs["sources"]))
     echo(str(curve.attrs["why"]))
-    if page is not None:
-        echo(page)
+    if figure_path is not None:
+        echo(figure_path)

@@ -1,8 +1,9 @@
-"""Curves and points of the studies' results, label by label, and sentences about them.
+"""Curves, points and sentences of the studies' results, one for each label.
 
-The results are tables (data frames) with a row per run or draw. Read
-:func:`curve_sheet` first, which draws a whole figure; :func:`add_curves` and
-:func:`add_points` draw into one panel, and :func:`read_means` writes the sentences.
+The results are tables (data frames) with a row per run or draw; labels, such as names
+of models, are in one of their columns. Read :func:`curve_sheet` first, which draws a
+whole figure; :func:`add_curves` and :func:`add_points` draw into one panel, and
+:func:`read_means` writes the sentences.
 Training and measuring are elsewhere: here only finished tables are read.
 """
 
@@ -38,7 +39,7 @@ def add_curves(
         x: column of the horizontal axis.
         y: column of the vertical axis.
         label: column whose values are one curve each.
-        repeat: column of seeds or draws, which are thin lines below their mean.
+        repeat: column of seeds or draws; each is a thin line behind their mean.
         geometric: whether that mean is geometric, as a logarithmic axis asks for.
         look: options of the curves, see :meth:`Panel.line`.
     """
@@ -50,9 +51,11 @@ def add_curves(
                 panel.line(
                     seed_rows[x], seed_rows[y], "", hover, colour=faint, width=0.8
                 )
-        means = rows[y].groupby(rows[x]).mean()
+        # only a mean of repeats is geometric
         if repeat is not None and geometric:
             means = np.exp(np.log(rows[y]).groupby(rows[x]).mean())
+        else:
+            means = rows[y].groupby(rows[x]).mean()
         style = {"colour": colour, "width": 2.0, **look}
         panel.line(means.index.to_numpy(), means.to_numpy(), name, hover, **style)
 
@@ -74,8 +77,8 @@ def add_points(
         x: column of the horizontal axis.
         y: column of the values.
         label: column whose values have one colour each.
-        across: whether ``x`` has names along the vertical axis, and values are along
-            the horizontal one.
+        across: whether ``x`` is a column of names that go along the vertical axis, and
+            the values go along the horizontal one.
     """
     value = "%{y:.4g}"
     if across:
@@ -83,22 +86,22 @@ def add_points(
     for name, rows, colour in _by_label(table, y, label):
         hover = f"{plain(name)}<br>{value}"
         means = rows.groupby(x)[y].mean()
-        # places along the vertical axis are names, which no line joins
+        # names have no order in which a line could join them
         if len(means) > 1 and not across:
             faint = mixed(colour, 0.6)
             panel.line(means.index, means, "", "", colour=faint, width=1.2, group=name)
         for position, point_rows in rows.groupby(x):
-            noise = mean_of_seeds(point_rows[y].to_numpy())
+            mean = mean_of_seeds(point_rows[y].to_numpy())
             points: tuple[Any, Any] = ([position] * len(point_rows), point_rows[y])
-            mean_point: tuple[Any, Any] = ([position], noise.size)
+            mean_point: tuple[Any, Any] = ([position], mean.size)
             if across:
                 points = points[::-1]
                 mean_point = mean_point[::-1]
             faint = mixed(colour, 0.45)
             panel.dots(*points, "", hover, colour=faint, size=4, group=name)
-            options: dict[str, Any] = {"noise": noise, "across": across}
             text = f"{hover}, mean of {len(point_rows)}"
-            panel.dots(*mean_point, name, text, colour=colour, size=9, **options)
+            style: dict[str, Any] = {"colour": colour, "noise": mean, "across": across}
+            panel.dots(*mean_point, name, text, size=9, **style)
 
 
 def _by_label(
@@ -138,14 +141,13 @@ def curve_sheet(
     """
     if panel is None:
         parts = [table]
-    else:
-        parts = [rows for _, rows in _panels(table, panel)]
-    if panel is None:
         figure = blank(310, min_width=440)
         figure.x(axes[0])
         figure.y(axes[1])
     else:
-        titles = [(name,) for name, _ in _panels(table, panel)]
+        groups = table.groupby(panel, sort=False)
+        parts = [rows for _, rows in groups]
+        titles = [(f"{panel} {name}",) for name, _ in groups]
         figure = panel_grid(titles, row_height=230, most=3)
         title_axes(figure, *axes)
     for subplot, part in zip(figure, parts, strict=True):
@@ -160,13 +162,8 @@ def curve_sheet(
     return figure
 
 
-def _panels(table: pd.DataFrame, panel: str) -> list[tuple[str, pd.DataFrame]]:
-    groups = table.groupby(panel, sort=False)
-    return [(f"{panel} {name}", rows) for name, rows in groups]
-
-
 def add_reference(panel: Panel, name: str, x: Any, y: Any) -> None:
-    """Draw a dotted curve that is no arm of the comparison."""
+    """Draw a dotted curve to which the others are compared."""
     hover = f"{name}<br>%{{y:.4g}}"
     panel.line(x, y, name, hover, colour=INK, width=1.2, dash="dot")
 

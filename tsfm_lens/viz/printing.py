@@ -1,8 +1,8 @@
 """Figures for print, in the widths of journal columns.
 
-:func:`for_print` copies a figure with type from 5 points on, and with dashes, symbols
-and hatches, so that lines differ without colour. :mod:`tsfm_lens.viz.saving` writes the
-file.
+:func:`for_print` copies a figure with type of at least 5 points, and with dashes,
+symbols and hatches, so that lines differ without colour. :mod:`tsfm_lens.viz.saving`
+writes the file.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COLUMNS = {"single": 89.0, "double": 183.0}
 PIXELS_PER_MM = 96 / 25.4
 PIXELS_PER_POINT = 96 / 72
 SMALLEST = 10  # pixels of the smallest type on the screen
-SCALE = 6 * PIXELS_PER_POINT / SMALLEST  # of a figure in print, by which it has 6 pt
+# sizes in print over sizes on the screen: with SCALE the smallest type has 6 points
+SCALE = 6 * PIXELS_PER_POINT / SMALLEST
 LEAST_TYPE = 5  # points
 LEAST_SCALE = LEAST_TYPE * PIXELS_PER_POINT / SMALLEST
-TALLEST = 230.0  # mm, what a page leaves beside its caption
-_SIDES = 90  # pixels beside the panels
-_LEAST = 360  # pixels that a figure needs which does not say how many
-# solid stays solid; nearly every other colour of the theme gets dashes and symbols of
-# its own
+TALLEST = 230.0  # mm, the height that a page leaves above the caption
+_SIDES = 90  # pixels left and right of the panels
+_MIN_WIDTH = 360  # pixels that a figure without "min_width" in its metadata needs
+# in the order of CATEGORICAL; None is a solid line, or the default symbol
 _DASHES = (
     None,
     "6px,2px",
@@ -69,20 +69,20 @@ _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 
 
 def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
-    """Copy a figure for a printed column: type from 5 pt on, no title inside.
+    """Copy a figure for a printed column, with type of 5 pt or more and no title.
 
     Lines of different colours get different dashes, markers different symbols, bars
     different hatches.
 
     Args:
         fig: any figure of ``tsfm_lens.viz``.
-        column: "single" (89 mm), "double" (183 mm), or a width in mm. The narrowest of
-            the two that the figure can be read at if None.
+        column: "single" (89 mm), "double" (183 mm), or a width in mm. If None, "single"
+            where the figure can be read in it, else "double".
 
     Returns:
-        A figure that :func:`save` writes in its size; ``layout.meta`` has its title,
-        ``width_mm``, ``height_mm``, ``type_pt``, the smallest type in points, and
-        ``print_scale``, millimetres of print in those of the screen.
+        A figure that :func:`save` writes in its printed size; ``layout.meta`` has its
+        title, ``width_mm``, ``height_mm``, ``type_pt``, the smallest type in points,
+        and ``print_scale``, sizes in print over those on the screen.
 
     Raises:
         InputError: no such column, or one in which the figure cannot be read at 5 pt.
@@ -97,8 +97,8 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         if fits(fig, COLUMNS["single"]):
             column = "single"
     width = millimetres(column)
-    # nothing is wider than both columns of a page, so there is nothing to send the
-    # caller to
+    # a figure that cannot be read over two columns is drawn all the same, since no
+    # column is wider
     if width < COLUMNS["double"] and not fits(fig, width):
         needed = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
         raise InputError(
@@ -111,18 +111,21 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
 def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
     """Copy a figure without its title, at a width in mm.
 
-    It is as wide as on a screen, to be drawn on a smaller scale.
+    Its layout keeps sizes as on the screen; ``print_scale`` in its metadata brings them
+    to the width in print.
     """
     printed = untitled(fig)
-    room = width_mm * PIXELS_PER_MM
-    scale = min(SCALE, room / least_width(fig))
+    printed_width = width_mm * PIXELS_PER_MM
+    scale = min(SCALE, printed_width / least_width(fig))
     meta = dict(fig.layout.meta or {})
-    extra = legend_height(fig, room / scale) - meta.get("legend_height", 0)
-    height = printed.layout.height + extra
+    new_legend = legend_height(fig, printed_width / scale)
+    legend_growth = new_legend - meta.get("legend_height", 0)
+    height = printed.layout.height + legend_growth
+    # a figure taller than a page is drawn smaller
     scale = min(scale, TALLEST * PIXELS_PER_MM / height)
-    width = room / scale
+    width = printed_width / scale
     margin = printed.layout.margin
-    margin.b += extra
+    margin.b += legend_growth
     fit_axes(printed, width - _SIDES, height - margin.t - margin.b)
     meta |= {
         "width_mm": round(width_mm, 1),
@@ -159,13 +162,13 @@ def _mark(trace: Any) -> None:
 
 
 def fits(fig: go.Figure, width_mm: float) -> bool:
-    """Return whether a figure can be read at a width, from 5 pt on."""
+    """Return whether the type of a figure has 5 pt or more at a width."""
     return LEAST_SCALE * least_width(fig) <= width_mm * PIXELS_PER_MM
 
 
 def least_width(fig: go.Figure) -> float:
     """Return the pixels on the screen that a figure needs."""
-    return float((fig.layout.meta or {}).get("min_width", _LEAST))
+    return float((fig.layout.meta or {}).get("min_width", _MIN_WIDTH))
 
 
 def millimetres(column: str | float) -> float:

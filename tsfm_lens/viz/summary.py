@@ -1,8 +1,9 @@
-"""Sentences of a result: templates whose fields name a variable and what is said of it.
+"""Sentences of a result, as templates whose fields are filled from its variables.
 
-``{share:largest percent}`` lists the members with the largest effects,
-``{rank:lowest}`` the member that is lowest. :func:`summary` declares such templates
-beside a figure, :func:`summarize` fills them.
+A variable has a value for each of its members, such as heads. The field
+``{share:largest percent}`` lists the members with the largest ``share``, in percent;
+``{rank:lowest}`` names the one with the lowest ``rank``. :func:`summary` declares such
+templates beside a figure, :func:`summarize` fills them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tsfm_lens.viz.theme import nats, percent
 from tsfm_lens.viz.words import after_number, listed, measured, num, signed
 
 _MAX_NAMES = 3  # members in a list
-_MAX_COUNTED = 6  # members that are counted and named
+_MAX_COUNTED = 6  # members that are named after their count; more are only counted
 _WRITERS: dict[str, Callable[[float], str]] = {
     "": num,
     "percent": percent,
@@ -30,6 +31,7 @@ _WRITERS: dict[str, Callable[[float], str]] = {
     "nats": lambda value: nats(value, 3),
     "whole": lambda value: f"{int(value):,}",
 }
+# statements that are one number of all members
 _COMBINED = ("median", "mean", "max", "min", "sum")
 
 Labels = Callable[[xr.Dataset], list[str]]
@@ -52,7 +54,8 @@ def summarize(
 ) -> list[str]:
     """Fill sentences, then report a tested effect.
 
-    The report says on how many series it acts, and where it is significant and learned.
+    The report says on how many series the members act, and which are significant and
+    learned, that is, larger than in untrained models.
 
     A sentence with a field that the result lacks, or that has no finite value, is left
     out.
@@ -60,13 +63,14 @@ def summarize(
     Args:
         result: labelled result.
         sentences: templates. A field is one of ``fields``, a variable or an attribute.
-            Behind its colon stand a statement of :class:`Members` and a unit; of a
-            number, the unit alone. A unit is "percent", "signed", "nats", "whole",
-            "unit" for that of the data ("signed unit" with a sign), or any other.
+            It is written {NAME:STATEMENT UNIT}, with a statement of :class:`Members`,
+            or {NAME:UNIT} if it is a single number. A unit is "percent", "signed",
+            "nats", "whole", "unit" for that of the data ("signed unit" with a sign), or
+            any other.
         effect: tested variable, see :func:`.estimates.judge`.
-        noun: for several members, such as "heads".
+        noun: plural noun of the members, such as "heads".
         labels: function that names the members; by their coordinates if None.
-        side: sign of the members that are named and counted; 0 for both.
+        side: 1 or -1 to leave out members of the opposite sign; 0 for all members.
         fields: numbers, texts, arrays, or functions of the result that return these.
 
     Raises:
@@ -81,7 +85,8 @@ def summarize(
             out.append(sentence.format_map(values))
     if effect:
         members = reader.judged(effect)
-        out += members.effect.standing(members.labels, noun, members.mask)
+        report = members.effect.standing(members.labels, noun, members.mask)
+        out += report
     return out
 
 
@@ -102,13 +107,14 @@ class Members:
 
     @property
     def mask(self) -> np.ndarray:
-        """Members with a value on the side that is spoken of."""
+        """Members that have a value, without those of the sign opposite to ``side``."""
         sizes = self.effect.size
         result: np.ndarray = np.isfinite(sizes) & (sizes * self.side >= 0)
         return result
 
     def __format__(self, spec: str) -> str:
         sizes = self.effect.size
+        # a single number is written with its range, and with the number of series
         if not sizes.ndim:
             return self.effect.told(0, self._writer(spec), over=True)
         statement, _, unit = spec.partition(" ")
@@ -124,9 +130,10 @@ class Members:
         positions = self.effect.named(_MAX_NAMES, different)
         if positions:
             return self._listed(positions, write)
-        smallest = self.effect.least
-        if smallest:
-            return f"none of {write(smallest).lstrip('+')} or more"
+        threshold = self.effect.least
+        if threshold:
+            # a writer of signed values puts a plus, which a threshold has not
+            return f"none of {write(threshold).lstrip('+')} or more"
         return "none"
 
     def each(self, write: Write) -> str:
@@ -165,7 +172,7 @@ class Members:
         return f"{count or 'none'} of {self.mask.sum()}"
 
     def basis(self, write: Write) -> str:
-        """Say what sizes and ranges are over, in brackets."""
+        """Explain sizes and ranges in parentheses; "" where there are no ranges."""
         return self.effect.basis
 
     def _listed(self, positions: Sequence[int] | np.ndarray, write: Write) -> str:
@@ -203,7 +210,7 @@ class _Reader:
     side: int
 
     def field(self, name: str) -> Any:
-        """Return a text, or members of which something is finite; None for nothing."""
+        """Return a text, or members with a finite value; None if there are neither."""
         value = self.given.get(name, self.ds.get(name, self.ds.attrs.get(name)))
         if callable(value):
             value = value(self.ds)
@@ -213,16 +220,22 @@ class _Reader:
             value = xr.DataArray(value)
         if value.dtype.kind in "OUT":
             return shown([str(item) for item in np.atleast_1d(value.values)])
-        dims = map(str, self._size(name).dims)
-        is_tested = finding(self.ds, name, *dims) is not None
-        if is_tested and name not in self.given:
-            return self._finite(self.judged(name))
+        # what the caller gives is not the tested variable of the same name
+        if name not in self.given:
+            dims = map(str, self._size(name).dims)
+            if finding(self.ds, name, *dims) is not None:
+                return self._finite(self.judged(name))
         value = _over_series(value, self.ds)
         sizes = np.asarray(value.values, dtype=float)
-        known = np.isfinite(sizes)
-        # all sizes are worth a mention where none is tested
+        # without a test there is no range, nothing is significant, and every size is
+        # worth a mention
         untested = Finding(
-            *(sizes, sizes, sizes), known, ~known & known, facts={"smallest": 0.0}
+            size=sizes,
+            low=sizes,
+            high=sizes,
+            acts=np.isfinite(sizes),
+            significant=np.zeros_like(sizes, dtype=bool),
+            facts={"smallest": 0.0},
         )
         return self._finite(self._members(untested, value))
 
@@ -232,7 +245,7 @@ class _Reader:
         return self._members(judged(self.ds, name, *map(str, size.dims)), size)
 
     def _size(self, name: str) -> xr.DataArray:
-        """Return the size of an effect, a scalar where there is none."""
+        """Return the sizes of a tested effect, or one NaN if it has no test."""
         return self.ds.get(f"{name}_size", xr.DataArray())
 
     @staticmethod
@@ -246,6 +259,7 @@ class _Reader:
             labels = self.labels(self.ds)
         else:
             labels = _labels(value)
+        # series may have units of their own, of which only a single one can be written
         is_single = self.ds.sizes.get("series", 1) == 1
         unit = find_unit(self.ds, 0 if is_single else None)
         return Members(effect, labels, self.noun, self.side, unit)
@@ -257,9 +271,9 @@ def labelled(ds: xr.Dataset, values: Any, *dims: str) -> xr.DataArray:
 
 
 def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
-    """Take the median over series that are not flat, and over steps.
+    """Take the median over series and over steps, without flat series.
 
-    Where these are all dimensions, the first stays.
+    A value without other dimensions keeps the first of these two.
     """
     repeated = [dim for dim in value.dims if dim in ("series", "step")]
     if len(repeated) == value.ndim:

@@ -1,7 +1,8 @@
 """Toto 2.0: unit-scaled layers, and a stream that every branch rescales.
 
-In each group of layers, one attends across variates. Read :class:`Toto2Adapter` first.
-Unit scaling rescales the backward pass, so that there are no true gradients.
+In each group of layers, some attend across variates, the others over time. Read
+:class:`Toto2Adapter` first. Unit scaling rescales the backward pass, so that gradients
+by autograd are not the true ones.
 """
 
 from __future__ import annotations
@@ -57,24 +58,27 @@ LIBRARY = Extra(
 )
 
 
-def _mix(tau: str) -> Mix:
+def _mix(attribute: str) -> Mix:
     """Return a function of a block that gives the factors of branch and stream.
 
-    They are tau / sqrt(1 + tau²) for the branch and 1 / sqrt(1 + tau²) for the stream.
+    With tau, the attribute of this name, they are tau / sqrt(1 + tau²) for the branch
+    and 1 / sqrt(1 + tau²) for the stream.
     """
 
     def factors(block: Any) -> tuple[float, float]:
-        weight = float(getattr(block, tau))
-        norm = (1.0 + weight**2) ** 0.5
-        return weight / norm, 1.0 / norm
+        tau = float(getattr(block, attribute))
+        norm = (1.0 + tau**2) ** 0.5
+        return tau / norm, 1.0 / norm
 
     return factors
 
 
 def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
+    """Describe attention and MLP of a layer over time, or ``across`` variates."""
     # a unit-scaled layer divides by the root of its fan-in
-    inner = config.d_model**-0.5
-    out = Projection("attn.out_proj", gain=(config.v_dim * config.num_heads) ** -0.5)
+    stream_gain = config.d_model**-0.5
+    heads_gain = (config.v_dim * config.num_heads) ** -0.5
+    out = Projection("attn.out_proj", gain=heads_gain)
     over = "time"
     stream = "batch pos d_model"
     qkv_layout = "batch head pos d_head"
@@ -85,7 +89,7 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     attention = attention_row(
         "attn",
         "attn",
-        fused("attn.in_proj", "(part head d_head)", out, gain=inner),
+        fused("attn.in_proj", "(part head d_head)", out, gain=stream_gain),
         stream=stream,
         z_layout=stream.replace("d_model", "(head d_head)"),
         over=over,
@@ -93,25 +97,24 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         norm="norm1",
         mix=_mix("attn_tau"),
     )
-    # both halves of the gated layer; the second goes through the activation
+    # both halves of one layer: the activation of ``first`` is multiplied by ``gate``
     gate, first = (
-        Projection("ffn.fc1", "(part d_mlp)", part, 2, inner) for part in range(2)
+        Projection("ffn.fc1", "(part d_mlp)", part, parts=2, gain=stream_gain)
+        for part in range(2)
     )
-    rest: dict[str, Any] = {
-        "first": first,
-        "gate": gate,
-        "o_gain": config.d_ff**-0.5,
-        "norm": "norm2",
-        "mix": _mix("mlp_tau"),
-    }
     mlp = mlp_row(
         "ffn",
         "norm2",
         ("ffn.fc1", "ffn.fc2"),
         "silu",
         stream=stream,
+        first=first,
+        gate=gate,
+        o_gain=config.d_ff**-0.5,
+        norm="norm2",
+        mix=_mix("mlp_tau"),
+        # the input of norm2 is that of the branch alone, not the stream
         aside=True,
-        **rest,
     )
     return attention, mlp
 
@@ -143,7 +146,8 @@ def _wiring(model: Any) -> Wiring:
         NAME,
         (stack,),
         Site("output_head.param_projection.proj", layout="series variate pos d_out"),
-        "patch_proj",
+        embed="patch_proj",
+        # an output is (…, pos, patch), and each position yields a patch
         steps_per_readout=lambda output: config.patch_size * output.shape[-2],
         sizes_from=Site("transformer", "in", 0, "series variate pos d_model"),
         # unit scaling rescales the backward pass
@@ -152,10 +156,12 @@ def _wiring(model: Any) -> Wiring:
 
 
 def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Count the positions in the cache before a call of the transformer."""
     if kwargs.get("kv_cache") is None:
         return 0
-    result: int = int(kwargs["kv_read_len"]) - args[0].shape[-2]
-    return result
+    # positions after the call, less those that it adds
+    n_cached: int = int(kwargs["kv_read_len"]) - args[0].shape[-2]
+    return n_cached
 
 
 class Toto2Adapter(Adapter):
@@ -182,29 +188,30 @@ class Toto2Adapter(Adapter):
                 " describes models without grouping and with equal sizes"
             )
         self.patch = int(config.patch_size)
+        # a horizon of our own choice, since the library has no default
         self.prediction_length = 2 * self.patch
         self.wiring = _wiring(native)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates, followed by empty patches to predict."""
         steps = self.prediction_length if horizon is None else horizon
+        n_future = -(-steps // self.patch)
         native = self._native_input(batch)
-        values, mask, ids, _ = self.model._prepare_forecast_inputs(
-            native, -(-steps // self.patch)
-        )
-        n_future = (values.shape[-1] - native["target"].shape[-1]) // self.patch
-        empty = torch.ones_like(mask)
-        empty[..., -n_future * self.patch :] = False
+        values, mask, ids, _ = self.model._prepare_forecast_inputs(native, n_future)
+        is_context = torch.ones_like(mask)
+        is_context[..., -n_future * self.patch :] = False
         inputs = {
             "target": values,
-            "target_mask": mask | ~empty,
-            "cpm_mask": empty,
+            "target_mask": mask | ~is_context,
+            "cpm_mask": is_context,
             "series_ids": ids,
         }
         _, loc, scale = self.model.scaler(values, mask)
+        # the scaler is causal: at the last position it covers the whole context
         loc, scale = (part[..., -1].flatten(0, 1) for part in (loc, scale))
         length = native["target"].shape[-1]
-        spans = TokenSpans.patches(-length, length // self.patch + n_future, self.patch)
+        n_patches = length // self.patch + n_future
+        spans = TokenSpans.patches(-length, n_patches, self.patch)
         inputs |= {"loc": loc, "scale": scale, "n_future": n_future}
         return Encoded(
             inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(values)
@@ -213,8 +220,8 @@ class Toto2Adapter(Adapter):
     def _native_input(self, batch: SeriesBatch) -> dict[str, Tensor]:
         """Make the arguments of ``forecast``.
 
-        Gaps are filled by the value before them, since the library counts the last
-        patch as observed.
+        Gaps are filled by the value before them, since the library counts all of the
+        last patch as observed.
         """
         length = -(-self.longest(batch) // self.patch) * self.patch
         # gaps are filled before the series is cut to the context, as the library's
@@ -243,6 +250,7 @@ class Toto2Adapter(Adapter):
             name: inputs[name]
             for name in ("target", "target_mask", "cpm_mask", "series_ids")
         }
+        # (quantile, item, variate, pos, patch) with item and variate as one batch axis
         quantiles = self.model(**native).quantiles.flatten(1, 2)
         return self._in_data_units(
             quantiles, inputs["n_future"], inputs["loc"], inputs["scale"]
@@ -263,6 +271,7 @@ class Toto2Adapter(Adapter):
         ``raw`` is (quantile, …, batch, pos, patch); each token gives its next patch.
         """
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
+        # the library takes asinh of the normalised series
         quantiles = ahead.sinh() * scale[:, None, None] + loc[:, None, None]
         return quantiles.sort(dim=-2).values
 
@@ -271,14 +280,14 @@ class Toto2Adapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run ``Toto2Model.forecast``."""
-        levels_by_variate = self.model.forecast(
-            self._native_input(batch), horizon=horizon
-        )
-        quantiles = levels_by_variate.cpu().flatten(1, 2).permute(1, 2, 0)
+        # (quantile, item, variate, step) -> (batch, step, quantile)
+        forecast = self.model.forecast(self._native_input(batch), horizon=horizon)
+        quantiles = forecast.cpu().flatten(1, 2).permute(1, 2, 0)
         return self.at(quantiles, levels)
 
 
 def _library() -> Any:
+    """Import the library, and its configuration module, as an attribute of it."""
     LIBRARY.require("toto2.configuration")
     return LIBRARY.require()
 

@@ -1,9 +1,9 @@
 """Planted induction circuit of Chronos.
 
-A value is copied from where the values before it were the last ones. :func:`plant_copy`
-plants the circuit; the functions declared below it plant it alone, with a backup, with
-a gate, or with decoys. The model is built by
-:class:`~tsfm_lens.zoo.planted.chronos.ChronosBuilder`.
+The circuit looks for the last two values of the series in its last period, and copies
+the value that followed upon them there. :func:`plant_copy` plants it; the functions
+declared below plant it alone, with a backup, with a gate, or with decoys. The model is
+built by :class:`~tsfm_lens.zoo.planted.chronos.ChronosBuilder`.
 """
 
 from __future__ import annotations
@@ -30,53 +30,67 @@ from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Gate, Reads, SeasonalCopy
 
 BACKS = 2
-"""How many values are compared.
+"""Number of values before a token that are compared with the last ones.
 
 `rules.shape` draws shapes in which two are enough and both are needed.
 """
 WAVE = 0.5
-"""Share of a value's squared embedding that is waves."""
+"""Share of the waves in the squared length of a value's embedding, which is 1."""
 MARK = 0.3
-"""Length of a mark."""
+"""Length of the mark that tokens of the last period get."""
 ASIDE = (0.5 * (1 - START_LENGTH**2 / WAVE)) ** 0.5
-"""Length of the value that the start token holds aside, added to its own.
+"""Factor on the context's last two values in `back1` and `back2` of the start token.
 
 With it, the stream of the start token is as long as a value's.
 """
 LOUD = 50.0
-"""What the copying head writes, in embeddings.
+"""Length of what the copying head writes, in lengths of an embedding.
 
 All else in the last stream is small against it.
 """
 MATCH = 10.0
-"""Score of one wave of one value that agrees."""
+"""Attention score of one wave that agrees between two values."""
 FINE = (1.0, 1.0, 1.0, 1.0, 0.0)
-"""Weights of the waves in a comparison; the finest would take noise for another value.
+"""Weights of the waves in a comparison, from the longest to the shortest.
+
+The shortest has none, since values that differ by noise alone would disagree in it.
 """
 RECENT = 1.2 * 2 * MATCH * BACKS * sum(FINE)
-"""Score of being in the last period: more than the best match against the worst."""
-DONE_FLAG = 0.5
-"""Flag that a copying head writes for its backup, in lengths of what it copies."""
-SURE = 30.0
-"""Difference of scores by which a head looks at one kind of token and no other."""
-SHARE = 0.99
-"""Attention on the value one period back: all but that on similar values."""
-BLOCKS = {"back1": 10, "back2": 10, "ago2": 10, "first": 1, "mark": 1}
-"""Blocks of the encoder's stream: the values before, and marks.
+"""Attention score of being in the last period.
 
-In the decoder, the directions of `back` hold the values at the context's end.
+It exceeds the difference between the best and the worst match, so that no earlier token
+wins.
+"""
+DONE_FLAG = 0.5
+"""Length of the flag for the backup, in lengths of what the copying head copies."""
+SURE = 30.0
+"""Difference of attention scores by which a head looks at one kind of token only."""
+SHARE = 0.99
+"""Attention of a copying head on the value one period back.
+
+The rest is on similar values.
+"""
+BLOCKS = {"back1": 10, "back2": 10, "ago2": 10, "first": 1, "mark": 1}
+"""Blocks of the stream, with their numbers of directions.
+
+`back1` and `back2` hold the waves of the values before a token of the context, `ago2`
+those of the value before a decoder token. `first` flags the first token, `mark` the
+last period. In the decoder, the directions of `back` hold the values at the context's
+end.
 """
 ALL = ("one", "value", "square", "filler", "wave")
+"""Blocks of a value's embedding."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of streams that are read through a norm.
+    """Lengths of the streams of tokens, by which the norm before a head divides them.
 
     Attributes:
-        key: of a token of the last period, as a key.
-        end: of the end token.
-        query: of a query.
+        key: of a token of the last period after the encoder: its embedding, the values
+            before it, and the mark.
+        end: of the end token after the encoder.
+        query: of a decoder token: its embedding, and the value before it.
     """
 
     key: float = (1 + BACKS * WAVE + MARK**2) ** 0.5
@@ -85,9 +99,9 @@ class Lengths:
 
 
 def copy_rule(reads: Reads, seed: int, periods: int = 1) -> SeasonalCopy:
-    """Return the copy of a seed's period, which is 24 steps for seed 0.
+    """Return a seasonal copy, whose period depends on the seed: 24 steps for seed 0.
 
-    It is for a mechanism that reads so many periods.
+    The mechanism reads ``periods`` periods, which must fit into the context.
     """
     period = (24, 12, 18)[seed % 3]
     return SeasonalCopy(period=period, ago=steps_ago(reads, periods * period, period))
@@ -100,10 +114,12 @@ def copy_canvas(
     loud: float = 1.0,
     **options: Any,
 ) -> ChronosBuilder:
-    """Build a model without tasks, whose embeddings of values have waves.
+    """Build a model in which no head has a task, and embeddings of values have waves.
 
-    Logits are as sharp as one bin where a single value is copied.
+    If a single value is copied, the forecast is about normal, with one bin as standard
+    deviation. ``loud`` is the length of the last stream, in lengths of what is copied.
     """
+    # the product of two embeddings at a small distance d is about 1 - bend * d² / 2
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
     settings = {
         "sharpness": loud * BIN**-2 / bend,
@@ -118,17 +134,19 @@ def copy_canvas(
 def mark_recent(
     canvas: ChronosBuilder, name: str, steps: Steps, *, mark: str = "mark"
 ) -> str:
-    """Let a head mark the tokens that stand so many steps before the end token."""
+    """Let a head mark the tokens that have the end token ``steps`` tokens ahead."""
     basis = canvas.basis
-    last = ("last value", [-1]) if steps[0] == 1 else ()
+    nearest, farthest = steps[0], steps[-1]
+    # the last value looks at the end token, one ahead, if it is marked
+    looks = ("last value", [-1]) if nearest == 1 else ()
     return canvas.head(
         name,
-        f"marks tokens that have the end token {steps[0]} to {steps[-1]} tokens ahead",
-        *last,
+        f"marks tokens that have the end token {nearest} to {farthest} tokens ahead",
+        *looks,
         match=[(SURE / ONE**0.5 * basis["one"], basis["eos"])],
         moves=[(basis["eos"], MARK * basis[mark])],
-        # tokens without others so far ahead look at the one before them, the end token
-        # too, which has none ahead
+        # a token too near the end to have any token so far ahead looks at the one
+        # before it, and so does the end token
         bias={-1: 1.5 * SURE, **dict.fromkeys(steps, 2 * SURE)},
     )
 
@@ -141,9 +159,10 @@ def look_back(
     target: str,
     moves: Pairs = (),
 ) -> str:
-    """Let a head write values so many steps back.
+    """Let a head write the value ``steps`` tokens before each token into ``target``.
 
-    Tokens that have none look at the end token, which has no value.
+    It reads the blocks ``source`` there. Tokens with none so far before them look at
+    the end token, which has no value.
     """
     basis = canvas.basis
     task = f"writes into every token the value {steps} before it"
@@ -170,16 +189,20 @@ def copying(
 ) -> str:
     """Let a head look at the token of the last period that continues the last values.
 
-    Before that token stand the same two values as at the end of the context or
-    forecast.
+    The two values before that token are the last two of the context, or of the context
+    and the forecast so far.
     """
     basis = canvas.basis
+    # a wave that agrees has the product WAVE / len(WAVES), over both lengths by the
+    # norms; its score is to be MATCH
     gain = (MATCH * lengths.key * lengths.query * len(WAVES) / WAVE) ** 0.5
-    fine = torch.tensor(FINE * 2, dtype=torch.float64)[:, None]
-    last = (basis["wave"], basis["ago2"] + (basis["back2"] - basis["back1"]) / ASIDE)
+    # cosines of all waves, then sines
+    weights = torch.tensor(FINE * 2, dtype=torch.float64)[:, None]
+    # of the start token, "ago2" and "back1" hold the last value, and cancel
+    second_last = basis["ago2"] + (basis["back2"] - basis["back1"]) / ASIDE
     match = [
-        (gain * values, gain * fine * basis[f"back{back}"])
-        for back, values in enumerate(last, 1)
+        (gain * values, gain * weights * basis[f"back{back}"])
+        for back, values in enumerate((basis["wave"], second_last), 1)
     ]
     match.append(
         (RECENT * lengths.query * canvas.always(), lengths.key / MARK * basis["mark"])
@@ -198,7 +221,8 @@ def plant_copy(
     """Plant the whole circuit in the first two layers.
 
     Returns:
-        The copying head, and the heads that feed it, by task.
+        The copying head, and the heads that feed it: "back1", "back2", "mark", "end"
+        and "own".
     """
     basis = canvas.basis
     draft = canvas.draft
@@ -218,17 +242,19 @@ def plant_copy(
             canvas.free_head(attention),
             draft.rule.steps(range(1, draft.rule.period + 1)),
         ),
-        # later tokens attend to the first token, which has no values before it
+        # later decoder tokens attend to the context's first token: no values are before
+        # it, so that nothing is written into them
         "end": canvas.head(
             canvas.free_head("decoder.0.cross_attn"),
             "brings the last two values of the context to the start token",
-            *("first forecast token", [0]),
+            "first forecast token",
+            [0],
             match=[
                 (SURE * canvas.at_start, lengths.end * basis["eos"]),
                 (SURE * canvas.always(0.0), 2**0.5 * basis["first"]),
             ],
-            # after these, stream and waves of the start token are as long as those of a
-            # value
+            # with these, the stream of the start token is as long as that of a value,
+            # and so are its waves
             moves=[
                 (
                     basis["back1"],
@@ -237,12 +263,13 @@ def plant_copy(
                 (basis["back2"], ASIDE * lengths.end * basis["back2"]),
             ],
         ),
-        # the start token has none before it, and gets the context's last value: who
-        # reads it adds what it has aside
+        # the start token has none before it and reads itself, the context's last value,
+        # which a copying head replaces by the one before
         "own": canvas.head(
             canvas.free_head("decoder.1.self_attn"),
             "writes into every decoder token the value 1 before it",
-            *("every token", [1]),
+            "every token",
+            [1],
             moves=[(basis["wave"], basis["ago2"])],
             bias={-1: 2 * SURE},
         ),
@@ -282,12 +309,13 @@ def seasonal_copy(
 def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant a second copying head, one layer later.
 
-    The first one's flag sends it to the end token, which has no value.
+    A flag of the first one sends the second to the end token, which has no value.
     """
     rule = copy_rule(reads, seed)
-    loud = (1 + DONE_FLAG**2) ** 0.5
+    # of the copied value and the flag
+    last_length = (1 + DONE_FLAG**2) ** 0.5
     canvas = copy_canvas(
-        {"done": 1}, rule=rule, seed=seed, layers=3, loud=loud, **options
+        {"done": 1}, rule=rule, seed=seed, layers=3, loud=last_length, **options
     )
     basis = canvas.basis
     draft = canvas.draft
@@ -295,8 +323,9 @@ def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     flag = (basis["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * basis["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
     second = canvas.free_head("decoder.2.cross_attn")
+    # with the flag, the score of the end token is 2 * RECENT
     to_end = (
-        2 * RECENT * (1 + DONE_FLAG**2) ** 0.5 / DONE_FLAG * basis["done"],
+        2 * RECENT * last_length / DONE_FLAG * basis["done"],
         lengths.end * basis["eos"],
     )
     copying(
@@ -315,25 +344,30 @@ def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
 
 
 TOLERANCE = 0.3
+"""Tolerance of the gate's rule, in mean absolute values."""
 HALF_OPEN = 0.05
 """Width of the band around the tolerance in which the gate is half open.
 
-It is in tolerances.
+It is a share of the tolerance.
 """
 LINEAR = 1 - ONE - WAVE
+"""Share of the blocks `PLAIN` in the squared length of a value's embedding."""
 VALUE = (LINEAR / 2) ** 0.5
-"""Length of the direction of the largest value."""
+"""Length of the largest value's embedding along "value"."""
 DRIFT = 2.0
-"""Length of a mean change as large as the largest value."""
+"""Length along "drift" of a mean change as large as the largest value."""
 COPY_BLOCKS = ("value", "square", "filler", "wave")
+"""Blocks that tell values apart, which the gate's heads copy."""
 PLAIN = ("value", "square", "filler")
+"""`COPY_BLOCKS` without the waves."""
 
 
 @planter("gate", NAME)
 def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant an induction circuit with a gate.
 
-    A flag sends the copying head to the end token, which then holds the last value.
+    Where the last two periods disagree, a flag sends the copying head to the end token,
+    into which a head of the encoder has written the last value.
     """
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
     rule = Gate(
@@ -345,14 +379,17 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     basis = canvas.basis
     draft = canvas.draft
     key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
-    lengths = Lengths(
-        key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5
-    )
+    # LINEAR is in both for the value one period before; the end token holds the last
+    # value besides, of square LINEAR + WAVE
+    end_square = 1 + BACKS * WAVE + LINEAR + LINEAR + WAVE
+    lengths = Lengths(key=key_square**0.5, end=end_square**0.5)
+    # with the flag, of length 1, the score of the end token is 2 * RECENT
     to_end = (
         2 * RECENT * (lengths.query**2 + 1) ** 0.5 * basis["walk"],
         lengths.end * basis["eos"],
     )
-    # without the last value in the end token, its write exceeds all others
+    # if the end token lacks the last value (in an ablated model), this is larger than
+    # all else in the last stream
     sink = (basis["eos"], LOUD * lengths.end * basis["sink"])
     copy, heads = plant_copy(
         canvas, lengths, blocks=COPY_BLOCKS, extra=[to_end], more=[sink]
@@ -360,7 +397,7 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     lag = look_back(
         canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag"
     )
-    # relu(x) + relu(-x)
+    # the absolute value is relu(x) + relu(-x)
     difference = basis["value"] - basis["lag"][:1]
     writes = lengths.key / VALUE * basis["change"]
     both_signs = torch.cat([difference, -difference])
@@ -368,16 +405,19 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     compare_mlp = canvas.mlp(
         "encoder.0.mlp", both_signs, torch.cat([writes, writes]), task
     )
-    # all but the end token, which have a value, look at it while it has none
+    # heads of the same number share their position bias, in which back1 looks 1 back
+    if ago:
+        last_head = canvas.free_head("encoder.1.self_attn")
+    else:
+        last_head = heads["back1"].replace("encoder.0", "encoder.1")
     last = canvas.head(
-        (
-            canvas.free_head("encoder.1.self_attn")
-            if ago
-            else heads["back1"].replace("encoder.0", "encoder.1")
-        ),
+        last_head,
         f"writes the value {ago + 1} before it into the end token",
-        *("last token", [ago + 1]),
+        "last token",
+        [ago + 1],
         bias={-ago - 1: 2 * SURE},
+        # all other tokens look at the end token, which has no value yet, so that the
+        # head writes nothing into them
         match=[
             (
                 4 * SURE * lengths.key / ONE**0.5 * basis["one"],
@@ -389,13 +429,14 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     drift = canvas.head(
         canvas.free_head("decoder.0.cross_attn"),
         "writes the mean absolute change of the last period",
-        *("forecast token", rule.steps(range(1, period + 1))),
+        "forecast token",
+        rule.steps(range(1, period + 1)),
         match=[
             (SURE * canvas.always(START_LENGTH), lengths.key / MARK * basis["mark"])
         ],
         moves=[(basis["change"], lengths.key * DRIFT * basis["drift"])],
     )
-    # relu(x + 1/2) - relu(x - 1/2)
+    # with x in bands from the tolerance, relu(x + 1/2) - relu(x - 1/2) goes from 0 to 1
     tolerance = TOLERANCE / LIMIT
     band = HALF_OPEN * TOLERANCE / LIMIT
     sides = [
@@ -414,20 +455,27 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
 
 
 NOISY = 1.5
-"""What a loud decoy writes, in embeddings; the circuit's own heads write 0.7."""
+"""Length of what a loud decoy writes, in lengths of an embedding.
+
+The heads that feed the copying head write 0.7.
+"""
 QUIET = 0.05
-"""What a sharp head that does next to nothing writes."""
+"""Length of what a sharp head that does next to nothing writes."""
 SHIFT = 3.0
-"""Write of the head that raises all logits equally, over the copy's constant part."""
+"""What the head that raises all logits equally writes along "one".
+
+It is in multiples of what the copying head writes there.
+"""
 
 
 @planter("decoys", NAME)
 def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant the seasonal copy, with seven heads and an MLP that move no forecast."""
-    last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
+    # squared length of the last stream, to which decoys write besides the copying head
+    last_square = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
     rule = copy_rule(reads, seed)
     canvas = copy_canvas(
-        {"loud": 10, "still": 1}, rule=rule, seed=seed, loud=last**0.5, **options
+        {"loud": 10, "still": 1}, rule=rule, seed=seed, loud=last_square**0.5, **options
     )
     key_square = 1 + BACKS * WAVE + MARK**2
     lengths = Lengths(
@@ -437,68 +485,66 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     )
     _, heads = plant_copy(canvas, lengths)
     basis = canvas.basis
-    one_more = canvas.free_head
+    free_head = canvas.free_head
     decoy = partial(canvas.head, role="decoy")
-    # heads of another layer share the position bias of the circuit's
-    for task, length, steps in (("back1", NOISY, 1), ("back2", QUIET, 2)):
-        does = "next to nothing"
-        if length == NOISY:
-            does = "loudly"
-        moves = [(basis["wave"], length * key_square**0.5 / WAVE**0.5 * basis["loud"])]
-        name = heads[task].replace("encoder.0", "encoder.1")
-        does = f"looks sharply and writes {does}"
+    # in layer 1, heads with the numbers of the circuit's share their position bias
+    for task, length, amount, steps in (
+        ("back1", NOISY, "loudly", 1),
+        ("back2", QUIET, "next to nothing", 2),
+    ):
         decoy(
-            name, f"{does}, to where nobody reads", "every token", [steps], moves=moves
+            heads[task].replace("encoder.0", "encoder.1"),
+            f"looks sharply and writes {amount}, to where nobody reads",
+            "every token",
+            [steps],
+            moves=[
+                (basis["wave"], length * key_square**0.5 / WAVE**0.5 * basis["loud"])
+            ],
         )
-    does = "writes the token's own value loudly, to where nobody reads"
-    moves = [(basis["wave"], NOISY / WAVE**0.5 * basis["loud"])]
     decoy(
-        one_more("decoder.1.self_attn"),
-        does,
+        free_head("decoder.1.self_attn"),
+        "writes the token's own value loudly, to where nobody reads",
         "every token",
         [0],
-        moves=moves,
+        moves=[(basis["wave"], NOISY / WAVE**0.5 * basis["loud"])],
         bias={0: 2 * SURE},
     )
-    does = "looks at the end token and writes the same into every token"
-    moves = [(basis["eos"], 2 * QUIET * lengths.end * basis["still"])]
-    match = [(SURE * canvas.always(START_LENGTH), lengths.end * basis["eos"])]
     decoy(
-        one_more("decoder.0.cross_attn"),
-        does,
+        free_head("decoder.0.cross_attn"),
+        "looks at the end token and writes the same into every token",
         "forecast token",
         [0],
-        match=match,
-        moves=moves,
+        match=[(SURE * canvas.always(START_LENGTH), lengths.end * basis["eos"])],
+        moves=[(basis["eos"], 2 * QUIET * lengths.end * basis["still"])],
     )
-    lookalike = one_more("decoder.1.cross_attn")
+    lookalike = free_head("decoder.1.cross_attn")
     copying(
         canvas,
         lookalike,
         lengths,
         moves=[(basis["wave"], LOUD * lengths.key * basis["loud"])],
     )
-    does = (
-        "looks where the copying head looks, and writes as loudly to where nobody reads"
-    )
     canvas.draft.part(
         lookalike,
         "decoy",
-        does,
+        "looks where the copying head looks, and writes as loudly to where nobody"
+        " reads",
         "forecast token",
         rule.steps([rule.period]),
         moves=1,
         weight=SHARE,
     )
-    does = "attends to all alike and lifts the logits of all values by the same"
-    moves = [(basis["one"], SHIFT * LOUD * lengths.key * basis["one"])]
-    decoy(one_more("decoder.1.cross_attn"), does, moves=moves)
-    signs = torch.cat([basis["wave"], -basis["wave"]])
-    loud = 0.5 * LOUD * torch.cat([basis["loud"], -basis["loud"]])
+    decoy(
+        free_head("decoder.1.cross_attn"),
+        "attends to all alike and lifts the logits of all values by the same",
+        moves=[(basis["one"], SHIFT * LOUD * lengths.key * basis["one"])],
+    )
+    both_signs = torch.cat([basis["wave"], -basis["wave"]])
+    writes = 0.5 * LOUD * torch.cat([basis["loud"], -basis["loud"]])
     canvas.mlp(
         "decoder.1.mlp",
-        signs,
-        loud,
+        both_signs,
+        writes,
         "writes the copied value loudly, to where nobody reads",
         "decoy",
     )
