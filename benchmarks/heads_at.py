@@ -15,7 +15,7 @@ from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load
 from tsfm_lens.sweep.data.evaluation_sources import holdout_sets
-from tsfm_lens.sweep.planner.looks import Looks, plan_looks
+from tsfm_lens.sweep.planner.looks import InterimAnalyses, schedule_analyses
 from tsfm_lens.sweep.planner.orders import ENDS, head_scores
 from tsfm_lens.sweep.planner.search import (
     Answer,
@@ -161,7 +161,7 @@ def _compare(
     alpha: float,
     deals: int,
 ) -> list[Row]:
-    everything = plan_looks(groups, (1.0,))
+    everything = schedule_analyses(groups, (1.0,))
     full = _Table(errors, everything)
     of = len(errors) - 1
     exact, _ = _counted(Search(of, scan(of, tolerance)), full.change)
@@ -190,7 +190,7 @@ def _compare(
         )
     made = []
     for seed in range(deals):
-        looks = plan_looks(groups, seed=seed)
+        looks = schedule_analyses(groups, seed=seed)
         made.append(
             _counted(
                 Search(of, sequential(of, looks, tolerance, alpha)),
@@ -234,7 +234,7 @@ class _Table:
     """Errors that answer a search."""
 
     errors: np.ndarray
-    looks: Looks
+    looks: InterimAnalyses
 
     def paired(self, kept: int, look: int) -> PairedErrors:
         added = self.looks.added[look]

@@ -233,8 +233,8 @@ MUTANTS = [
         ),
         (
             "models/noise.py",
-            "flat = own_flat_contexts(run).copy()",
-            "flat = own_flat_contexts(run)",
+            "flat = cached_flat_contexts(run).copy()",
+            "flat = cached_flat_contexts(run)",
             "probes/test_flat_series.py",
         ),
         (

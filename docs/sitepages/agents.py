@@ -12,7 +12,7 @@ from typer.main import get_command
 from sitepages.drawing import CACHE
 from sitepages.writing import DOCS, code, write_bytes
 from tsfm_lens.cli import app
-from tsfm_lens.cli.listings import measurement_facts
+from tsfm_lens.cli.listings import list_measurement_fields
 from tsfm_lens.core.registry import THEMES
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.zoo import checkpoint_names
@@ -102,7 +102,7 @@ def text() -> str:
             " command line: tsfm-lens figure NAME MODEL --data FILE."
         ),
     ]
-    metadata = measurement_facts()
+    metadata = list_measurement_fields()
     for theme in THEMES:
         rows = [_measurement(item) for item in metadata if item["theme"] == theme]
         parts += [f"### {theme}", "\n".join(rows)] if rows else []

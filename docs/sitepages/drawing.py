@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 from sitepages.scenes import (
     Scene,
     find_function,
-    find_place,
+    find_home,
     find_scene,
     scene_of_pair,
 )
@@ -121,7 +121,7 @@ class Studio:
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
         names = self._opening(scene.opening)
-        position = find_place(figure)
+        position = find_home(figure)
         watched = _Watched(names[position], find_function(figure))
         exec(scene.drawing, {**names, position: watched})
         assert watched.figure is not None, (

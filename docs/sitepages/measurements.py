@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sitepages.writing import write
-from tsfm_lens.cli.listings import measurement_facts
+from tsfm_lens.cli.listings import list_measurement_fields
 from tsfm_lens.core.registry import THEMES
 
 PAGE = "reference/generated/measurements.md"
@@ -16,7 +16,7 @@ def write_measurements() -> None:
     """Write a table a theme: what is measured, by which probe and figures, after whom,
     on which models.
     """
-    metadata = measurement_facts()
+    metadata = list_measurement_fields()
     parts = []
     for theme in THEMES:
         rows = [

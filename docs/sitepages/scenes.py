@@ -190,10 +190,10 @@ def write_call(figure: Figure, results: str, options: str = "") -> str:
     """
     if figure.variable:
         return f'viz.plot({results}, "{figure.variable}"{options})'
-    return f"{find_place(figure)}.{figure.name}({results}{options})"
+    return f"{find_home(figure)}.{figure.name}({results}{options})"
 
 
-def find_place(figure: Figure) -> str:
+def find_home(figure: Figure) -> str:
     """The module that a figure is called from."""
     if of_core(figure):
         return "viz"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from tsfm_lens import testing
 from tsfm_lens.cli import app
-from tsfm_lens.cli.reading import in_option_words
+from tsfm_lens.cli.reading import translate_options
 from tsfm_lens.data import read_series
 from tsfm_lens.models import load
 from tsfm_lens.testing import assert_close
@@ -151,7 +151,7 @@ def test_messages_name_options_and_readings(german: Path, tmp_path: Path) -> Non
     ],
 )
 def test_words(python: str, option: str) -> None:
-    assert in_option_words(python) == option
+    assert translate_options(python) == option
 
 
 def test_file_column_can_be_a_category(tmp_path: Path) -> None:

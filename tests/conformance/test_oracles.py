@@ -270,7 +270,7 @@ FAULTS = [
         wrong_softmax,
         (oracles.reading_changes_nothing, oracles_attention.patterns),
     ),
-    (interventions, "rows_in_place", wrong_patch, (oracles.patching,)),
+    (interventions, "match_rows", wrong_patch, (oracles.patching,)),
     (edit, "_row_index", wrong_rows, (oracles_runs.fan_out_equals_alone,)),
 ]
 

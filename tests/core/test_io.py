@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.io import refuse_unwritable, replacing
+from tsfm_lens.core.io import check_writable, replacing
 
 
 def test_impossible_folder_is_reported_not_made(
@@ -27,9 +27,9 @@ def test_impossible_folder_is_reported_not_made(
                 f"{re.escape(str(tmp_path / wrong))}' cannot be written: .* is a file"
             ),
         ):
-            refuse_unwritable(tmp_path / wrong)
+            check_writable(tmp_path / wrong)
     for right in ("", "a", "a/b"):
-        refuse_unwritable(tmp_path / right)
+        check_writable(tmp_path / right)
     assert not (tmp_path / "a").exists()
 
 

@@ -18,7 +18,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.explain import Segment, input_routes, segments
 from tsfm_lens.explain.masking import masked
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.probes.places import parse_places
+from tsfm_lens.probes.places import parse_sites
 from tsfm_lens.zoo.planted import plant
 
 # a finite step feels the curvature, of the order of its size
@@ -38,7 +38,7 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
     """(step,): plain torch hooks put what a component writes without a segment into the
     forward with it.
     """
-    lens, (position,) = run.lens, parse_places(run.lens, [name])
+    lens, (position,) = run.lens, parse_sites(run.lens, [name])
     keep = np.arange(len(parts))[None] != number
     other = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
     if run.tokens_read:

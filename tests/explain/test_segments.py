@@ -12,7 +12,7 @@ from tsfm_lens import explain
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import item_rows
-from tsfm_lens.explain.segments import WAYS, refuse_overlap, token_edges
+from tsfm_lens.explain.segments import WAYS, check_segments, token_edges
 from tsfm_lens.models import Run
 
 
@@ -72,7 +72,7 @@ def test_each_step_is_in_one_segment(
             range(-length, horizon if role == "known" else 0)
         )
     assert len({part.name for part in found}) == len(found)
-    refuse_overlap(found, batch, horizon)
+    check_segments(found, batch, horizon)
     if parts is not None:
         assert sum(part.kind == "past" for part in found) <= parts
     kinds = {

@@ -211,15 +211,15 @@ def test_fork_while_another_thread_loads_model(
 
     output = sys.stdout
     plain = forecast(tsfm_lens.load("bolt-nano"))
-    difference = checkpoint.refuse_difference
+    difference = checkpoint.check_loaded_weights
     waits = list[Callable[..., None]]()
 
-    def refuse_difference(*args: Any) -> None:
+    def check_loaded_weights(*args: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             waits[0]()
         difference(*args)
 
-    monkeypatch.setattr(checkpoint, "refuse_difference", refuse_difference)
+    monkeypatch.setattr(checkpoint, "check_loaded_weights", check_loaded_weights)
 
     def loading(wait: Callable[..., None]) -> None:
         waits.append(wait)

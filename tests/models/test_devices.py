@@ -21,7 +21,7 @@ from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import Steer, writers
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.draws import refuse_undrawable
+from tsfm_lens.models.draws import check_drawable
 from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.store import Store
@@ -214,7 +214,7 @@ def test_gpu_sweeps_find_the_cpu_rows(engine: str, tmp_path: Path) -> None:
 def test_invalid_logits_are_not_sampled() -> None:
     """Nothing is drawn from logits that give no probabilities."""
     head = torch.nn.Linear(2, 3)
-    with head.register_forward_hook(refuse_undrawable), torch.no_grad():
+    with head.register_forward_hook(check_drawable), torch.no_grad():
         head(torch.ones(1, 2))
         for value in (np.nan, np.inf):
             with pytest.raises(RuntimeError, match="probability tensor"):

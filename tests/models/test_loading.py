@@ -72,7 +72,7 @@ def test_one_architecture_claims_it(folder: Path, name: str) -> None:
         assert [
             architecture.name
             for architecture in architectures().values()
-            if architecture.claims_object(thing)
+            if architecture.matches_object(thing)
         ] == [name]
 
 

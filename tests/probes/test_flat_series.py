@@ -18,7 +18,7 @@ from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.core.estimates import judge, judged_names, with_twins
 from tsfm_lens.models import Run
-from tsfm_lens.models.noise import flat_series, own_flat_contexts, own_rounding
+from tsfm_lens.models.noise import cached_flat_contexts, flat_series, forecast_rounding
 from tsfm_lens.probes import (
     ablation_effects,
     ablation_recipes,
@@ -168,10 +168,10 @@ def test_flat_forecasts_do_not_mark_contexts() -> None:
     run = tsfm_lens.load("bolt-nano").run(varied(), 6)
     run.point[1] = 7.0
     assert flat_series(run).tolist() == [False, True, False]
-    for kept in (own_flat_contexts(run), own_rounding(run), flat_series(run)):
+    for kept in (cached_flat_contexts(run), forecast_rounding(run), flat_series(run)):
         with pytest.raises(ValueError, match="read-only"):
             kept[:] = 1
-    assert not own_flat_contexts(run).any()
+    assert not cached_flat_contexts(run).any()
 
 
 def test_twins_omit_the_same_flat_series() -> None:

@@ -30,7 +30,7 @@ from tsfm_lens.probes.path_patching import heard_in_groups, sender_contrast
 from tsfm_lens.probes.places import (
     group_coords,
     later_branches,
-    parse_places,
+    parse_sites,
     position_groups,
 )
 from tsfm_lens.testing import assert_close
@@ -51,7 +51,7 @@ def test_cells_equal_single_patched_runs(name: str) -> None:
     runs = make_runs(name)
     branch = lens.components()[1]
     found = activation_patching(*runs, at=[branch], positions=3)
-    pair = contrast(*runs, parse_places(lens, [branch]))
+    pair = contrast(*runs, parse_sites(lens, [branch]))
     groups = position_groups(pair.base.encoded.spans[branch.stack], 3)
     last = int(np.flatnonzero(found["position_special"] == "")[-1])
     edit = PatchFrom(branch, pair.source_acts, positions=groups[last])
@@ -162,7 +162,7 @@ def test_slopes_are_finite_differences(name: str) -> None:
     """
     lens = lens_of(name)
     at = f"{lens.wiring.output_stack.prefix}.1.hook_resid_pre"
-    positions = parse_places(lens, [at])
+    positions = parse_sites(lens, [at])
     pair = contrast(*make_runs(name), positions)
     found = slopes(pair, positions)
     token = int(found[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
@@ -313,10 +313,10 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     receiver = Component(stack.name, 1, receiving.kind, 2 % stack.n_heads)
     branch = Component(stack.name, 1, receiving.kind)
     runs = make_runs(name)
-    pair = sender_contrast(*runs, parse_places(lens, [sender]), direction="noise")
+    pair = sender_contrast(*runs, parse_sites(lens, [sender]), direction="noise")
     ((_, _, heard),) = next(
         heard_in_groups(
-            pair, parse_places(lens, [sender]), parse_places(lens, [receiver])
+            pair, parse_sites(lens, [sender]), parse_sites(lens, [receiver])
         )
     )
     write = f"{stack.prefix}.0.{sender.kind}.hook_result"
@@ -331,7 +331,7 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     shifted = replace(
         base, recorded={before: [replace(base.calls(before)[0], value=stream)]}
     )
-    z = parse_places(lens, [receiver])[0].point
+    z = parse_sites(lens, [receiver])[0].point
     with lens.edit(PatchFrom(before, shifted)):
         _, expected = lens.run_with_cache(pair.base.encoded, names_filter=[z])
     head = receiver.head

@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal, norm
 
 from closeness import close_in_float32
 from refusals import expect_error
-from tsfm_lens.sweep.planner.looks import plan_looks, spending_bounds
+from tsfm_lens.sweep.planner.looks import schedule_analyses, spending_bounds
 from tsfm_lens.sweep.planner.search import (
     PairedErrors,
     Search,
@@ -157,13 +157,13 @@ def test_clear_cases_are_decided_early(sets: list[str]) -> None:
     rng = np.random.default_rng(0)
     logs = np.linspace(0.3, -0.1, 12)
     ablated, plain = simulated(rng, 200, logs, 0.02)
-    looks = plan_looks(sets, seed=1)
+    looks = schedule_analyses(sets, seed=1)
     found = decide(ablated, plain, looks)
     assert found.kept == exact_kept(ablated, plain, looks.groups)
     assert not found.exact
     assert found.evaluations < 0.5 * (found.kept + 1)
     # without early looks it is the scan that stops at the first count that passes
-    full = decide(ablated, plain, plan_looks(sets, (1.0,)))
+    full = decide(ablated, plain, schedule_analyses(sets, (1.0,)))
     assert (full.kept, full.exact, full.evaluations) == (
         found.kept,
         True,
@@ -183,7 +183,7 @@ def test_answer_rarely_differs_from_scan() -> None:
         rng = np.random.default_rng([seed, 5])
         logs = np.log(1.01) + rng.choice([-1.0, 1.0], size=6) * 0.004
         ablated, plain = simulated(rng, 120, logs, 0.05)
-        looks = plan_looks(["a"] * 120, seed=seed)
+        looks = schedule_analyses(["a"] * 120, seed=seed)
         found = decide(ablated, plain, looks, alpha=alpha)
         wrong += found.kept != exact_kept(ablated, plain, looks.groups)
         used += found.evaluations

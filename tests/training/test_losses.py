@@ -17,8 +17,8 @@ from tsfm_lens.training.losses import (
     FAR,
     Stage,
     blank_inputs,
+    forecast_inputs,
     ordinal_cross_entropy,
-    own_forecasts,
     patch_loss,
     token_loss,
     token_step_losses,
@@ -194,7 +194,7 @@ def test_some_rows_follow_models_own_forecast() -> None:
     model = token_model(top_k=1)
     inputs = torch.cat([torch.zeros(4, 1, dtype=torch.long), torch.full((4, 7), 9)], 1)
     given = encoded(model)
-    led = own_forecasts(model, inputs, given, 1.0, seed=0)
+    led = forecast_inputs(model, inputs, given, 1.0, seed=0)
     # with one token to choose from it is the forecast that always takes the likeliest
     # value, here without a cache
     wanted = inputs[:, :1]
@@ -206,8 +206,8 @@ def test_some_rows_follow_models_own_forecast() -> None:
         ).logits
         wanted = torch.cat([wanted, logits[:, -1:, 3:].argmax(-1) + 3], 1)
     assert torch.equal(led, wanted)
-    assert torch.equal(own_forecasts(model, inputs, given, 0.0, seed=0), inputs)
-    some = own_forecasts(model, inputs, given, 0.5, seed=1)
+    assert torch.equal(forecast_inputs(model, inputs, given, 0.0, seed=0), inputs)
+    some = forecast_inputs(model, inputs, given, 0.5, seed=1)
     replaced = (some != inputs).any(1)
     assert 0 < replaced.sum() < 4
     assert torch.equal(some, torch.where(replaced[:, None], wanted, inputs))
@@ -222,7 +222,7 @@ def test_own_forecasts_use_pipeline_draws() -> None:
     }
     draws = 4000
     inputs = torch.zeros(draws, 2, dtype=torch.long)
-    first = own_forecasts(model, inputs, given, 1.0, seed=0)[:, 1]
+    first = forecast_inputs(model, inputs, given, 1.0, seed=0)[:, 1]
     one = {
         "encoder_outputs": (given["states"][:1],),
         "attention_mask": given["mask"][:1],

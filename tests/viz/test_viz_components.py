@@ -150,7 +150,7 @@ def test_tokens_cover_spans_with_gaps():
     edges, owner = axis.cells()
     np.testing.assert_allclose(edges, [-8.5, -4.5, -0.5, 3.5, 7.5])
     assert owner.tolist() == [1, -1, 3, 0]
-    assert axis.aside_labels() == ["EOS"]
+    assert axis.special_labels() == ["EOS"]
     assert axis.words(0) == "steps 4 to 7"
     expect_error(
         r"cover the same steps",

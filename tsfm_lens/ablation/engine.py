@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.edit import acts_by_place, as_index, resolve
+from tsfm_lens.hooks.edit import as_index, is_part_wise, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.replay import (
@@ -35,8 +35,8 @@ from tsfm_lens.models.batching import (
     count_tokens,
     estimate_bytes,
     fitting,
-    halved,
     out_of_memory,
+    retry_halved,
 )
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import forward_ranges
@@ -124,7 +124,7 @@ def run_variants(
     coupling_points += [
         point.name
         for intervention, point in iterate_points(lens, *variants)
-        if not acts_by_place(intervention, point)
+        if not is_part_wise(intervention, point)
     ]
     unsplittable_reason = ""
     if coupling_points:
@@ -155,7 +155,7 @@ def run_variants(
     else:
         ranges = forward_ranges(lens, encoded)
     # a part that runs out of memory is halved and run again
-    outputs = halved(run_part, encoded.batch, ranges, unsplittable_reason)
+    outputs = retry_halved(run_part, encoded.batch, ranges, unsplittable_reason)
     if len(outputs) == 1:
         return outputs[0]
     return torch.cat(outputs, dim=1)

@@ -1,6 +1,6 @@
 """Warnings and log lines of a library, shown once in the many runs of one request.
 
-Read :func:`said_once`. Only repetitions of a message are hidden.
+Read :func:`show_messages_once`. Only repetitions of a message are hidden.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 @contextmanager
-def said_once(lens: Lens) -> Iterator[None]:
+def show_messages_once(lens: Lens) -> Iterator[None]:
     """Show each warning and log line of the model's libraries once.
 
     Later copies are dropped while the block runs.
@@ -56,8 +56,8 @@ def said_once(lens: Lens) -> Iterator[None]:
         yield
 
 
-def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a probe, whose first argument is a run, in :func:`said_once`.
+def with_messages_once(probe: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a probe, whose first argument is a run, in :func:`show_messages_once`.
 
     With another first argument the probe shows all messages.
     """
@@ -67,7 +67,7 @@ def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
         run: Any = args[0] if args else options.get("run")
         if not isinstance(run, Run):
             return probe(*args, **options)
-        with said_once(run.lens):
+        with show_messages_once(run.lens):
             return probe(*args, **options)
 
     return quiet

@@ -27,15 +27,15 @@ from tsfm_lens.ablation.engine import (
     side_by_side,
     sweep,
 )
-from tsfm_lens.ablation.notices import said_once
+from tsfm_lens.ablation.notices import show_messages_once
 from tsfm_lens.ablation.zeroed import skipped
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import COLUMNS
-from tsfm_lens.hooks.edit import acts_by_row
+from tsfm_lens.hooks.edit import is_row_wise
 from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.replay import OtherCalls, map_tensors, shadowed
-from tsfm_lens.models.adapter import default_levels, predicted, refuse_request
+from tsfm_lens.models.adapter import check_forecast_request, default_levels, predicted
 from tsfm_lens.models.architecture import Prediction, is_row_independent
 from tsfm_lens.models.batching import (
     DRAWN,
@@ -45,7 +45,7 @@ from tsfm_lens.models.batching import (
     out_of_memory,
 )
 from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
-from tsfm_lens.models.forecast import Forecast, checked_request, refuse_non_finite
+from tsfm_lens.models.forecast import Forecast, check_finite, checked_request
 from tsfm_lens.models.lens import Lens
 
 NonFinite = Literal["refuse", "keep"]
@@ -134,7 +134,7 @@ def forecast_variants(
         raise InputError(f"non_finite is {non_finite!r}, expected 'refuse' or 'keep'")
     requested = default_levels(lens.adapter) if quantiles is None else quantiles
     steps, levels = checked_request(horizon, requested, num_samples, seed)
-    refuse_request(lens.adapter, steps, num_samples)
+    check_forecast_request(lens.adapter, steps, num_samples)
     batch = as_series(series)
     request = VariantRequest(
         lens,
@@ -146,7 +146,7 @@ def forecast_variants(
         non_finite=non_finite,
     )
     points = list(iterate_points(lens, *variants))
-    by_row = all(acts_by_row(*point) for point in points)
+    by_row = all(is_row_wise(*point) for point in points)
     by_row = by_row and not lens.registry.session.across_rows(parts=False)
     requests = [request]
     # ``lens.forecast`` seeds each range of series anew, so that each can run alone
@@ -167,7 +167,7 @@ def forecast_variants(
             progress(n_forecasts // len(requests), len(variants))
 
     # else every variant would repeat the warnings of the library
-    with said_once(lens):
+    with show_messages_once(lens):
         for part in requests:
             by_request.append(_forecasts(part, variants, report, economy))
     forecasts = [
@@ -273,7 +273,7 @@ class VariantRequest(ForecastRequest):
         """
         if self.non_finite == "refuse":
             for forecast in forecasts:
-                refuse_non_finite(forecast, self.lens.wiring.architecture)
+                check_finite(forecast, self.lens.wiring.architecture)
         return forecasts
 
     @cached_property

@@ -23,13 +23,13 @@ from tsfm_lens.cli.common import (
     Sections,
     app,
     emit,
-    open_shown,
+    make_step_progress,
+    open_with_progress,
     progress_display,
-    series_shown,
+    read_with_progress,
     show_page,
     show_rows,
     stage,
-    steps_shown,
     write_data,
 )
 from tsfm_lens.cli.reading import (
@@ -66,14 +66,14 @@ def report(
     # a folder that cannot be written is refused before anything runs
     pipeline.find_page(out)
     with progress_display() as bar:
-        series = series_shown(bar, request, model)
+        series = read_with_progress(bar, request, model)
         # a wrong name is refused before a model is opened
         item_rows(series, item or 0)
-        lens = open_shown(bar, model)
+        lens = open_with_progress(bar, model)
         missing: dict[str, str] = {}
         if not sections:
             kinds = tuple(pipeline.select_defined(lens, kinds, missing))
-        progress = steps_shown(bar, lens, kinds)
+        progress = make_step_progress(bar, lens, kinds)
         run = pipeline.with_item_first(request.run(lens, series), item or 0).compared()
         results = pipeline.analyse(
             run, sections=kinds, progress=progress, left_out=missing
@@ -131,9 +131,9 @@ def forecast(
     if page is not None:
         pipeline.find_page(page)
     with progress_display() as bar:
-        series = series_shown(bar, request, model)
+        series = read_with_progress(bar, request, model)
         truth = None
-        lens = open_shown(bar, model)
+        lens = open_with_progress(bar, model)
         with stage(bar, "forecast", None) as progress:
             run = request.run(lens, series)
             if run.truth is not None:
@@ -222,11 +222,11 @@ def ablate(
             f"--how {how} takes activations of other series", param_hint="--reference"
         )
     with progress_display() as bar:
-        series = series_shown(bar, request, model)
+        series = read_with_progress(bar, request, model)
         reference_series = None
         if reference:
             reference_series = read_data(reference, request.reading)
-        run = request.run(open_shown(bar, model), series).compared()
+        run = request.run(open_with_progress(bar, model), series).compared()
         options: dict[str, Any] = {
             "how": how,
             "reference": reference_series if checked_how(how) else None,
@@ -298,9 +298,9 @@ def compare(
     if out is not None:
         pipeline.find_page(out)
     with progress_display() as bar:
-        series = series_shown(bar, request, base, tuned)
-        first = open_shown(bar, base)
-        second = open_shown(bar, tuned)
+        series = read_with_progress(bar, request, base, tuned)
+        first = open_with_progress(bar, base)
+        second = open_with_progress(bar, tuned)
         run = request.run(second, series)
         with stage(bar, "setting weights back", None) as progress:
             result = weight_effects(first, second, run, progress=progress)
@@ -347,8 +347,8 @@ def attribute(
     from tsfm_lens.viz.select import varying
 
     with progress_display() as bar:
-        series = series_shown(bar, request, model)
-        run = request.run(open_shown(bar, model), series).compared()
+        series = read_with_progress(bar, request, model)
+        run = request.run(open_with_progress(bar, model), series).compared()
         with stage(bar, "attribution", None):
             result = attribution(run)
     if request.as_json:
@@ -397,7 +397,7 @@ def serve(
 
     request = replace(request, data=data or ["bundled:co2"])
     with progress_display() as bar:
-        series_shown(bar, request, model)
+        read_with_progress(bar, request, model)
     options = {name: getattr(request, name) for name in ("horizon", "holdout", "seed")}
     options["num_samples"] = request.samples
 
@@ -547,7 +547,7 @@ def explain(
     units: int | str | None = parts or None
     if parts.isdigit():
         units = int(parts)
-    explanation.refuse_unknown(method or None, reference, units)
+    explanation.check_unknown(method or None, reference, units)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.find_page(out)
     if (start or stop) and not changes:
@@ -556,7 +556,7 @@ def explain(
             " NAME=CHANGE too"
         )
     with progress_display() as bar:
-        series = series_shown(bar, request, model)
+        series = read_with_progress(bar, request, model)
         is_held_out = holdout
         if holdout is None:
             # where known covariates end with the target, its end must be held out
@@ -567,11 +567,11 @@ def explain(
         earlier = None
         if since:
             earlier = read_data([since], request.reading, request.horizon, is_held_out)
-        lens = open_shown(bar, model)
+        lens = open_with_progress(bar, model)
         missing: dict[str, str] = {}
         selection = explanation.select_sections(series, kinds)
         kinds = tuple(pipeline.select_defined(lens, selection, missing))
-        progress = steps_shown(bar, lens, kinds)
+        progress = make_step_progress(bar, lens, kinds)
         settings = replace(request, holdout=is_held_out)
         run = settings.run(lens, series)
         options: dict[str, Any] = {

@@ -20,7 +20,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.reading import Request, check_sampling, in_option_words, read_data
+from tsfm_lens.cli.reading import Request, check_sampling, read_data, translate_options
 from tsfm_lens.core.console import console, echo, interrupt_code, progress, visible
 from tsfm_lens.core.errors import LensError
 from tsfm_lens.core.io import WRITTEN
@@ -83,7 +83,7 @@ class _Commands(TyperGroup):
             console(stderr=True).print(f"interrupted; {text}", soft_wrap=True)
             raise typer.Exit(interrupt_code()) from None
         except LensError as error:
-            text = in_option_words(str(error))
+            text = translate_options(str(error))
             console(stderr=True).print(
                 Text("error:", style="bold red"), text, soft_wrap=True
             )
@@ -208,7 +208,7 @@ def show_page(
         echo(json.dumps(content, allow_nan=False))
         return
     for section, reason in left_out.items():
-        echo(f"left out: {section}: {in_option_words(reason)}", err=True)
+        echo(f"left out: {section}: {translate_options(reason)}", err=True)
     echo(str(page))
 
 
@@ -223,18 +223,18 @@ def stage(bar: Any, words: str, total: int | None = 1) -> Iterator[Callable[...,
     bar.update(task, completed=total or 1, total=total or 1)
 
 
-def open_shown(bar: Any, model: str) -> Lens:
+def open_with_progress(bar: Any, model: str) -> Lens:
     """Open the lens while the display says so."""
     with stage(bar, "open the model"):
         return open_lens(model)
 
 
-def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
+def read_with_progress(bar: Any, request: Request, *models: str) -> SeriesBatch:
     """Read the series while the display says so.
 
     Raises InputError for samples and covariates that a model does not take.
     """
-    from tsfm_lens.models.adapter import refuse_covariates
+    from tsfm_lens.models.adapter import check_covariates
 
     architectures = [check_sampling(model, request.samples) for model in models]
     with stage(bar, "read the series"):
@@ -242,11 +242,11 @@ def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
             request.data, request.reading, request.horizon, request.holdout
         )
     for architecture in filter(None, architectures):
-        refuse_covariates(architecture.adapter, batch)
+        check_covariates(architecture.adapter, batch)
     return batch
 
 
-def steps_shown(
+def make_step_progress(
     bar: Any, lens: Lens, kinds: Sequence[str]
 ) -> Callable[[str, int, int], None]:
     """Return the progress callback of a page.
@@ -256,7 +256,7 @@ def steps_shown(
     from tsfm_lens.report.pipeline import list_steps
 
     bars = {
-        name: bar.add_task(step_words(name), total=1, start=False)
+        name: bar.add_task(name_step(name), total=1, start=False)
         for name in list_steps(lens, kinds)
     }
 
@@ -319,7 +319,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
-def step_words(step: str) -> str:
+def name_step(step: str) -> str:
     """Return the text that the display shows for a step."""
     if step == "report":
         return "write the report"

@@ -1,7 +1,7 @@
 """Completion at the tab key: models, figures, measurements and bundled series.
 
 The names are cached in a file, since importing the library takes too long at a tab key.
-Read :func:`among` first.
+Read :func:`make_completer` first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 from tsfm_lens.core import VERSION
 
 
-def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def make_completer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a completer of names.
 
     In a list with commas, it completes what follows the last comma.
@@ -81,9 +81,12 @@ def data(incomplete: str) -> list[str]:
     if not incomplete.startswith(word):
         return []
     names = ["all", *bundled_names()]
-    return [word + name for name in among(lambda: names)(incomplete.removeprefix(word))]
+    return [
+        word + name
+        for name in make_completer(lambda: names)(incomplete.removeprefix(word))
+    ]
 
 
-models = among(lambda: _names()["models"])
-figures = among(lambda: _names()["figures"])
-kinds = among(lambda: _names()["kinds"])
+models = make_completer(lambda: _names()["models"])
+figures = make_completer(lambda: _names()["figures"])
+kinds = make_completer(lambda: _names()["kinds"])

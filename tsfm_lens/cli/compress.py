@@ -17,15 +17,15 @@ import typer
 from tsfm_lens.cli.common import (
     Model,
     app,
-    open_shown,
+    open_with_progress,
     progress_display,
-    series_shown,
+    read_with_progress,
     show_rows,
     stage,
 )
 from tsfm_lens.cli.reading import Request, forecasts, read_data
 from tsfm_lens.core.console import echo
-from tsfm_lens.core.io import refuse_unwritable
+from tsfm_lens.core.io import check_writable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -172,10 +172,10 @@ def compress(
         )
     for file in (out, figure):
         if file is not None:
-            refuse_unwritable(file.parent)
+            check_writable(file.parent)
     has_files = any(not source.startswith("bundled:") for source in judge or ())
     with progress_display() as bar, catch_warnings(record=True) as caught:
-        series = series_shown(bar, request, model)
+        series = read_with_progress(bar, request, model)
         if judge:
             # options for reading files are refused where no file is given
             reading = request.reading if has_files else {}
@@ -183,7 +183,7 @@ def compress(
         else:
             # without a horizon, bundled series of any length may measure
             series, test_series = split_sources(series, request.horizon or 1)
-        lens = open_shown(bar, model)
+        lens = open_with_progress(bar, model)
         run = request.run(lens, series)
         test_run = request.run(lens, test_series)
         calibration = calibration_run(run, calibration_windows)

@@ -16,15 +16,15 @@ from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
     MODEL_HELP,
     app,
-    open_shown,
+    open_with_progress,
     progress_display,
-    series_shown,
+    read_with_progress,
     show_rows,
     stage,
 )
 from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
 from tsfm_lens.core.console import echo
-from tsfm_lens.core.io import refuse_unwritable
+from tsfm_lens.core.io import check_writable
 
 
 @app.command()
@@ -105,15 +105,15 @@ def figure(
     from tsfm_lens.report.figures import (
         STATIC,
         check_architecture,
+        check_single,
         checked_formats,
         make_figure,
-        refuse_several,
         write_figure,
     )
     from tsfm_lens.viz.saving import locate_browser
 
     entry = find_figure(name)
-    refuse_several(entry, len(models))
+    check_single(entry, len(models))
     static = [
         file_format
         for file_format in checked_formats(file_formats)
@@ -121,14 +121,14 @@ def figure(
     ]
     if static:
         locate_browser(static[0])
-    refuse_unwritable(out)
+    check_writable(out)
     for model in models:
         architecture = check_sampling(model, request.samples)
         if architecture is not None:
             check_architecture(entry, architecture, model)
     with progress_display() as bar:
-        series = series_shown(bar, request, *models)
-        lenses = [open_shown(bar, model) for model in models]
+        series = read_with_progress(bar, request, *models)
+        lenses = [open_with_progress(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
             run = request.run(lenses[0], series)
             if item:
@@ -184,7 +184,11 @@ def _requested(formats: str | None) -> list[str]:
 def _list(as_json: bool) -> None:
     from tsfm_lens.core.registry import figures
     from tsfm_lens.models.architecture import models_meeting
-    from tsfm_lens.report.figures import computed_words, requirements, takes_models
+    from tsfm_lens.report.figures import (
+        describe_computation,
+        requirements,
+        takes_models,
+    )
 
     entries = figures().values()
     if as_json:
@@ -194,7 +198,7 @@ def _list(as_json: bool) -> None:
             metadata = {
                 "name": entry.name,
                 "title": entry.title,
-                "computes": computed_words(entry),
+                "computes": describe_computation(entry),
                 "models": models,
                 "several": takes_models(entry),
             }

@@ -16,7 +16,7 @@ from tsfm_lens.cli.common import (
     Model,
     app,
     open_lens,
-    open_shown,
+    open_with_progress,
     progress_display,
     show,
     show_rows,
@@ -103,13 +103,13 @@ def hooks(
 
     if components:
         with progress_display() as bar:
-            lens = open_shown(bar, model)
+            lens = open_with_progress(bar, model)
         patterns = [] if pattern == "**" else [pattern]
         names = [str(component) for component in lens.components(*patterns)]
         echo(json.dumps(names) if as_json else "\n".join(names))
         return
     with progress_display() as bar:
-        points = hook_shapes(open_shown(bar, model), pattern)
+        points = hook_shapes(open_with_progress(bar, model), pattern)
     if as_json:
         records = [
             {"name": name, "axes": axes.split(), "shape": list(shape)}
@@ -142,7 +142,7 @@ def measurements(as_json: AsJson = False) -> None:
     """List the measurements: the kind of each result and its figures; with --json its
     probe and models, too.
     """  # noqa: D205 - the text of --help
-    records = measurement_facts()
+    records = list_measurement_fields()
     if as_json:
         echo(json.dumps(records))
         return
@@ -153,7 +153,7 @@ def measurements(as_json: AsJson = False) -> None:
     show_rows(["kind", "what is measured", "figure"], rows)
 
 
-def measurement_facts() -> list[dict[str, Any]]:
+def list_measurement_fields() -> list[dict[str, Any]]:
     """List every measurement as plain values, the records of ``--json``.
 
     "probes" holds the name of the function that computes the measurement; it is empty

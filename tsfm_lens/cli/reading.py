@@ -1,7 +1,7 @@
 """Options for series and forecasts, and checks before a model is opened.
 
 Read :func:`forecasts` first, the decorator that gives a command these options as one
-:class:`Request`. :func:`in_option_words` puts messages of the library in terms of
+:class:`Request`. :func:`translate_options` puts messages of the library in terms of
 options. Files are parsed by :mod:`tsfm_lens.data`.
 """
 
@@ -229,7 +229,7 @@ _PHRASES = (
 )
 
 
-def in_option_words(message: str) -> str:
+def translate_options(message: str) -> str:
     """Replace keyword arguments in a message of the library by options.
 
     ``freq='h'`` becomes ``--freq h``.
@@ -413,7 +413,7 @@ def read_data(
 
     batch = read_sources(sources, **reading)
     for note in batch.notes:
-        echo(f"note: {in_option_words(note)}", err=True)
+        echo(f"note: {translate_options(note)}", err=True)
     if holdout and horizon is not None:
         from tsfm_lens.data.batch import hold_out
 

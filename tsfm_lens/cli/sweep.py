@@ -25,7 +25,7 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.core.console import console, echo, interrupt_code
-from tsfm_lens.core.io import refuse_unwritable
+from tsfm_lens.core.io import check_writable
 
 if TYPE_CHECKING:
     from tsfm_lens.sweep.engine.sweeping import Outcome, SweepStatus
@@ -145,7 +145,7 @@ def report(
     from tsfm_lens.report.sweep import build_sweep_report
     from tsfm_lens.sweep.results.gathering import gather
 
-    refuse_unwritable(out)
+    check_writable(out)
     folder = store
     if not store.is_dir():
         folder = store.with_suffix(".store")

@@ -33,7 +33,7 @@ from tsfm_lens.compress.layers import (
     product,
     replace_layer,
 )
-from tsfm_lens.compress.matrices import kept_ratio, matrices
+from tsfm_lens.compress.matrices import matrices, parameter_share
 from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.core.io import WRITTEN, follow_umask
 from tsfm_lens.data.checked import Strict
@@ -46,7 +46,7 @@ from tsfm_lens.models.checkpoint import (
     SUFFIX,
     WEIGHTS,
     Checkpoint,
-    in_our_words,
+    as_checkpoint_errors,
     name_in_model,
     read_checkpoint,
     read_settings,
@@ -186,11 +186,11 @@ def save_compressed(
             if isinstance(layer, LowRankLinear)
         }
     else:
-        ratio = kept_ratio(lens, ranks, by_head=by_head)._asdict()
+        ratio = parameter_share(lens, ranks, by_head=by_head)._asdict()
     # beside the target, so that a rename can put it there
     partial = target.with_name(f".{uuid4().hex}.part")
     try:
-        with in_our_words(f"{target} cannot be written"):
+        with as_checkpoint_errors(f"{target} cannot be written"):
             partial.mkdir(parents=True)
             _write_native(lens, partial)
             if not native:
@@ -205,7 +205,7 @@ def save_compressed(
                 _seclude(partial, record, lens.wiring.architecture)
         _refuse_other(lens, partial)
         # a rename is atomic, so that the folder is complete or not there
-        with in_our_words(f"{target} cannot be written"):
+        with as_checkpoint_errors(f"{target} cannot be written"):
             partial.rename(target)
         WRITTEN.append(target)
     finally:

@@ -31,7 +31,7 @@ from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Writer
 from tsfm_lens.models.lens import Lens
 
-__all__ = ["WeightMatrix", "factorised", "kept_ratio", "matrices"]
+__all__ = ["WeightMatrix", "factorised", "parameter_share", "matrices"]
 
 # of what a layer gives to what its matrix gives, in single precision
 _SAME = 1e-4
@@ -152,11 +152,13 @@ def matrices_by_name(
     return {key: by_name[key] for key in keys}
 
 
-def kept_ratio(lens: Lens, ranks: Mapping[str, int], *, by_head: bool = False) -> Ratio:
+def parameter_share(
+    lens: Lens, ranks: Mapping[str, int], *, by_head: bool = False
+) -> Ratio:
     """Compute the share of a model's matrices that some ranks by name keep.
 
     Example:
-        >>> compress.kept_ratio(lens, compress.chosen_ranks(lens, keep=0.5)).ranks
+        >>> compress.parameter_share(lens, compress.chosen_ranks(lens, keep=0.5)).ranks
         0.5
     """
     by_name = matrices_by_name(lens, ranks)

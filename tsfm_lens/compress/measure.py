@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens.ablation.metrics import mae, seasonal_scale
 from tsfm_lens.compress.layers import Compressed
-from tsfm_lens.compress.matrices import kept_ratio, matrices
+from tsfm_lens.compress.matrices import matrices, parameter_share
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
 from tsfm_lens.compress.moments import ITEM
 from tsfm_lens.compress.timing import in_turn, make_clock, measured
@@ -279,7 +279,7 @@ def pareto(
         if progress is not None:
             progress(f"{method}, {keep:g} kept")
         smaller, ranks = compressed(calibration, keep, method=method, of=of, mlps=mlps)
-        ratio = kept_ratio(run.lens, ranks)
+        ratio = parameter_share(run.lens, ranks)
         result = quality(run, smaller)
         row = {
             "parameters": sizes(smaller)["all"] / full,

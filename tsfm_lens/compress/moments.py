@@ -23,7 +23,7 @@ from tsfm_lens.compress.matrices import matrices_by_name
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.stats import FEWEST
 from tsfm_lens.hooks.native import get_input
-from tsfm_lens.models.adapter import refuse_gradients
+from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
@@ -98,7 +98,7 @@ def calibrate(
     if key in run.cache:
         return run.cache[key]
     if gradients:
-        refuse_gradients(run.lens.wiring)
+        check_gradients(run.lens.wiring)
     # hooks on a copy need not be taken off
     lens = copy.deepcopy(run.lens)
     generator = torch.Generator().manual_seed(0)

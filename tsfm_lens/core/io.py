@@ -1,8 +1,8 @@
 """Output paths, checked before anything is computed, and replaced at once.
 
-:func:`refuse_unwritable` tries a folder beforehand; :func:`replacing` and
-:func:`write_whole` write a file next to its final name, so that it is there completely
-or not at all.
+:func:`check_writable` tries a folder beforehand; :func:`replacing` and
+:func:`write_atomically` write a file next to its final name, so that it is there
+completely or not at all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WRITTEN: deque[Path] = deque(maxlen=1000)
 """Latest files and folders that this process has written."""
 
 
-def refuse_unwritable(folder: str | Path) -> None:
+def check_writable(folder: str | Path) -> None:
     """Refuse a folder that files cannot be written to; create nothing.
 
     It is meant to be called before results are computed.
@@ -90,7 +90,7 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write a file completely or not at all.
 
     Libraries that write tensors into files of their own hide the cause of an error, so

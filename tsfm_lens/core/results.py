@@ -76,7 +76,7 @@ class Results:
         if entry.takes != "pair":
             return result
         # what stands between the two runs of the pair is a fact of the result
-        return result.assign_attrs(self.first.shift_facts())
+        return result.assign_attrs(self.first.shift_attrs())
 
     def _arguments(self, entry: Measurement) -> tuple[Any, ...]:
         takes = entry.takes

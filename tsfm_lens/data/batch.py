@@ -674,7 +674,7 @@ def missing_at_end(values: np.ndarray) -> int:
     return len(values)
 
 
-def noted_ends(batch: SeriesBatch) -> SeriesBatch:
+def note_missing_ends(batch: SeriesBatch) -> SeriesBatch:
     """Return the batch with a note where targets end with missing values."""
     missing = {
         name: missing_at_end(batch.values[row])

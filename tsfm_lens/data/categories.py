@@ -93,7 +93,7 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
         truths = np.array([*(level == "true" for level in folded), np.nan])
         return truths[codes], TRUTHS
     if not declared:
-        refuse_quantities(levels, name)
+        check_quantities(levels, name)
     return _coded(codes, levels, name)
 
 
@@ -106,7 +106,7 @@ def _coded(codes: np.ndarray, levels: pd.Index, name: str) -> Coded:
     return numbers, tuple(map(str, id_texts(levels.to_series(), name)))
 
 
-def refuse_quantities(levels: Collection[str], name: str) -> None:
+def check_quantities(levels: Collection[str], name: str) -> None:
     """Refuse text of which most are numbers with a sign, a unit or a percent.
 
     As categories, they would lose their order.
@@ -186,7 +186,7 @@ def declared_names(categories: Sequence[str], covariates: Collection[str]) -> se
     return {*categories}
 
 
-def level_code(word: str, levels: Sequence[str], name: str) -> float:
+def category_code(word: str, levels: Sequence[str], name: str) -> float:
     """Return the code of a level that is named in words.
 
     Truth values may also be given as 0 and 1.

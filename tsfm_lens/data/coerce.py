@@ -32,12 +32,12 @@ from tsfm_lens.data.text import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import read_times
 from tsfm_lens.data.values import (
     LISTS,
+    check_distinct,
     id_texts,
     is_missing,
     label,
     name_lists,
     plain_array,
-    refuse_equal,
     texts,
     to_floats,
     to_pandas,
@@ -123,7 +123,7 @@ def as_series(
     arguments: dict[str, Any] = dict(locals())
     if isinstance(ids, Iterable) and not isinstance(ids, str):
         ids = list(ids)
-        refuse_equal(ids, map(str, ids), "two ids")
+        check_distinct(ids, map(str, ids), "two ids")
     names = () if ids is None else texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)
     options = {
@@ -468,7 +468,7 @@ def from_entries(
     named = [
         index for index, entry in enumerate(entries) if entry.get("item_id") is not None
     ]
-    refuse_equal(
+    check_distinct(
         [entries[index]["item_id"] for index in named],
         [names[index] for index in named],
         "two item_ids",

@@ -176,7 +176,7 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
             # a covariate may also be text, but not a mixture
             cells = table.numbers(name, 1.0)
             if cells is None:
-                table.refuse_some_numbers(name)
+                table.check_mixed_cells(name)
         elif not stays_text and (name in values or is_unnamed):
             cells = table.numbers(name, _MIN_NUMBER_SHARE)
         elif not stays_text and table.is_numeric(name):

@@ -17,7 +17,12 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.data.batch import SeriesBatch, known_frequency, make_batch, noted_ends
+from tsfm_lens.data.batch import (
+    SeriesBatch,
+    known_frequency,
+    make_batch,
+    note_missing_ends,
+)
 from tsfm_lens.data.categories import (
     alike,
     category_notes,
@@ -31,10 +36,10 @@ from tsfm_lens.data.times import (
     digit_dates,
     holds_dates,
     is_date_name,
-    looks_like_dates,
     make_grids,
     on_clock,
     read_times,
+    resembles_dates,
     time_text,
 )
 from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, without_arrow
@@ -257,7 +262,7 @@ def from_frame(
         notes=tuple(notes),
         clock=clock,
     )
-    return noted_ends(batch)
+    return note_missing_ends(batch)
 
 
 def _check_not_wide(
@@ -706,7 +711,7 @@ def holds_times(index: pd.Index) -> bool:
     Text counts where the index has no name and looks like dates.
     """
     return holds_dates(index.dtype) or (
-        index.name is None and looks_like_dates(pd.Series(index.array))
+        index.name is None and resembles_dates(pd.Series(index.array))
     )
 
 
@@ -801,7 +806,7 @@ def dated_column(
         if column not in other_columns
         and (
             holds_dates(kind)
-            or (getattr(kind, "kind", "") == "O" and looks_like_dates(frame[column]))
+            or (getattr(kind, "kind", "") == "O" and resembles_dates(frame[column]))
         )
         and not isinstance(kind, pd.CategoricalDtype)
     ]

@@ -184,7 +184,7 @@ class TextTable:
             )
         raise InputError(f"{location}, which is not a number")
 
-    def refuse_some_numbers(self, name: str) -> None:
+    def check_mixed_cells(self, name: str) -> None:
         """Refuse a covariate with numbers in some cells and words in others."""
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())

@@ -165,7 +165,7 @@ def holds_dates(dtype: Any) -> bool:
     return dtype.kind == "M" or isinstance(dtype, pd.PeriodDtype)
 
 
-def looks_like_dates(column: pd.Series) -> bool:
+def resembles_dates(column: pd.Series) -> bool:
     """Test if the first cells of a column are dates or text in ISO 8601.
 
     That includes text that :func:`read_times` refuses.

@@ -190,7 +190,7 @@ def label(value: Any, what: str) -> str:
     return str(value)
 
 
-def refuse_equal(values: Iterable[Any], names: Iterable[str], what: str) -> None:
+def check_distinct(values: Iterable[Any], names: Iterable[str], what: str) -> None:
     """Refuse names of values that are equal and read differently, such as 1 and 1.0."""
     seen: dict[Any, str] = {}
     for value, name in zip(values, names, strict=True):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import probe
@@ -23,7 +23,7 @@ from tsfm_lens.core.stats import half_width
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.attention import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import slopes
-from tsfm_lens.explain.masking import Reference, reference_words
+from tsfm_lens.explain.masking import Reference, reference_label
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.segments import EXACT, segment_coords
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
@@ -166,7 +166,7 @@ METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
     source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
     options={"reference": "mean", "parts": 6},
 )
-@saying_once
+@with_messages_once
 def input_attribution(
     run: Run,
     item: Item = None,
@@ -273,7 +273,7 @@ def input_attribution(
     return data.assign_attrs(
         source=source,
         method=method,
-        reference=reference_words(reference),
+        reference=reference_label(reference),
         missing_values=masks.mask,
         statistic=name_statistic(run),
         target=masks.name,

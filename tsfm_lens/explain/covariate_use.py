@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.metrics import mae
-from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
@@ -58,7 +58,7 @@ Edit = Callable[[int, np.ndarray], np.ndarray]
     ),
     needs="covariates",
 )
-@saying_once
+@with_messages_once
 def covariate_use(
     run: Run,
     *,

@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
@@ -26,9 +26,9 @@ from tsfm_lens.core.stats import CONFIDENCE, CONFIDENCE_TEXT, SMALLEST
 from tsfm_lens.core.verdict import EXCHANGED, RULES, SEGMENT_CONTROLS, verdict
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.attribution import input_attribution
-from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
+from tsfm_lens.explain.masking import Reference, in_random_order, reference_label
 from tsfm_lens.explain.parts import Parts
-from tsfm_lens.explain.routes import PairedRuns, all_writers
+from tsfm_lens.explain.routes import PairedRuns, list_branches
 from tsfm_lens.explain.segments import read_segments, segment_coords
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
@@ -38,7 +38,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
-from tsfm_lens.probes.places import parse_places
+from tsfm_lens.probes.places import parse_sites
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
@@ -100,7 +100,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     one_item=True,
     options={"reference": "mean"},
 )
-@saying_once
+@with_messages_once
 def route_faithfulness(
     run: Run,
     routes: xr.Dataset,
@@ -251,7 +251,7 @@ def route_faithfulness(
         data[f"{name}_p"] = (axis, (1 + as_good) / values.shape[1])
     return data.assign_attrs(
         units=pair.units,
-        reference=reference_words(reference),
+        reference=reference_label(reference),
         target=pair.name,
         controls=controls,
         rollout=int(pair.run.rollout),
@@ -272,7 +272,7 @@ def _cut_and_restore(
         {
             site.point
             for chosen in sets
-            for site in parse_places(pair.run.lens, list(chosen))
+            for site in parse_sites(pair.run.lens, list(chosen))
         }
     )
     masked_activations = without.record(points)
@@ -304,7 +304,7 @@ def matched_sets(
     They are components other than the given ones where there are enough.
     """
     pools: dict[tuple[object, ...], list[Component]] = {}
-    for writer in dict.fromkeys([*all_writers(lens), *components]):
+    for writer in dict.fromkeys([*list_branches(lens), *components]):
         pools.setdefault(_kind(writer), []).append(writer)
     sets = []
     for _ in range(count):
@@ -396,7 +396,7 @@ def _reference(results: Any) -> dict[str, Any]:
     one_item=True,
     options=_reference,
 )
-@saying_once
+@with_messages_once
 def deletion_curves(
     run: Run,
     explanations: Mapping[str, Any] | xr.Dataset,
@@ -550,7 +550,7 @@ def deletion_curves(
     )
     return data.assign_attrs(
         units=masks.units,
-        reference=reference_words(reference),
+        reference=reference_label(reference),
         target=masks.name,
         orders=orders,
     )

@@ -19,7 +19,7 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import COLUMNS, ROLES, item_rows
 from tsfm_lens.data.categories import TRUTHS
-from tsfm_lens.explain.segments import Segment, refuse_overlap
+from tsfm_lens.explain.segments import Segment, check_segments
 from tsfm_lens.models.lens import Lens
 
 __all__ = ["REFERENCES", "masked", "reference_values"]
@@ -353,7 +353,7 @@ def masked(
             f"masks are of one item, and this batch has {len(set(batch.groups))}; use"
             " run.select(…)"
         )
-    refuse_overlap(segments, batch, horizon)
+    check_segments(segments, batch, horizon)
     visible = checked_keep(keep, len(segments))
     replacements = reference_rows(batch, reference, horizon, seed)
     rows = []
@@ -425,7 +425,7 @@ def checked_keep(keep: Any, count: int) -> np.ndarray:
     return visible.astype(bool)
 
 
-def reference_words(reference: Reference) -> str:
+def reference_label(reference: Reference) -> str:
     """Return the name of a reference for a result's attributes."""
     if isinstance(reference, Mapping):
         return ", ".join(f"{name} ({role})" for role, name in reference.items())

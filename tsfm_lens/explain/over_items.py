@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.seasonal import seasonal_error
 from tsfm_lens.explain.attribution import input_attribution
-from tsfm_lens.explain.masking import Reference, reference_words
+from tsfm_lens.explain.masking import Reference, reference_label
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
 from tsfm_lens.explain.segments import read_segments, segment_coords
 from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.models.noise import marked_dataset, own_rounding, ranges
+from tsfm_lens.models.noise import forecast_rounding, marked_dataset, ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 
@@ -42,7 +42,7 @@ __all__ = ["input_effects", "route_effects", "untrained_twin"]
     ),
     source="Lundberg and Lee 2017, arXiv:1705.07874",
 )
-@saying_once
+@with_messages_once
 def input_effects(
     run: Run,
     *,
@@ -138,7 +138,7 @@ def input_effects(
     data.attrs = metadata | {
         "forecasts": sum(result.attrs["forecasts"] for result in results)
     }
-    return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
+    return judge(data, "size", floor=forecast_rounding(run)[rows] / unit, groups="kind")
 
 
 def _first_rows(run: Run) -> list[int]:
@@ -190,7 +190,7 @@ def _heights(result: xr.Dataset) -> np.ndarray:
     needs="series",
     computes="route_effects of all items",
 )
-@saying_once
+@with_messages_once
 def route_effects(
     run: Run,
     *,
@@ -240,8 +240,8 @@ def route_effects(
             progress(item + 1, len(rows))
     data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(sites))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
-    data.attrs = {"reference": reference_words(reference), "units": ""}
-    floor = own_rounding(run)[rows] / np.maximum(
+    data.attrs = {"reference": reference_label(reference), "units": ""}
+    floor = forecast_rounding(run)[rows] / np.maximum(
         ranges(run, run.point)[rows], np.finfo(float).tiny
     )
     return judge(data, "carried", floor=floor, groups="component_kind")

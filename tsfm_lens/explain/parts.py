@@ -1,8 +1,8 @@
 """Additive parts of a series' past: trend, seasons, calendar, events, and the rest.
 
 :func:`components` splits the past into such segments, which are hidden by subtraction.
-:func:`cut_parts` reads the argument ``parts`` of all explanations. Stretches of time
-are cut in :mod:`tsfm_lens.explain.segments`.
+:func:`find_segments` reads the argument ``parts`` of all explanations. Stretches of
+time are cut in :mod:`tsfm_lens.explain.segments`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def components(
     return (*result, *other_segments)
 
 
-def cut_parts(
+def find_segments(
     run: Run, item: Item, target: int | str, parts: Parts
 ) -> tuple[Segment, ...]:
     """Return the segments that the argument ``parts`` means.

@@ -19,13 +19,13 @@ from scipy.stats import beta
 from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.batch import Item
-from tsfm_lens.explain.masking import Reference, reference_words
+from tsfm_lens.explain.masking import Reference, reference_label
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.segments import segment_coords
 from tsfm_lens.explain.values import Masks, single_pass
@@ -38,12 +38,12 @@ from tsfm_lens.models.noise import noise_floor, share_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import with_gradients
 from tsfm_lens.probes.places import (
-    Place,
-    find_place,
+    PatchSite,
+    find_site,
     later_branches,
     listed,
-    parse_places,
-    place_coords,
+    parse_sites,
+    site_coords,
 )
 
 __all__ = ["input_routes"]
@@ -109,7 +109,7 @@ class PairedRuns(Masks):
     def list_points(self, branches: Sequence[Component]) -> list[str]:
         """Return the hook points of branches' writes."""
         wiring = self.run.lens.wiring
-        return [find_place(wiring, branch).point for branch in branches]
+        return [find_site(wiring, branch).point for branch in branches]
 
     @cached_property
     def branches(self) -> list[Component]:
@@ -171,7 +171,7 @@ class PairedRuns(Masks):
         )
         return np.array_split(np.arange(self.run.horizon), min(fit, self.run.horizon))
 
-    def slopes(self, places: Sequence[Place]) -> Activations:
+    def slopes(self, places: Sequence[PatchSite]) -> Activations:
         """Record activations of the full run, with gradients of the forecast.
 
         Gradients are of blocks of steps: (block, …).
@@ -185,7 +185,7 @@ class PairedRuns(Masks):
         return with_gradients(run, sorted({site.point for site in places}), means)
 
     def estimated(
-        self, without: Run, places: Sequence[Place], slopes: Activations
+        self, without: Run, places: Sequence[PatchSite], slopes: Activations
     ) -> np.ndarray:
         """Estimate effects through places to first order.
 
@@ -248,7 +248,7 @@ LARGEST = 5
     one_item=True,
     options={"parts": 6, "reference": "mean"},
 )
-@saying_once
+@with_messages_once
 def input_routes(
     run: Run,
     item: Item = None,
@@ -372,7 +372,7 @@ def input_routes(
         data[name] = (dims, np.stack([term[name] for term in terms]))
     data.attrs = {
         "units": pair.units,
-        "reference": reference_words(reference),
+        "reference": reference_label(reference),
         "target": pair.name,
         "rollout": int(pair.run.rollout),
         "search": "full" if full else "gradient",
@@ -394,7 +394,7 @@ def input_routes(
 
 def all_effects(
     pair: PairedRuns, components: Any = None
-) -> tuple[list[Place], np.ndarray, np.ndarray]:
+) -> tuple[list[PatchSite], np.ndarray, np.ndarray]:
     """Return components, effects of all segments through them, and total effects.
 
     Effects are (segment, component, step), total ones (segment, step).
@@ -408,18 +408,18 @@ def all_effects(
     return sites, effect, total
 
 
-def route_coords(places: Sequence[Place]) -> dict[str, Any]:
+def route_coords(places: Sequence[PatchSite]) -> dict[str, Any]:
     """Return coordinates of components for results that also have segments.
 
     There "kind" is that of the segments, so that of components is "component_kind".
     """
     return {
         "component_kind" if name == "kind" else name: coord
-        for name, coord in place_coords(places).items()
+        for name, coord in site_coords(places).items()
     }
 
 
-def all_writers(lens: Lens) -> list[Component]:
+def list_branches(lens: Lens) -> list[Component]:
     """Return the heads and MLPs of every stack."""
     return [
         writer
@@ -438,10 +438,10 @@ def by_size(effects: np.ndarray) -> np.ndarray:
     )
 
 
-def _candidates(lens: Lens, components: Any) -> list[Place]:
-    sites = parse_places(
+def _candidates(lens: Lens, components: Any) -> list[PatchSite]:
+    sites = parse_sites(
         lens,
-        all_writers(lens) if components is None else listed(components, "components"),
+        list_branches(lens) if components is None else listed(components, "components"),
     )
     if any(isinstance(site.target, str) for site in sites):
         raise InputError(
@@ -451,7 +451,7 @@ def _candidates(lens: Lens, components: Any) -> list[Place]:
     return sites
 
 
-def _effects(pair: PairedRuns, without: Run, sites: Sequence[Place]) -> np.ndarray:
+def _effects(pair: PairedRuns, without: Run, sites: Sequence[PatchSite]) -> np.ndarray:
     """Compute effects through places, (component, step)."""
     activations = without.record(sorted({site.point for site in sites}))
     return pair.change(

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.estimates import Result
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
-from tsfm_lens.data.categories import level_code
+from tsfm_lens.data.categories import category_code
 from tsfm_lens.data.frequencies import read_offset
 from tsfm_lens.explain.attribution import METHODS, input_attribution, shapley
 from tsfm_lens.explain.masking import with_future
@@ -31,7 +31,7 @@ from tsfm_lens.explain.segments import Segment, find_kind, find_step, target_row
 from tsfm_lens.explain.values import (
     Masks,
     alone_as_forecast,
-    draw_facts,
+    draw_attrs,
     list_levels,
     name_statistic,
 )
@@ -56,7 +56,7 @@ Edit = str | float | Sequence[float] | np.ndarray
 """
 
 
-@saying_once
+@with_messages_once
 def what_if(
     run: Run,
     changes: Mapping[str, Edit] | None = None,
@@ -167,13 +167,13 @@ def what_if(
         for label, bound in (("from", start), ("until", stop))
         if bound is not None
     )
-    metadata = draw_facts(alone, target_row(alone.batch, target))
+    metadata = draw_attrs(alone, target_row(alone.batch, target))
     names = {"kind": "what_if", "title": "What if", "changes": text}
     data.attrs = {**attribution.attrs, **names, **metadata}
     return data
 
 
-@saying_once
+@with_messages_once
 def explain_change(
     before: Run,
     after: Run,
@@ -285,7 +285,7 @@ def explain_change(
         - new.batch.lengths[row_of_target],
         statistic=name_statistic(new),
         rounding=float(rounding(new, new.forecast.median)[row_of_target]),
-        **draw_facts(new, row_of_target),
+        **draw_attrs(new, row_of_target),
     )
     return Result(data.data_vars, data.coords, data.attrs)
 
@@ -362,7 +362,7 @@ def _edited(
                 f" {len(values)} steps"
             )
         codes = [
-            level_code(str(text).removeprefix("=").strip(), categories, name)
+            category_code(str(text).removeprefix("=").strip(), categories, name)
             for text in texts
         ]
         return np.broadcast_to(np.array(codes), values.shape)

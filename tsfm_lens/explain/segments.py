@@ -303,7 +303,7 @@ def _on_grid(
     return date.tz_localize(None)
 
 
-def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
+def check_segments(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
     """Raise InputError unless segments fit their series and each other.
 
     They must lie inside of their series and have names of their own, and stretches must

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
@@ -33,12 +33,12 @@ from tsfm_lens.explain.masking import (
     masked,
     reference_rows,
 )
-from tsfm_lens.explain.parts import cut_parts
-from tsfm_lens.explain.segments import Segment, refuse_overlap, target_row, token_edges
+from tsfm_lens.explain.parts import find_segments
+from tsfm_lens.explain.segments import Segment, check_segments, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import check_request, cut, forecast_part, plan
 from tsfm_lens.models.draws import Piece
-from tsfm_lens.models.noise import measured_rounding, own_rounding
+from tsfm_lens.models.noise import forecast_rounding, measured_rounding
 from tsfm_lens.models.recording import forward_ranges
 from tsfm_lens.models.run import Run
 
@@ -52,7 +52,7 @@ _ROWS = 256
 _FAR = 10
 
 
-@saying_once
+@with_messages_once
 def forecasts(
     run: Run,
     segments: Sequence[Segment],
@@ -150,10 +150,10 @@ class Masks:
     def __post_init__(self) -> None:
         self.run = self.run.item(self.item)
         self.row = target_row(self.run.batch, self.target)
-        self.segments: tuple[Segment, ...] = cut_parts(
+        self.segments: tuple[Segment, ...] = find_segments(
             self.run, 0, self.target, self.segments
         )
-        refuse_overlap(self.segments, self.batch, self.run.horizon)
+        check_segments(self.segments, self.batch, self.run.horizon)
 
     @cached_property
     def batch(self) -> SeriesBatch:
@@ -206,7 +206,7 @@ class Masks:
         full, nothing = np.mean([seeded(both) for seeded in self.per_seed], axis=0)
         if self.run.lens.emits == "quantile":
             gap = np.abs(full - self.run.forecast.quantiles[self.row]).max()
-            if gap > _FAR * own_rounding(self.run)[self.row]:
+            if gap > _FAR * forecast_rounding(self.run)[self.row]:
                 self._check_same_forecast(gap)
         return full, nothing
 
@@ -240,7 +240,7 @@ class Masks:
     def __call__(self, keep: Any) -> np.ndarray:
         """Compute forecasts (mask, quantile, step) of masks (mask, segment)."""
         # the cache holds forecasts of the conditions under which the run was made
-        self.run.refuse_change()
+        self.run.check_unchanged()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
         # a mask that is asked for twice is run once
@@ -441,7 +441,7 @@ def alone_as_forecast(run: Run, item: Item = None) -> Run:
     return (alone if is_alone else replace(alone, _of=None)).as_rollout()
 
 
-def draw_facts(run: Run, row: int) -> dict[str, object]:
+def draw_attrs(run: Run, row: int) -> dict[str, object]:
     """Return attributes of a result of sample paths; none without them.
 
     They are the number of paths, and how far other ones move the median at a step.

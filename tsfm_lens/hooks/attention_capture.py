@@ -58,7 +58,7 @@ class Interceptor(TorchFunctionMode):
         super().__init__()
         self._dispatchers: list[Any] = []
         # the modules inside which it is on; those of a run that was broken off stay
-        # until the next :meth:`settle`
+        # until the next :meth:`sync_hooks`
         self._inside: list[nn.Module] = []
 
     def listen(self, dispatcher: Any) -> None:
@@ -67,12 +67,12 @@ class Interceptor(TorchFunctionMode):
         if dispatcher.attentions:
             dispatchers.append(dispatcher)
         self._dispatchers = dispatchers
-        self.settle()
+        self.sync_hooks()
 
     def enter(self, module: nn.Module) -> None:
         """Note that the thread has entered a module, and be on."""
         if self._inside:
-            self.settle()
+            self.sync_hooks()
         self._inside = [*self._inside, module]
         self._switch()
 
@@ -84,7 +84,7 @@ class Interceptor(TorchFunctionMode):
             self._inside = self._inside[:last]
             self._switch()
 
-    def settle(self) -> None:
+    def sync_hooks(self) -> None:
         """Be on exactly while an entered module runs."""
         if self._inside:
             running = set(_running_modules(sys._getframe(1)))

@@ -116,7 +116,7 @@ def edited(
     return Block(HookScope(registry, value, hooks))
 
 
-def acts_by_row(intervention: Intervention, point: Point) -> bool:
+def is_row_wise(intervention: Intervention, point: Point) -> bool:
     """Return whether an intervention treats every row of a batch by itself."""
     if intervention.rows is not None or point.row_axis:
         return False
@@ -125,12 +125,12 @@ def acts_by_row(intervention: Intervention, point: Point) -> bool:
     return type(intervention) in (Zero, Mean)
 
 
-def acts_by_place(intervention: Intervention, point: Point) -> bool:
+def is_part_wise(intervention: Intervention, point: Point) -> bool:
     """Return whether an intervention can act on a part of a batch.
 
     It must treat each row by itself, or know which rows run.
     """
-    if acts_by_row(intervention, point):
+    if is_row_wise(intervention, point):
         return True
     knows_rows = isinstance(intervention, PatchFrom) or getattr(
         intervention, "by_place", False
@@ -159,8 +159,8 @@ class _EditHook:
         self._registry = registry
         self._point = point
         self._edits = edits
-        self.by_row = all(acts_by_row(edit.intervention, point) for edit in edits)
-        self.by_place = all(acts_by_place(edit.intervention, point) for edit in edits)
+        self.by_row = all(is_row_wise(edit.intervention, point) for edit in edits)
+        self.by_place = all(is_part_wise(edit.intervention, point) for edit in edits)
 
     def __call__(self, value: Tensor, hook: HookPoint) -> Tensor:
         """Return the edited activation.

@@ -1,10 +1,10 @@
 """Checks for what would make hooks fail silently.
 
 :func:`check_table` compares a wiring with the model: paths, sizes, layouts.
-:func:`refuse_hidden` and :func:`refuse_recomputation` raise where hooks would not be
-called, or not be called again: compiled or replaced modules, and gradient checkpoints.
-Whether the values at hook points are right is not checked here but by the oracles of
-:mod:`tsfm_lens.testing`.
+:func:`check_visible_modules` and :func:`check_recomputation` raise where hooks would
+not be called, or not be called again: compiled or replaced modules, and gradient
+checkpoints. Whether the values at hook points are right is not checked here but by the
+oracles of :mod:`tsfm_lens.testing`.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def _faults_of_matrix(
         )
 
 
-def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
+def check_additive(wiring: Wiring, stack: Stack) -> None:
     """Refuse a stack whose stream its wiring declares to be no sum of writes."""
     if not stack.sums:
         if stack.name:
@@ -305,7 +305,9 @@ def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
         )
 
 
-def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> None:
+def check_visible_modules(
+    model: nn.Module, modules: Iterable[tuple[str, nn.Module]]
+) -> None:
     """Refuse hooks on modules that would not call them.
 
     These are modules that are compiled, were replaced since the lens was made, or lie
@@ -354,7 +356,7 @@ def _check_not_compiled(path: str, module: nn.Module) -> None:
         )
 
 
-def refuse_recomputation(name: str, gradients_at_start: bool) -> None:
+def check_recomputation(name: str, gradients_at_start: bool) -> None:
     """Refuse a hook in code that gradient checkpointing will run again.
 
     The backward pass runs it, maybe without the hook.

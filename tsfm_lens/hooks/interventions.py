@@ -183,7 +183,7 @@ class PatchFrom:
         """Return a function that gives the value stored at that step and position."""
 
         def patch(value: Tensor, state: RunState) -> Tensor:
-            source = rows_in_place(self.source, point, value, state)
+            source = match_rows(self.source, point, value, state)
             if len(value) % len(source):
                 raise HookError(
                     f"{point.name}: the source run has {len(source)} rows, which do not"
@@ -302,7 +302,7 @@ def _source_rows(
     )
 
 
-def rows_in_place(
+def match_rows(
     source: Activations, point: Point, value: Tensor, state: RunState
 ) -> Tensor:
     """Return the rows of another run for the current step and positions.

@@ -4,7 +4,7 @@ The native model is never edited. Read :class:`HookRegistry`, one per model, the
 :class:`HookDispatcher`, one per thread; which values there are is said in
 :mod:`tsfm_lens.hooks.names`, how blocks begin and end in :mod:`tsfm_lens.hooks.scopes`.
 
-Setting: Block -> HookScope.open -> HookDispatcher.settle -> _connect -> TorchHook.set.
+Setting: Block -> HookScope.open -> HookDispatcher.sync_hooks -> _connect -> TorchHook.set.
 Firing: TorchHook.__call__ -> HookDispatcher._run -> pass_through -> _fire -> _through
 -> the user's hook.
 
@@ -33,7 +33,7 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 from tsfm_lens.core.errors import HookError, WiringError
 from tsfm_lens.hooks.attention_capture import LOCAL, brackets
 from tsfm_lens.hooks.block import Block, Side, TorchHook
-from tsfm_lens.hooks.hook_checks import check_table, refuse_recomputation
+from tsfm_lens.hooks.hook_checks import check_recomputation, check_table
 from tsfm_lens.hooks.names import HEADS, RESIDUAL, Point, hook_points
 from tsfm_lens.hooks.native import (
     fold_leading,
@@ -305,7 +305,7 @@ class HookDispatcher:
         if (self._torch_hooks and not self.scopes) or not all(
             scope.is_open for scope in self.scopes
         ):
-            self.settle()
+            self.sync_hooks()
         # asked before every run, mostly of a model without hooks
         in_use = self._registry.in_use
         if not in_use:
@@ -346,7 +346,7 @@ class HookDispatcher:
             if not all(map(is_separate, self._active_hooks(name)))
         ]
 
-    def refuse_inert(self, scope: HookScope[Any]) -> None:
+    def check_hooks_met(self, scope: HookScope[Any]) -> None:
         """Raise HookError if the model ran without passing a hook point of a block."""
         points = self._registry.points
         names = scope.names
@@ -390,7 +390,7 @@ class HookDispatcher:
             return ("", block)
         return ("",)
 
-    def settle(self) -> None:
+    def sync_hooks(self) -> None:
         """Bring the hooks on the model in line with the open blocks.
 
         It may be broken off, and called again.
@@ -764,7 +764,7 @@ class HookDispatcher:
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         """Pass a value in the vocabulary's axes through the hooks that act here."""
-        refuse_recomputation(point.name, self._gradients)
+        check_recomputation(point.name, self._gradients)
         scopes = self.acting()
         for scope in scopes:
             scope.trace.add(point.name)

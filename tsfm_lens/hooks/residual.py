@@ -24,7 +24,7 @@ from tsfm_lens.core.errors import (
     WiringError,
     unknown_name,
 )
-from tsfm_lens.hooks.hook_checks import refuse_no_sums
+from tsfm_lens.hooks.hook_checks import check_additive
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import autocast_dtype, list_modules, rms_scale, without_gain
 from tsfm_lens.hooks.registry import HookRegistry
@@ -250,7 +250,7 @@ class Before:
         self._positions = pos_slice
         self._weights = Weights(source.model, source.wiring)
         self.stack = source.wiring.stack(stack)
-        refuse_no_sums(source.wiring, self.stack)
+        check_additive(source.wiring, self.stack)
         self.layer = self.stack.n_layers if layer is None or layer == -1 else layer
         if (
             not isinstance(self.layer, int)
@@ -462,7 +462,7 @@ class Before:
         return rms_scale(self._model.get_submodule(norm), raw) * factor
 
     @torch.no_grad()
-    def refuse_other_stream(self) -> None:
+    def check_additive_stream(self) -> None:
         """Refuse a stream that is not the sum of the writes before it.
 
         Nothing is checked where a write was not recorded.
@@ -768,5 +768,5 @@ class Decomposed(Mapping[Any, Tensor]):
             )
         before = Before(self, self.source, stack, layer, mlp_input, pos_slice)
         if check_sum:
-            before.refuse_other_stream()
+            before.check_additive_stream()
         return before

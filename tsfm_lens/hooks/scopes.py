@@ -24,7 +24,7 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 
 from tsfm_lens.core.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.block import Block, Scope, Steps
-from tsfm_lens.hooks.hook_checks import refuse_hidden
+from tsfm_lens.hooks.hook_checks import check_visible_modules
 from tsfm_lens.hooks.names import get_name, select
 from tsfm_lens.hooks.tl_names import find_point
 
@@ -107,11 +107,11 @@ class HookScope(Scope[T]):
         paths = {
             registry.points[name].site.module for name in targets.difference(connected)
         }
-        refuse_hidden(
+        check_visible_modules(
             registry.model, [(path, registry.modules[path]) for path in paths]
         )
         self.targets = self.targets | targets
-        self._dispatcher.settle()
+        self._dispatcher.sync_hooks()
 
     def close(self) -> None:
         """Take everything off.
@@ -132,7 +132,7 @@ class HookScope(Scope[T]):
         _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
         for name, hook in self._scoped:
             detach(self._registry.hooked[name], hook)
-        self._dispatcher.settle()
+        self._dispatcher.sync_hooks()
         if self._after is not None:
             self._after()
         self._is_closed = True
@@ -143,7 +143,7 @@ class HookScope(Scope[T]):
     def check(self) -> None:
         """Raise HookError for hooks that did nothing though the model ran."""
         if not self.trace.issuperset(self.names):
-            self._dispatcher.refuse_inert(self)
+            self._dispatcher.check_hooks_met(self)
         silent = [
             name
             for name, _hook, direction in self._hooks

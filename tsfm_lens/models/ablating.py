@@ -19,7 +19,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Zero
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.base import LensBase, refuse_unknown
+from tsfm_lens.models.base import LensBase, check_unknown
 from tsfm_lens.models.recording import Capture, select_names
 
 KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
@@ -51,9 +51,7 @@ def knock_outs(
         for field in fields(KINDS[how])
         if field.name not in ("target", "reference")
     ]
-    refuse_unknown(
-        options, f"{how} ablation", [*allowed, "how", "reference", "horizon"]
-    )
+    check_unknown(options, f"{how} ablation", [*allowed, "how", "reference", "horizon"])
     targets = select_components(lens.wiring, *components)
     if needs_reference:
         options["reference"] = reference_activations(lens, how, reference, horizon)

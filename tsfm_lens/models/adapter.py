@@ -312,7 +312,9 @@ class Adapter(ABC):
         return [padded, *rest]
 
 
-def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> None:
+def check_forecast_request(
+    adapter: Adapter, horizon: int, num_samples: int | None
+) -> None:
     """Refuse a forecast that a model cannot make."""
     if num_samples is not None and adapter.readout == "quantile":
         raise InputError(
@@ -367,7 +369,7 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     return out + norm.bias
 
 
-def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
+def check_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
     """Refuse covariates that a model does not take."""
     labels = {
         "past": "past covariates",
@@ -404,13 +406,13 @@ def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | 
 
     If none is given and the batch has covariates, it is :func:`default_horizon`.
     """
-    refuse_covariates(adapter, batch)
+    check_covariates(adapter, batch)
     if horizon is None and batch.has_covariates:
         return default_horizon(adapter, batch)
     return horizon
 
 
-def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
+def check_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
     """Refuse quantile levels beyond those that a model emits.
 
     Some libraries would return the quantile of the nearest level without a warning.
@@ -430,7 +432,7 @@ def at_levels(
     values: Tensor, levels: Sequence[float], requested: Sequence[float]
 ) -> Tensor:
     """Interpolate quantiles at other levels linearly between the neighbouring ones."""
-    refuse_tails(levels, requested)
+    check_tails(levels, requested)
     if tuple(requested) == tuple(levels):
         return values
     # levels that come from arithmetic may be off in their last digits
@@ -448,7 +450,7 @@ def at_levels(
     return torch.stack(interpolated, dim=-1)
 
 
-def refuse_dtype(adapter: Adapter, *values: Any) -> None:
+def check_precision(adapter: Adapter, *values: Any) -> None:
     """Refuse precisions that the library does not run in; other values pass."""
     for value in values:
         name = str(value).removeprefix("torch.")
@@ -459,7 +461,7 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
             )
 
 
-def refuse_gradients(wiring: Wiring) -> None:
+def check_gradients(wiring: Wiring) -> None:
     """Refuse gradients in inference mode, or of a library that alters its backward."""
     if torch.is_inference_mode_enabled():
         raise InputError(

@@ -369,7 +369,7 @@ class Architecture:
         # whether a training was recorded depends on the checkpoint
         return adapter_traits(self.adapter) | self.table_traits | {"training_record"}
 
-    def claims_object(self, native: object) -> bool:
+    def matches_object(self, native: object) -> bool:
         """Return whether an object is one of its native models or pipelines."""
         return any(
             base.__name__ in self.classes for base in type(native).__mro__

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 
 from tsfm_lens.hooks.registry import HookRegistry
-from tsfm_lens.models.adapter import Adapter, refuse_dtype
+from tsfm_lens.models.adapter import Adapter, check_precision
 from tsfm_lens.models.devices import checked_device
 
 
@@ -90,7 +90,7 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
             InputError: the model does not run in the precision.
         """
         weight = next(self.parameters())
-        refuse_dtype(self.adapter, fn(weight.detach().new_empty(1)).dtype)
+        check_precision(self.adapter, fn(weight.detach().new_empty(1)).dtype)
         self.adapter.model._apply(fn, recurse)
         return self
 

@@ -42,10 +42,10 @@ from tsfm_lens.hooks.tl_names import (
 )
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
-from tsfm_lens.models.adapter import Adapter, covered, refuse_gradients, versions
+from tsfm_lens.models.adapter import Adapter, check_gradients, covered, versions
 from tsfm_lens.models.architecture import Encoded, adapter_traits
 from tsfm_lens.models.as_module import NativeModule
-from tsfm_lens.models.forecast import is_count, refuse_overflow
+from tsfm_lens.models.forecast import check_overflow, is_count
 
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
 """Pairs of a point, or several, and a function of an activation and ``hook=``.
@@ -423,7 +423,7 @@ class LensBase(NativeModule):
         encoded = self.adapter.encode(
             batch, horizon=None if horizon is None else int(horizon), **options
         )
-        refuse_overflow(encoded)
+        check_overflow(encoded)
         return encoded
 
     def forward(
@@ -486,7 +486,7 @@ class LensBase(NativeModule):
         Raises:
             InputError: an argument of TransformerLens's has no counterpart here.
         """
-        refuse_unknown(
+        check_unknown(
             {name: value for name, value in kwargs.items() if name != "series"},
             "forward",
         )
@@ -566,7 +566,7 @@ class LensBase(NativeModule):
             # past them
             raise InputError(PATCHING)
         if backward:
-            refuse_gradients(self.wiring)
+            check_gradients(self.wiring)
         hooks = [*forward, *backward]
         if not reset_hooks_end:
             level = self.context_level + 1
@@ -596,7 +596,7 @@ class LensBase(NativeModule):
         It stays until ``reset_hooks()``.
         """
         if "bwd" in (*args, kwargs.get("dir")):
-            refuse_gradients(self.wiring)
+            check_gradients(self.wiring)
         name = get_name(name)
         if callable(name):
             super().add_hook(name, hook, *args, **kwargs)
@@ -642,7 +642,7 @@ def _in_stacks(lens: LensBase, name: str) -> str:
     return ""
 
 
-def refuse_unknown(
+def check_unknown(
     arguments: Iterable[str], label: str, allowed: Sequence[str] = ()
 ) -> None:
     """Refuse arguments that a forward, a forecast or something else does not take."""

@@ -20,11 +20,11 @@ import torch
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models.adapter import (
+    check_covariates,
+    check_forecast_request,
     default_horizon,
     default_levels,
     predicted,
-    refuse_covariates,
-    refuse_request,
 )
 from tsfm_lens.models.architecture import Encoded, name_rows
 from tsfm_lens.models.base import LensBase
@@ -32,7 +32,7 @@ from tsfm_lens.models.draws import (
     BlockDraws,
     Piece,
     block_seed,
-    refuse_undrawable,
+    check_drawable,
     seeded,
 )
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
@@ -214,11 +214,11 @@ def check_request(
 ) -> ForecastRequest:
     """Check the arguments of ``lens.forecast``; errors as there."""
     batch = as_series(series)
-    refuse_covariates(lens.adapter, batch)
+    check_covariates(lens.adapter, batch)
     steps_ahead = default_horizon(lens.adapter, batch) if horizon is None else horizon
     requested = default_levels(lens.adapter) if quantiles is None else quantiles
     steps, levels = checked_request(steps_ahead, requested, num_samples, seed)
-    refuse_request(lens.adapter, steps, num_samples)
+    check_forecast_request(lens.adapter, steps, num_samples)
     if batch_size is not None and not is_count(batch_size):
         raise InputError(
             f"batch_size {batch_size!r} is not a number of series; expected an integer"
@@ -278,7 +278,7 @@ def plan(
     return ranges
 
 
-def halved(
+def retry_halved(
     run: Callable[[int, int], T],
     batch: SeriesBatch,
     ranges: Iterable[Range],
@@ -315,7 +315,7 @@ def halved(
     return results
 
 
-def reason_uncut(request: ForecastRequest, batch_coupled: Sequence[str]) -> str:
+def explain_unsplittable(request: ForecastRequest, batch_coupled: Sequence[str]) -> str:
     """Explain how a forecast that must stay whole could run in parts.
 
     The text is "" if the forecast may be cut.
@@ -378,7 +378,7 @@ def forecast_part(
         lens.registry.attach(),
         drawing or nullcontext(),
         # last, so that it sees what other hooks make of the logits
-        nullcontext() if guarded else head.register_forward_hook(refuse_undrawable),
+        nullcontext() if guarded else head.register_forward_hook(check_drawable),
     ):
         prediction = predicted(
             adapter, batch, request.horizon, request.levels, request.num_samples
@@ -406,8 +406,8 @@ def forecast_in_parts(
     with request.lens.registry.attach():
         batch_coupled = request.lens.registry.session.across_rows()
         ranges = plan(request, batch_coupled)
-        unsplittable_reason = reason_uncut(request, batch_coupled)
-        parts = halved(run, request.batch, ranges, unsplittable_reason)
+        unsplittable_reason = explain_unsplittable(request, batch_coupled)
+        parts = retry_halved(run, request.batch, ranges, unsplittable_reason)
     return Forecast.joined(parts, request.batch)
 
 
@@ -485,7 +485,7 @@ def estimate_bytes(
     return 4 * numbers
 
 
-def kept_bytes(
+def estimate_activation_bytes(
     lens: LensBase, names: Iterable[str], lengths: Mapping[str, int]
 ) -> dict[str, int]:
     """Estimate the bytes of one item's activations at some hook points, by name."""

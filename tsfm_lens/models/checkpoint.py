@@ -1,8 +1,8 @@
 """Files of a checkpoint, and the checks that they are the model they claim to be.
 
 Read :func:`read_checkpoint` first; it reads names and shapes, no weights.
-:func:`refuse_misfit` compares them with an empty model before the library loads it, and
-:func:`refuse_difference` the loaded weights with the files. Finding and opening a
+:func:`check_tensors` compares them with an empty model before the library loads it, and
+:func:`check_loaded_weights` the loaded weights with the files. Finding and opening a
 checkpoint is in :mod:`tsfm_lens.models.opening`.
 """
 
@@ -119,7 +119,7 @@ class Checkpoint:
 
 
 @contextmanager
-def in_our_words(doing: str) -> Iterator[None]:
+def as_checkpoint_errors(doing: str) -> Iterator[None]:
     """Turn any error of a library into a CheckpointError.
 
     The message holds the library's own, and the error is kept as the cause.
@@ -144,7 +144,7 @@ def shortened(text: str, limit: int = 300) -> str:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read the files of a checkpoint and their headers; no weight is read."""
-    with in_our_words(f"{folder} cannot be read"):
+    with as_checkpoint_errors(f"{folder} cannot be read"):
         files = {
             name: _file(folder, name)
             for name in (CONFIG, GENERATION)
@@ -358,7 +358,7 @@ def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str
     return names
 
 
-def refuse_layers(checkpoint: Checkpoint) -> None:
+def check_layer_count(checkpoint: Checkpoint) -> None:
     """Refuse a configuration with more layers than the files have tensors.
 
     This is checked before a model is built from it.
@@ -378,7 +378,7 @@ def refuse_layers(checkpoint: Checkpoint) -> None:
                 )
 
 
-def refuse_misfit(
+def check_tensors(
     checkpoint: Checkpoint,
     blank: nn.Module,
     renamed: Mapping[str, str],
@@ -440,7 +440,7 @@ def refuse_misfit(
         )
 
 
-def refuse_difference(
+def check_loaded_weights(
     checkpoint: Checkpoint,
     loaded: nn.Module,
     renamed: Mapping[str, str],

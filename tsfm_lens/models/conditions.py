@@ -47,16 +47,16 @@ class Conditions:
         # a copy of a run has a lens of its own
         return Conditions, (self.lens,)
 
-    def refuse_change(self) -> None:
+    def check_unchanged(self) -> None:
         """Refuse to go on under other conditions."""
         if snapshot_hooks(self.lens) != self._hooks:
             raise InputError(
                 "this run was made under other hooks than those that are set now, so it"
                 " would mix two models; make the run in the block in which it is used"
             )
-        self.refuse_other_model()
+        self.check_same_model()
 
-    def refuse_other_model(self) -> None:
+    def check_same_model(self) -> None:
         """Refuse other weights, another mode or another precision."""
         name = self.lens.model_id
         cure = (

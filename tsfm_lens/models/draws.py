@@ -50,7 +50,7 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
     return Block(Steps(None, begin, end))
 
 
-def refuse_undrawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
+def check_drawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
     """Raise for logits that give no probabilities, as torch does on a CPU.
 
     On a GPU, drawing from them would end all work there.

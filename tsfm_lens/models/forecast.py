@@ -222,7 +222,7 @@ def checked_request(
     return int(horizon), levels
 
 
-def refuse_overflow(encoded: Encoded) -> None:
+def check_overflow(encoded: Encoded) -> None:
     """Refuse a batch whose mean or scale is beyond single precision."""
     is_finite = (encoded.loc.isfinite() & encoded.scale.isfinite()).cpu().numpy()
     if not is_finite.all():
@@ -235,7 +235,7 @@ def refuse_overflow(encoded: Encoded) -> None:
         )
 
 
-def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
+def check_finite(forecast: Forecast, architecture: str) -> None:
     """Refuse a forecast that is not all numbers."""
     is_finite = np.isfinite(forecast.mean) & np.isfinite(forecast.quantiles).all(axis=1)
     # some libraries give nothing for covariates

@@ -26,11 +26,11 @@ from tsfm_lens.hooks.interventions import PatchFrom, Rows
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions, by_row
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.base import OF_A_FORECAST, HookList, LensBase, refuse_unknown
+from tsfm_lens.models.base import OF_A_FORECAST, HookList, LensBase, check_unknown
 from tsfm_lens.models.batching import check_request, forecast_in_parts
 from tsfm_lens.models.devices import checked_device
-from tsfm_lens.models.forecast import Forecast, refuse_non_finite
-from tsfm_lens.models.recording import Capture, refuse_run, select_names
+from tsfm_lens.models.forecast import Forecast, check_finite
+from tsfm_lens.models.recording import Capture, check_recordable, select_names
 from tsfm_lens.models.unread import unread_notes
 
 READING = [name for name in signature(as_series).parameters if name != "data"]
@@ -105,7 +105,7 @@ class Lens(LensBase):
                 of memory.
         """
         if columns:
-            refuse_unknown(
+            check_unknown(
                 columns.keys() - {*READING}, "forecast", [*OF_A_FORECAST, *READING]
             )
             series = as_series(series, **columns)
@@ -113,7 +113,7 @@ class Lens(LensBase):
             self, series, horizon, quantiles, num_samples, seed, batch_size
         )
         forecast = forecast_in_parts(request, progress)
-        refuse_non_finite(forecast, self.wiring.architecture)
+        check_finite(forecast, self.wiring.architecture)
         known = set(request.batch.notes)
         notes = [
             note
@@ -139,7 +139,7 @@ class Lens(LensBase):
 
         ``run`` are the arguments of that method.
         """
-        refuse_unknown(run, "forecast" if rollout else "forward")
+        check_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
             if rollout:
                 return self.forecast(series, **run)
@@ -188,8 +188,8 @@ class Lens(LensBase):
                 mode, or of a model whose backward pass is not the derivative; a rollout
                 of a model that runs twice per forecast; too little memory.
         """
-        refuse_unknown(run, "forecast" if rollout else "forward")
-        refuse_run(self, rollout, incl_bwd, loss)
+        check_unknown(run, "forecast" if rollout else "forward")
+        check_recordable(self, rollout, incl_bwd, loss)
         if device is not None:
             device = checked_device(device)
         if pos_slice is not None and reduce is not None:

@@ -23,7 +23,7 @@ from torch import nn
 from tsfm_lens.core.errors import CheckpointError, MissingExtraError
 from tsfm_lens.models.checkpoint import (
     CONFIG,
-    in_our_words,
+    as_checkpoint_errors,
     read_settings,
     unwrap_module,
 )
@@ -72,7 +72,11 @@ class StoredAdapter:
             f"{self.folder}: the adapter cannot be merged into a"
             f" {type(module).__name__}"
         )
-        with in_our_words(doing), self._staged() as folder, _embeddings_named(module):
+        with (
+            as_checkpoint_errors(doing),
+            self._staged() as folder,
+            _embeddings_named(module),
+        ):
             wrapped: Any = PeftModel.from_pretrained(module, str(folder))
             merged_module = wrapped.merge_and_unload(safe_merge=True)
         after = merged_module.state_dict()
@@ -133,7 +137,7 @@ def read_adapter(folder: Path) -> StoredAdapter | None:
     return StoredAdapter(folder, read_settings(folder / ADAPTER_CONFIG))
 
 
-def has_own_weights(folder: Path) -> bool:
+def has_model_weights(folder: Path) -> bool:
     """Return whether a folder of an adapter also holds a full model.
 
     The test is that of transformers.

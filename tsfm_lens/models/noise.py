@@ -61,7 +61,7 @@ def _values(run: Run, plain: np.ndarray) -> Iterator[np.ndarray]:
         yield values[np.isfinite(values)]
 
 
-def own_rounding(run: Run) -> np.ndarray:
+def forecast_rounding(run: Run) -> np.ndarray:
     """Return the :func:`rounding` of the run's own point forecast, computed once."""
     return _computed_once(run, "rounding", lambda: rounding(run, run.point))
 
@@ -100,7 +100,7 @@ def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
 def measured_rounding(run: Run) -> np.ndarray:
     """Measure how far the quantiles move under rounding of the series.
 
-    All values of a series move by its :func:`own_rounding`. The result is in data
+    All values of a series move by its :func:`forecast_rounding`. The result is in data
     units, (series,).
 
     A forecast is the exact one of series that are off by the rounding of a forward.
@@ -114,7 +114,7 @@ def measured_rounding(run: Run) -> np.ndarray:
     # what the series themselves give, whatever the run says that it took its forecast
     # from
     alone = replace(run, full_batch=None, forced_path=None, _of=None)
-    moved = with_noise(alone, own_rounding(alone).tolist(), seed=0)
+    moved = with_noise(alone, forecast_rounding(alone).tolist(), seed=0)
     distances = np.abs(moved.forecast.quantiles - alone.forecast.quantiles)
     return np.asarray(distances.max((1, 2)))
 
@@ -137,7 +137,7 @@ def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
     )
 
 
-def own_flat_contexts(run: Run) -> np.ndarray:
+def cached_flat_contexts(run: Run) -> np.ndarray:
     """Return the :func:`flat_contexts` of a run's series, computed once."""
     # what is encoded already need not be once more; a path for it may cost a forecast
     encoded = vars(run).get("encoded")
@@ -197,9 +197,9 @@ def flat_series(run: Run) -> np.ndarray:
 
 
 def _flat_series(run: Run) -> np.ndarray:
-    flat = own_flat_contexts(run).copy()
+    flat = cached_flat_contexts(run).copy()
     if run.horizon > 1:
-        flat |= np.ptp(run.point, axis=-1) <= own_rounding(run)
+        flat |= np.ptp(run.point, axis=-1) <= forecast_rounding(run)
     if run.original is not None:
         flat |= flat_series(run.original)
     return flat
@@ -234,7 +234,7 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
         return measure(run.redraw().forecast.median, plain)
-    bounds = own_rounding(run)[:, None]
+    bounds = forecast_rounding(run)[:, None]
     signs = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
     alternating = measure(plain + bounds * signs, plain)
     return np.fmax(alternating, measure(plain + bounds, plain))

@@ -29,7 +29,7 @@ from tsfm_lens.core.errors import (
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.replay import Turns
 from tsfm_lens.models import checkpoint
-from tsfm_lens.models.adapter import refuse_dtype
+from tsfm_lens.models.adapter import check_precision
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.devices import checked_device
 from tsfm_lens.models.lens import Lens
@@ -37,15 +37,15 @@ from tsfm_lens.models.merging import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     StoredAdapter,
-    has_own_weights,
+    has_model_weights,
     read_adapter,
 )
 from tsfm_lens.models.merging import beside as adapters_beside
 from tsfm_lens.models.wirings._common import (
     GENERATION,
     HUB,
-    refuse_unknown,
-    refuse_values,
+    check_config_values,
+    check_unknown,
 )
 
 # of loading models, which redirects the process's output
@@ -107,16 +107,18 @@ def load(
         if os.path.lexists(base_folder / checkpoint.COMPRESSION):
             files = files.folded()
         lens = _open(files, adapter, model_id, commit, _DTYPES[dtype], device)
-        refuse_dtype(lens.adapter, _DTYPES[dtype])
+        check_precision(lens.adapter, _DTYPES[dtype])
     if check:
-        with checkpoint.in_our_words(f"{lens.model_id} was loaded, but cannot run"):
+        with checkpoint.as_checkpoint_errors(
+            f"{lens.model_id} was loaded, but cannot run"
+        ):
             lens.quick_check()
     return lens
 
 
 def _from_object(native: object) -> Lens:
     for entry in architectures().values():
-        if entry.claims_object(native):
+        if entry.matches_object(native):
             config = getattr(native, "config", None)
             return Lens(
                 entry.adapt(native),
@@ -157,7 +159,7 @@ def _base_folder(adapter: StoredAdapter) -> Path:
     meant.
     """
     same_folder = None
-    if has_own_weights(adapter.folder):
+    if has_model_weights(adapter.folder):
         same_folder = adapter.folder
     if adapter.base is None:
         if same_folder is None:
@@ -223,31 +225,33 @@ def _open(
             f" {weights} is; copy that of the model into the folder"
         ) from None
     if entry.keys is not None:
-        refuse_unknown(files.config, model_id, HUB | entry.keys)
-        refuse_values(files.config, model_id, entry.values)
+        check_unknown(files.config, model_id, HUB | entry.keys)
+        check_config_values(files.config, model_id, entry.values)
     entry.check(files.config, model_id)
-    refuse_unknown(
+    check_unknown(
         files.generation, model_id, GENERATION, inside=f"{checkpoint.GENERATION}."
     )
-    checkpoint.refuse_layers(files)
+    checkpoint.check_layer_count(files)
     with _quiet():
-        with checkpoint.in_our_words(
+        with checkpoint.as_checkpoint_errors(
             f"{model_id}: no {entry.title} can be built from its configuration"
         ):
             # without memory for weights, which the configuration may make huge
             with torch.device("meta"):
                 blank = entry.blank(files.config)
                 files.fit(blank, entry.renamed)
-            checkpoint.refuse_misfit(files, blank, entry.renamed, entry.computed)
+            checkpoint.check_tensors(files, blank, entry.renamed, entry.computed)
         with (
-            checkpoint.in_our_words(f"{model_id}: the library cannot load it"),
+            checkpoint.as_checkpoint_errors(f"{model_id}: the library cannot load it"),
             files.staged() as folder,
         ):
             with files.building(type(blank), entry.renamed):
                 native = entry.open(folder, dtype, device)
             module = checkpoint.unwrap_module(native)
             files.finish(module, entry.renamed)
-            checkpoint.refuse_difference(files, module, entry.renamed, entry.computed)
+            checkpoint.check_loaded_weights(
+                files, module, entry.renamed, entry.computed
+            )
             if adapter is not None:
                 adapter.merge(module)
             # a model of transformers has the name of the folder that it came from, not
@@ -345,7 +349,7 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
     """Return folder, name for provenance, and commit of a source given by name."""
     if source in checkpoint_names():
         return checkpoint_path(source), source, None
-    with checkpoint.in_our_words(
+    with checkpoint.as_checkpoint_errors(
         f"{checkpoint.shortened(source, 80)!r} cannot be a folder"
     ):
         path = Path(source).expanduser()

@@ -30,7 +30,7 @@ from tsfm_lens.hooks.recorder import (
     select_reducers,
 )
 from tsfm_lens.hooks.tl_names import find_point
-from tsfm_lens.models.adapter import refuse_gradients
+from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.architecture import Encoded, name_rows
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.batching import (
@@ -40,17 +40,17 @@ from tsfm_lens.models.batching import (
     check_request,
     count_tokens,
     cut,
+    estimate_activation_bytes,
     estimate_bytes,
+    explain_unsplittable,
     fitting,
     forecast_part,
     free_bytes,
-    halved,
-    kept_bytes,
     memory_limit,
     plan,
-    reason_uncut,
+    retry_halved,
 )
-from tsfm_lens.models.forecast import Forecast, refuse_non_finite
+from tsfm_lens.models.forecast import Forecast, check_finite
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ class Capture:
         copies = times if self.loss is None else 2 * times
         sizes = {
             name: size * copies
-            for name, size in kept_bytes(lens, names, lengths).items()
+            for name, size in estimate_activation_bytes(lens, names, lengths).items()
         }
         total = items * sum(sizes.values())
         if total > LITTLE:
@@ -194,12 +194,12 @@ class Capture:
         parts, activations = self._run(
             ranges,
             lambda *part: forecast_part(request, *part),
-            reason_uncut(request, batch_coupled),
+            explain_unsplittable(request, batch_coupled),
             outer,
         )
         activations.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
         forecast = Forecast.joined(parts, batch)
-        refuse_non_finite(forecast, lens.wiring.architecture)
+        check_finite(forecast, lens.wiring.architecture)
         return forecast, activations
 
     def _run(
@@ -224,7 +224,7 @@ class Capture:
             with record(self.lens.registry, self.names, activations, **options):
                 return run(start, stop), activations
 
-        results = halved(record_range, self.batch, ranges, unsplittable_reason)
+        results = retry_halved(record_range, self.batch, ranges, unsplittable_reason)
         outputs = [output for output, _ in results]
         records = [activations for _, activations in results]
         if len(records) == 1:
@@ -321,7 +321,7 @@ def forward_ranges(
     return cut(encoded.batch, -(-items // number) * per_item)
 
 
-def refuse_run(
+def check_recordable(
     lens: LensBase,
     rollout: bool,
     gradients: bool,
@@ -337,7 +337,7 @@ def refuse_run(
             " incl_bwd=True, loss=fn) with rollout=False"
         )
     if gradients:
-        refuse_gradients(lens.wiring)
+        check_gradients(lens.wiring)
 
 
 SpansAt = Callable[[str, int, int, int, int], TokenSpans]

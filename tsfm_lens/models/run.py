@@ -31,9 +31,9 @@ from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.names import get_name
 from tsfm_lens.hooks.recorder import at_positions
 from tsfm_lens.hooks.tl_names import refuse_logits
-from tsfm_lens.models.adapter import default_horizon, refuse_covariates
+from tsfm_lens.models.adapter import check_covariates, default_horizon
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.base import refuse_unknown
+from tsfm_lens.models.base import check_unknown
 from tsfm_lens.models.batching import memory_limit
 from tsfm_lens.models.conditions import Conditions
 from tsfm_lens.models.forecast import (
@@ -137,7 +137,7 @@ class Run:
         if self._of is not None:
             run, rows = self._of
             return run.forecast.of_rows(rows, self.batch)
-        self.refuse_change()
+        self.check_unchanged()
         with self._clock("forecast"):
             return self.lens.forecast(
                 self.batch, self.horizon, num_samples=self.num_samples, seed=self.seed
@@ -156,7 +156,7 @@ class Run:
         if self._of is not None:
             run, rows = self._of
             return run.path[rows]
-        self.refuse_change()
+        self.check_unchanged()
         with self._clock("path"):
             return self.lens.median_path(self.batch, self.horizon)
 
@@ -239,7 +239,7 @@ class Run:
         """
         if self.rollout:
             return self.forecast.median
-        self.refuse_change()
+        self.check_unchanged()
         return self._forward(())[0]
 
     def _forward(
@@ -330,7 +330,7 @@ class Run:
         known = self.find_record(requested)
         if known is not None:
             return known
-        self.refuse_change()
+        self.check_unchanged()
         if self.rollout:
             options: dict[str, Any] = {
                 "horizon": self.horizon,
@@ -404,12 +404,12 @@ class Run:
         assert self._conditions is not None
         return self._conditions
 
-    def refuse_change(self) -> None:
+    def check_unchanged(self) -> None:
         """Refuse to run the lens under other conditions than those of the run.
 
         See :class:`Conditions`.
         """
-        self.conditions.refuse_change()
+        self.conditions.check_unchanged()
 
     # --- other runs
 
@@ -583,7 +583,7 @@ class Run:
         )
         return clean_run, late_run
 
-    def shift_facts(self) -> dict[str, int]:
+    def shift_attrs(self) -> dict[str, int]:
         """Return the settings of :meth:`shifted_pair`.
 
         They are the steps of the shift and of the season, and the number of gaps
@@ -662,7 +662,7 @@ class Run:
             InputError: the weights of the model have changed since the run was made, or
                 its mode or precision.
         """
-        self.conditions.refuse_other_model()
+        self.conditions.check_same_model()
         return self._context.copy(deep=True)
 
     @cached_property
@@ -791,13 +791,13 @@ def run(
         InputError: a wrong argument, a series too short to hold its end out, or ends
             without any value.
     """
-    refuse_unknown(
+    check_unknown(
         columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"]
     )
     batch = as_series(series, future=future, **columns)
     full_batch = None
     adapter = lens.adapter
-    refuse_covariates(adapter, batch)
+    check_covariates(adapter, batch)
     requested = horizon
     if horizon is None and holdout:
         requested = adapter.prediction_length

@@ -7,7 +7,7 @@
 from typing import TYPE_CHECKING
 
 from tsfm_lens.core.extensions import export
-from tsfm_lens.probes.given import refuse_others as _refuse_others
+from tsfm_lens.probes.given import check_arguments as _refuse_others
 
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ __all__ = ["attention_patterns", "head_entropy"]
 SHARP_BELOW = 0.38
 
 
-def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
+def select_attention(lens: Lens) -> dict[str, dict[str, str]]:
     """Select the attention that a report shows, by name of the result.
 
     It is all attention over time of the output stack.
@@ -61,7 +61,7 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
     ),
     source="tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)",
     needs="heads",
-    each=shown_attention,
+    each=select_attention,
 )
 def attention_patterns(
     run: Run, *, kind: str | None = None, stack: str | None = None
@@ -94,7 +94,7 @@ def attention_patterns(
         >>> dict(probes.attention_patterns(run)["pattern"].sizes)
         {'layer': 3, 'head': 4, 'query': 12, 'key': 129}
     """
-    refuse_several(run, "attention patterns are drawn", covariates=True)
+    check_single(run, "attention patterns are drawn", covariates=True)
     data = _patterns(run, *pick_attention(run.lens, stack, kind))
     data["native_median"] = (("series", "step"), run.forecast.median)
     return data
@@ -117,7 +117,7 @@ def _patterns(run: Run, stack: Stack, kind: str, layers: list[int]) -> xr.Datase
         {"units": "nats"},
     )
     title = f"{kind} of the {stack.name or 'model'}"
-    return data.assign_attrs(title=title, **attention_facts(run, stack, kind))
+    return data.assign_attrs(title=title, **attention_attrs(run, stack, kind))
 
 
 def token_steps(spans: TokenSpans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -155,7 +155,7 @@ def pattern_coords(
     )
 
 
-def attention_facts(run: Run, stack: Stack, attention: str) -> dict[str, str]:
+def attention_attrs(run: Run, stack: Stack, attention: str) -> dict[str, str]:
     """Return the attributes of a result on the attention of one series."""
     return {
         "stack": stack.name,
@@ -241,16 +241,16 @@ def attention_over_time(stack: Stack) -> str:
     )
 
 
-def refuse_several(run: Run, what: str, *, covariates: bool = False) -> None:
-    """Refuse a run of more than one series; see :func:`refuse_variates`."""
-    targets = refuse_variates(run, covariates=covariates)
+def check_single(run: Run, what: str, *, covariates: bool = False) -> None:
+    """Refuse a run of more than one series; see :func:`check_variates`."""
+    targets = check_variates(run, covariates=covariates)
     if len(targets) != 1:
         raise InputError(
             f"{what} for one series at a time, got {len(targets)}; use run.select(…)"
         )
 
 
-def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
+def check_variates(run: Run, *, covariates: bool = False) -> list[int]:
     """Refuse variates that attend to one another, and return the rows of targets.
 
     With ``covariates``, targets may have covariates, if the model keeps each series in
@@ -330,7 +330,7 @@ def head_entropy(
         >>> probes.head_entropy(run)["entropy"].dims
         ('layer', 'head')
     """
-    rows = refuse_variates(run, covariates=True)
+    rows = check_variates(run, covariates=True)
     stack, attention, layers = pick_attention(run.lens, None, kind)
     entropies = []
     for target in rows:

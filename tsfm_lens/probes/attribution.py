@@ -25,7 +25,7 @@ from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.hook_checks import refuse_no_sums
+from tsfm_lens.hooks.hook_checks import check_additive
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.residual import (
     Place,
@@ -37,9 +37,9 @@ from tsfm_lens.hooks.residual import (
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import marked_dataset, own_rounding, relative_rounding
+from tsfm_lens.models.noise import forecast_rounding, marked_dataset, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, find_place, head_or_kind
+from tsfm_lens.probes.places import component_coords, find_site, head_or_kind
 from tsfm_lens.probes.secants import Secants, push_forward
 
 __all__ = ["attribution", "component_writes", "stream_shares"]
@@ -232,7 +232,7 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     # parts round as the total that they sum to does; values in data units also round
     # as the forecast does
     scaling = np.where(
-        data["unit"].values[:, None] == "data units", own_rounding(run), 0.0
+        data["unit"].values[:, None] == "data units", forecast_rounding(run), 0.0
     )
     floor = relative_rounding(run.lens) * np.abs(total).max(-1) + scaling
     axes = ("decomposition", "component", "series")
@@ -299,7 +299,7 @@ class _Split:
             width_of_output(self.lens), positions // count * self.lens.d_model
         )
         self._at_once = max(1, _NUMBERS // numbers)
-        self.output = own_readout(run, self.readout(self.last))
+        self.output = model_readout(run, self.readout(self.last))
 
     def readout(self, streams: Tensor, like: Tensor | None = None) -> Tensor:
         """Read out streams (…, series, pos, d_model) of the positions that are read."""
@@ -395,7 +395,9 @@ class _Split:
     def integrated(self) -> _Decomposition:
         tiny = torch.finfo(self._total.dtype).tiny
         size = self._total.abs().flatten(1).amax(1).clamp(min=tiny)
-        scaling = float(np.nanmax(own_rounding(self.run) / size.cpu().double().numpy()))
+        scaling = float(
+            np.nanmax(forecast_rounding(self.run) / size.cpu().double().numpy())
+        )
         rounding = 10 * (relative_rounding(self.lens) + scaling)
         for nodes in _NODES:
             path = Secants(self.frozen, self.last, nodes)
@@ -591,12 +593,12 @@ def writes_and_stream(
     lens = run.lens
     stack = run.lens.wiring.output_stack
     components = writers(lens.wiring)
-    refuse_no_sums(lens.wiring, stack)
+    check_additive(lens.wiring, stack)
     embed = f"{stack.name}.hook_embed".lstrip(".")
     end = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
     # the point of a head is its z, which the output projection has yet to write
     points = [
-        find_place(lens.wiring, item).point.replace("hook_z", "hook_result")
+        find_site(lens.wiring, item).point.replace("hook_z", "hook_result")
         for item in components
     ]
     activations = run.in_one_pass().record([embed, *points, end], last=count)
@@ -635,7 +637,7 @@ def writes_and_stream(
     return names, writes, last
 
 
-def own_readout(run: Run, output: Tensor) -> Tensor:
+def model_readout(run: Run, output: Tensor) -> Tensor:
     """Return the readout of the model's own last stream.
 
     It is refused if it is not the model's forecast.
@@ -644,7 +646,7 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
     forecast = single.read(output.detach()).cpu().double().numpy()
     same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))
     deviation = np.where(same, 0.0, np.abs(forecast - single.point))
-    bound = own_rounding(single)
+    bound = forecast_rounding(single)
     wrong = ~(deviation.max(-1) <= bound)
     if not wrong.any():
         return output

@@ -19,23 +19,23 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import SMALLEST_SHARE, judge, refuse_no_share
+from tsfm_lens.core.estimates import SMALLEST_SHARE, check_share, judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import (
+    cached_flat_contexts,
     keep_above_rounding,
     noise_floor,
-    own_flat_contexts,
     ranges,
     rounding,
 )
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.given import check_option
 from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.path_patching import edge_attribution
-from tsfm_lens.probes.places import Place, component_coords, list_nodes
+from tsfm_lens.probes.places import PatchSite, component_coords, list_nodes
 from tsfm_lens.probes.zero_ablation import make_ablations
 
 __all__ = ["minimal_circuit"]
@@ -197,7 +197,7 @@ def _check_options(
     smallest: object,
 ) -> None:
     """Check the options of :func:`minimal_circuit`."""
-    refuse_word("ranking", ranking, ("greedy", "effects", "edges"))
+    check_option("ranking", ranking, ("greedy", "effects", "edges"))
     if (
         not isinstance(tolerance, int | float)
         or not 0 <= tolerance < 1
@@ -207,7 +207,7 @@ def _check_options(
             f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance"
             " from 0 to below 1, and a whole number of components of 1 or more"
         )
-    refuse_no_share(smallest, "smallest")
+    check_share(smallest, "smallest")
     if behaviour is not None and not callable(behaviour):
         raise InputError(
             f"behaviour is {behaviour!r}, expected a function of forecasts (…, series,"
@@ -215,7 +215,7 @@ def _check_options(
         )
 
 
-def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
+def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[PatchSite]:
     """Return the heads and branches to choose from; none is part of another."""
     sites = list_nodes(run.lens, nodes, "nodes")
     components = [site.component for site in sites]
@@ -260,7 +260,7 @@ class _Bench:
         self.gap_share = _rms(self.nothing, self.full) / np.where(spans > 0, spans, 1.0)
         # a flat forecast of a context that varies has a circuit: faithfulness is a
         # share of the gap, not of the shape
-        self.flat = own_flat_contexts(run)
+        self.flat = cached_flat_contexts(run)
         self.no_verdict = (
             (self.gap <= self.noise) | (self.gap_share <= smallest) | self.flat
         )

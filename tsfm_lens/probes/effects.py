@@ -15,7 +15,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.rollouts import Progress
-from tsfm_lens.core.estimates import SMALLEST_SHARE, judge, refuse_no_share
+from tsfm_lens.core.estimates import SMALLEST_SHARE, check_share, judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component, writers
@@ -24,7 +24,7 @@ from tsfm_lens.models.noise import marked_dataset, noise_floor, ranges, share_fl
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import (
     component_coords,
-    find_place,
+    find_site,
     head_or_kind,
     later_branches,
     listed,
@@ -97,7 +97,7 @@ def causal_effects(
         >>> sorted(name for name in data if "_" not in str(name))
         ['context', 'direct', 'indirect', 'total', 'truth']
     """
-    refuse_no_share(smallest, "smallest")
+    check_share(smallest, "smallest")
     lens = run.lens
     if components is None:
         targets = writers(lens.wiring)
@@ -112,7 +112,7 @@ def causal_effects(
         for target in targets
     }
     later = {branch for branches in later_by_target.values() for branch in branches}
-    branches = sorted(find_place(lens.wiring, branch).point for branch in later)
+    branches = sorted(find_site(lens.wiring, branch).point for branch in later)
     # the last component has no later branch, but a recording needs a point
     activations = run.record(branches or ["unembed.hook_out"])
     free = make_ablations(run, targets, how, reference)

@@ -1,6 +1,6 @@
 """Checks of a probe's arguments: runs, lenses and results of other probes.
 
-:func:`refuse_others` wraps all functions of a package once, by their annotations;
+:func:`check_arguments` wraps all functions of a package once, by their annotations;
 probes call the other checks themselves.
 """
 
@@ -30,7 +30,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
 }
 
 
-def refuse_word(name: str, value: object, choices: Sequence[str]) -> None:
+def check_option(name: str, value: object, choices: Sequence[str]) -> None:
     """Refuse an option that is none of the words given."""
     if value not in choices:
         raise InputError(
@@ -38,7 +38,7 @@ def refuse_word(name: str, value: object, choices: Sequence[str]) -> None:
         )
 
 
-def refuse_others(package: str) -> None:
+def check_arguments(package: str) -> None:
     """Let the functions of a package refuse what is not a run or lens.
 
     An argument is checked where its annotation asks for one.

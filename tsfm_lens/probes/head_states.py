@@ -19,10 +19,10 @@ from tsfm_lens.models.noise import marked_dataset
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import (
     attention_patterns,
+    check_variates,
     forecast_queries,
     normalise,
-    refuse_variates,
-    shown_attention,
+    select_attention,
 )
 from tsfm_lens.probes.attribution import decomposed, of_median
 from tsfm_lens.probes.weights import head_spectra
@@ -66,7 +66,7 @@ def _some_series(results: Any) -> tuple[Run]:
     ),
     needs="heads",
     computes="`probes.head_states` on the first 8 series",
-    each=lambda lens: {"head_states": {}} if shown_attention(lens) else {},
+    each=lambda lens: {"head_states": {}} if select_attention(lens) else {},
     cost="search",
 )
 def head_states(
@@ -120,7 +120,7 @@ def head_states(
         >>> dict(probes.head_states(run.shortened(2))["attention"].sizes)
         {'series': 1, 'layer': 3, 'head': 4, 'query': 2, 'key': 128}
     """
-    rows = refuse_variates(run, covariates=True)
+    rows = check_variates(run, covariates=True)
     maps = [attention_patterns(run.select([row]), kind=kind) for row in rows]
     first = maps[0]
     attention = str(first.attrs["attention"])

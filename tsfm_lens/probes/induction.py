@@ -23,7 +23,7 @@ from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
-from tsfm_lens.probes.given import of_kind, refuse_word
+from tsfm_lens.probes.given import check_option, of_kind
 
 __all__ = ["induction_overlap", "induction_scores"]
 
@@ -252,8 +252,8 @@ def _check_options(
         raise InputError(
             f"offset is {offset!r}, expected 0 (the instance) or 1 (the token after it)"
         )
-    refuse_word("decoding", decoding, ("forced", "rollout"))
-    refuse_word("positions", positions, ("last", "first", "all"))
+    check_option("decoding", decoding, ("forced", "rollout"))
+    check_option("positions", positions, ("last", "first", "all"))
     return tokens
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import refuse_several
+from tsfm_lens.probes.attention import check_single
 from tsfm_lens.probes.weights import core_svd
 
 __all__ = ["kernel_regression"]
@@ -144,7 +144,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
         ('layer', 'head', 'mode')
     """
     lens = run.lens
-    refuse_several(run, "kernel regression is computed")
+    check_single(run, "kernel regression is computed")
     stack = lens.wiring.output_stack
     if "cross_attn" not in stack.attention_kinds():
         raise InputError(

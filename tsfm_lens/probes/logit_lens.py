@@ -20,12 +20,12 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import SMALLEST, over_windows, ratio
-from tsfm_lens.hooks.hook_checks import refuse_no_sums
+from tsfm_lens.hooks.hook_checks import check_additive
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import marked_dataset, rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import own_readout
-from tsfm_lens.probes.given import of_kind, refuse_word
+from tsfm_lens.probes.attribution import model_readout
+from tsfm_lens.probes.given import check_option, of_kind
 
 __all__ = ["layer_gain", "logit_lens"]
 
@@ -88,7 +88,7 @@ def logit_lens(
             f"{run.lens.model_id} emits {readout}s, not tokens of a vocabulary, so"
             " there are no logits"
         )
-    refuse_no_sums(run.lens.wiring, run.lens.wiring.output_stack)
+    check_additive(run.lens.wiring, run.lens.wiring.output_stack)
     names, streams = layer_streams(run)
     data = marked_dataset(run.in_one_pass(), layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
@@ -133,7 +133,7 @@ def _token_lens(
             logits = lens.readout(stream, run.encoded)
             # own_readout checks that the last stream gives the model's own forecast
             if stream is streams[-1]:
-                logits = own_readout(run, logits)
+                logits = model_readout(run, logits)
             token_probability = torch.softmax(logits.double(), dim=-1).cpu()
         if with_logits:
             bin_logits.append(logits[..., first:].float().cpu().numpy())
@@ -171,7 +171,7 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
     lens = run.lens
     with torch.no_grad():
         *below, last = (lens.readout(stream, run.encoded) for stream in streams)
-        quantiles = torch.stack([*below, own_readout(run, last)])
+        quantiles = torch.stack([*below, model_readout(run, last)])
     forecasts = quantiles[..., : run.horizon].cpu().double().numpy()
     median = int(np.argmin(np.abs(np.array(lens.levels) - 0.5)))
     return data.assign_coords(quantile=list(lens.levels)).assign(
@@ -282,7 +282,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
             )
         target = lens_result["truth"]
     else:
-        refuse_word("reference", reference, ("truth", "model"))
+        check_option("reference", reference, ("truth", "model"))
         target = lens_result["point_forecast"].isel(layer=-1)
     forecast = lens_result["point_forecast"].transpose("layer", "series", "step")
     axes = ("metric", "layer", "series")

@@ -24,13 +24,13 @@ from tsfm_lens.core.stats import over_windows, ratio
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import (
+    cached_flat_contexts,
     marked_dataset,
     noise_floor,
-    own_flat_contexts,
     relative_rounding,
 )
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import pick_attention, refuse_variates
+from tsfm_lens.probes.attention import check_variates, pick_attention
 from tsfm_lens.probes.rollout import autoregressive_attention
 from tsfm_lens.probes.zero_ablation import forecast_ablations, make_ablations
 
@@ -395,7 +395,7 @@ def context_spreads(run: Run) -> np.ndarray:
     It is NaN where the model sees no variation.
     """
     spreads = np.array([compute_spread(values) for values in run.batch.values])
-    return np.where(own_flat_contexts(run), np.nan, spreads)
+    return np.where(cached_flat_contexts(run), np.nan, spreads)
 
 
 @probe(
@@ -460,7 +460,7 @@ def head_parroting(
     """
     batch = run.batch
     steps = run.horizon
-    refuse_variates(run)
+    check_variates(run)
     shortest = min(batch.lengths)
     parrot = naive_parrots(batch, steps, motif)[0]
     if lag is not None and not 1 <= lag < shortest:

@@ -30,7 +30,7 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
-from tsfm_lens.models.adapter import refuse_gradients
+from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.noise import (
     flat_series,
     keep_above_rounding,
@@ -38,15 +38,15 @@ from tsfm_lens.models.noise import (
     ranges,
     share_floor,
 )
-from tsfm_lens.models.recording import refuse_run
+from tsfm_lens.models.recording import check_recordable
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.given import check_option
 from tsfm_lens.probes.places import (
-    Place,
+    PatchSite,
     group_coords,
-    parse_places,
-    place_coords,
+    parse_sites,
     position_groups,
+    site_coords,
 )
 
 __all__ = ["activation_patching", "attribution_patching"]
@@ -125,17 +125,17 @@ def activation_patching(
         >>> dict(data["recovered"].sizes)
         {'component': 4, 'position': 1, 'series': 1}
     """
-    sites = parse_places(clean.lens, at, stack)
+    sites = parse_sites(clean.lens, at, stack)
     pair = contrast(clean, corrupted, sites, direction=direction)
     groups, position_coords = make_grid(pair, sites, positions)
     forecasts = point_forecasts(pair.base, patches(pair, sites, groups), progress)
     forecasts = forecasts.reshape(len(sites), len(groups), *forecasts.shape[1:])
-    data = pair.result(forecasts, {**place_coords(sites), **position_coords})
+    data = pair.result(forecasts, {**site_coords(sites), **position_coords})
     return data.assign_attrs(positions=str(positions))
 
 
 def patches(
-    pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]
+    pair: RunPair, places: Sequence[PatchSite], groups: Sequence[list[int] | None]
 ) -> list[Variant]:
     """Return one variant per site and group of positions, sites first.
 
@@ -148,7 +148,7 @@ def patches(
     ]
 
 
-def _patch(pair: RunPair, site: Place, group: list[int] | None) -> Intervention:
+def _patch(pair: RunPair, site: PatchSite, group: list[int] | None) -> Intervention:
     """Return the intervention that patches one site at a group of positions."""
     if group is None or not pair.base.rollout:
         return PatchFrom(site.target, pair.source_acts, positions=group)
@@ -162,7 +162,7 @@ def _patch(pair: RunPair, site: Place, group: list[int] | None) -> Intervention:
 
 
 def make_grid(
-    pair: RunPair, places: Sequence[Place], positions: str | int | None
+    pair: RunPair, places: Sequence[PatchSite], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
     """Return groups of the sites' tokens, and their coordinates.
 
@@ -349,7 +349,7 @@ class RunPair:
 def contrast(
     clean: Run,
     corrupted: Run,
-    places: Sequence[Place],
+    places: Sequence[PatchSite],
     *,
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
@@ -358,7 +358,7 @@ def contrast(
 
     A pair whose forecasts are the same is refused.
     """
-    refuse_word("direction", direction, ("denoise", "noise"))
+    check_option("direction", direction, ("denoise", "noise"))
     _check_pair(clean, corrupted)
     if direction == "denoise":
         source = clean
@@ -481,8 +481,8 @@ def attribution_patching(
         ('component', 'position', 'series')
     """
     lens = clean.lens
-    refuse_gradients(lens.wiring)
-    sites = parse_places(lens, at, stack)
+    check_gradients(lens.wiring)
+    sites = parse_sites(lens, at, stack)
     pair = contrast(
         clean.in_one_pass(), corrupted.in_one_pass(), sites, direction=direction
     )
@@ -494,7 +494,7 @@ def attribution_patching(
             for site in sites
         ]
     )
-    data = pair.dataset().assign_coords({**place_coords(sites), **position_coords})
+    data = pair.dataset().assign_coords({**site_coords(sites), **position_coords})
     axes = ("component", "position", "series")
     data["first_order"] = (axes, first_order)
     data.attrs["positions"] = str(positions)
@@ -510,11 +510,11 @@ def attribution_patching(
     return pair.test_effects(data)
 
 
-def _points(sites: Sequence[Place]) -> list[str]:
+def _points(sites: Sequence[PatchSite]) -> list[str]:
     return sorted({site.point for site in sites})
 
 
-def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
+def slopes(pair: RunPair, places: Sequence[PatchSite]) -> Activations:
     """Record the base run with the gradients of the share recovered.
 
     Gradients are under ``name + "_grad"``.
@@ -558,7 +558,7 @@ def with_gradients(
     lens = run.lens
     encoded = run.encoded
     leaves = dict[str, list[Tensor]]()
-    refuse_run(lens, rollout=False, gradients=True, loss=loss)
+    check_recordable(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
         """Continue the forward pass from a leaf tensor.
@@ -603,7 +603,7 @@ def with_gradients(
 
 
 def _products(
-    site: Place, source: Activations, base: Activations, group: Sequence[int] | None
+    site: PatchSite, source: Activations, base: Activations, group: Sequence[int] | None
 ) -> np.ndarray:
     """Sum change times gradient over the tokens of a group, (series,).
 

@@ -26,17 +26,17 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
-from tsfm_lens.models.adapter import refuse_gradients
+from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import Direction, RunPair, _PointEdit, contrast, slopes
 from tsfm_lens.probes.places import (
-    Place,
-    find_place,
+    PatchSite,
+    find_site,
     later_branches,
     list_nodes,
     listed,
-    parse_places,
-    place_coords,
+    parse_sites,
+    site_coords,
 )
 
 __all__ = ["edge_attribution", "path_patching"]
@@ -115,7 +115,7 @@ def path_patching(
         targets = listed(receivers, "receivers")
     to_output = OUTPUT in targets
     if targets != [OUTPUT]:
-        receiver_sites = parse_places(
+        receiver_sites = parse_sites(
             lens, [receiver for receiver in targets if receiver != OUTPUT]
         )
     else:
@@ -143,14 +143,14 @@ def path_patching(
     names = [str(receiver.target) for receiver in receiver_sites]
     if to_output:
         names.append(OUTPUT)
-    coords = {**place_coords(sender_sites, "sender"), "receiver": names}
+    coords = {**site_coords(sender_sites, "sender"), "receiver": names}
     return pair.result(forecasts, coords, ("sender", "receiver"))
 
 
 def sender_contrast(
     clean: Run,
     corrupted: Run,
-    senders: Sequence[Place],
+    senders: Sequence[PatchSite],
     *,
     direction: Direction = "noise",
 ) -> RunPair:
@@ -165,15 +165,15 @@ def sender_contrast(
         for sender in senders
         for branch in later_branches(wiring, sender.component)
     }
-    branch_points = sorted({find_place(wiring, branch).point for branch in later})
+    branch_points = sorted({find_site(wiring, branch).point for branch in later})
     return contrast(
         clean, corrupted, senders, base_names=branch_points, direction=direction
     )
 
 
 def heard_in_groups(
-    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place]
-) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
+    pair: RunPair, senders: Sequence[PatchSite], receivers: Sequence[PatchSite]
+) -> Iterator[list[tuple[PatchSite, np.ndarray, Activations]]]:
     """Yield senders, forecasts of their direct effects, and receivers' activations.
 
     Senders come in groups that run together; forecasts are (series, step).
@@ -188,8 +188,8 @@ def heard_in_groups(
 
 
 def _run_group(
-    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place]
-) -> list[tuple[Place, np.ndarray, Activations]]:
+    pair: RunPair, senders: Sequence[PatchSite], receivers: Sequence[PatchSite]
+) -> list[tuple[PatchSite, np.ndarray, Activations]]:
     """Patch each sender with later branches frozen, and record the receivers."""
     run = pair.base
     stores: list[dict[str, list[Call]]] = [{} for _ in senders]
@@ -284,12 +284,12 @@ def edge_attribution(
         ['decoder.0.mlp', 'decoder.1.mlp', 'output']
     """
     lens = clean.lens
-    refuse_gradients(lens.wiring)
+    check_gradients(lens.wiring)
     sites = list_nodes(lens, nodes, "nodes")
     pair = sender_contrast(
         clean.in_one_pass(), corrupted.in_one_pass(), sites, direction=direction
     )
-    data = pair.dataset().assign_coords(place_coords(sites, "sender"))
+    data = pair.dataset().assign_coords(site_coords(sites, "sender"))
     data = data.assign_coords(receiver=[*(str(site.target) for site in sites), OUTPUT])
     scores = edge_scores(pair, sites)
     axes = ("sender", "receiver", "series")
@@ -305,7 +305,7 @@ def edge_attribution(
     return result.assign(score=(axes, scores))
 
 
-def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
+def edge_scores(pair: RunPair, places: Sequence[PatchSite]) -> np.ndarray:
     """Score edges, (sender, receiver and output, series).
 
     ``pair`` is from :func:`sender_contrast`.

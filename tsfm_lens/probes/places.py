@@ -1,6 +1,6 @@
 """Sites to patch: streams, branches and heads, and groups of token positions.
 
-:class:`Place` is one site; :func:`parse_places` finds sites by names and globs, and
+:class:`PatchSite` is one site; :func:`parse_sites` finds sites by names and globs, and
 :func:`position_groups` divides the tokens of a stack. The other functions label the
 results of probes. Nothing is patched here; see ``patching``.
 """
@@ -25,7 +25,7 @@ MOST_GROUPS = 32
 
 
 @dataclass(frozen=True)
-class Place:
+class PatchSite:
     """Activation that can be patched: a residual stream, a branch or a head."""
 
     target: Component | str
@@ -51,19 +51,19 @@ class Place:
         return Component(self.stack, self.layer, self.component.kind)
 
 
-def list_nodes(lens: Lens, names: Any, what: str) -> list[Place]:
+def list_nodes(lens: Lens, names: Any, what: str) -> list[PatchSite]:
     """Return heads and branches by name.
 
     None stands for the heads and MLPs of the output stack.
     """
-    return parse_places(
+    return parse_sites(
         lens, writers(lens.wiring) if names is None else listed(names, what)
     )
 
 
-def parse_places(
+def parse_sites(
     lens: Lens, at: str | Sequence[str | Component], stack: str | None = None
-) -> list[Place]:
+) -> list[PatchSite]:
     """Return sites by a keyword, or by names and globs.
 
     Keywords are "stream" (the residual stream around each layer), "branches" and
@@ -87,7 +87,7 @@ def parse_places(
         return [_stream(lens, name) for name in [*before, last]]
     level = {"branches": "branch", "heads": "head"}[at]
     return [
-        find_place(wiring, component)
+        find_site(wiring, component)
         for component in components(wiring)
         if component.stack == chosen.name and component.level == level
     ]
@@ -120,7 +120,7 @@ def listed(names: Any, what: str) -> list[str | Component]:
     return items
 
 
-def _find_sites(lens: Lens, name: str | Component) -> list[Place]:
+def _find_sites(lens: Lens, name: str | Component) -> list[PatchSite]:
     """Return the sites of one name or glob, of a component or of a hook point."""
     if isinstance(name, str) and "hook_" in name:
         return [_stream(lens, point) for point in select(lens.registry.points, name)]
@@ -131,7 +131,7 @@ def _find_sites(lens: Lens, name: str | Component) -> list[Place]:
             parts = [component]
         else:
             parts = _branches(lens.wiring, component.stack, component.layer)
-        sites += [find_place(lens.wiring, part) for part in parts]
+        sites += [find_site(lens.wiring, part) for part in parts]
     return sites
 
 
@@ -143,7 +143,7 @@ def _branches(wiring: Wiring, stack: str, layer: int) -> list[Component]:
     ]
 
 
-def _stream(lens: Lens, name: str) -> Place:
+def _stream(lens: Lens, name: str) -> PatchSite:
     """Return the site of a residual stream."""
     point = lens.registry.points[name]
     if "hook_resid" not in name and not name.endswith("hook_embed"):
@@ -151,16 +151,16 @@ def _stream(lens: Lens, name: str) -> Place:
             f"{name} is not a residual stream; name a component instead, e.g. a head or"
             " an MLP"
         )
-    return Place(name, name, point.stack, max(point.layer, 0), "stream")
+    return PatchSite(name, name, point.stack, max(point.layer, 0), "stream")
 
 
-def find_place(wiring: Wiring, component: Component) -> Place:
+def find_site(wiring: Wiring, component: Component) -> PatchSite:
     """Return the site of a head or branch."""
     stack = wiring.stack(component.stack)
     hook = "hook_z"
     if component.head is None:
         hook = "hook_out"
-    return Place(
+    return PatchSite(
         component,
         f"{stack.prefix}.{component.layer}.{component.kind}.{hook}",
         component.stack,
@@ -170,7 +170,7 @@ def find_place(wiring: Wiring, component: Component) -> Place:
     )
 
 
-def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, Any]:
+def site_coords(places: Sequence[PatchSite], dim: str = "component") -> dict[str, Any]:
     """Return coordinates that name sites.
 
     They are the label, stack, kind, layer_index and head (-1 where there is none).
@@ -185,19 +185,19 @@ def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, A
 
 
 def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
-    """Return :func:`place_coords` of components, and of other writers by name.
+    """Return :func:`site_coords` of components, and of other writers by name.
 
     The kind of another writer is its name, its layer_index -1.
     """
     sites = []
     for name in names:
         if isinstance(name, str):
-            site = Place(name, "", "", -1, name)
+            site = PatchSite(name, "", "", -1, name)
         else:
             kind = name.kind or "layer"
-            site = Place(name, "", name.stack, name.layer, kind, name.head)
+            site = PatchSite(name, "", name.stack, name.layer, kind, name.head)
         sites.append(site)
-    return place_coords(sites)
+    return site_coords(sites)
 
 
 def head_or_kind(data: xr.Dataset) -> list[str]:

@@ -25,13 +25,13 @@ from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import (
+    cached_flat_contexts,
     marked_dataset,
     noise_floor,
-    own_flat_contexts,
 )
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time
-from tsfm_lens.probes.given import called, refuse_word
+from tsfm_lens.probes.given import called, check_option
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import (
     compute_size,
@@ -83,7 +83,7 @@ def heads_by_stable_rank(
         >>> len(probes.heads_by_stable_rank(lens, {0: 1, 1: 2}, paired=False))
         5
     """
-    refuse_word("order", order, ORDERS)
+    check_option("order", order, ORDERS)
     attention, n_heads = _check_layers(lens, keep, kind)
     ranks = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(
         product="QK"
@@ -446,7 +446,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
         measures = {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
     # no spread, so that the ratio to it is undefined
-    past = np.where(own_flat_contexts(run), 0.0, past)
+    past = np.where(cached_flat_contexts(run), 0.0, past)
     data["mean_shift"] = (axes, np.abs(medians - medians[0]).mean(axis=-1))
     spread = medians.std(axis=-1)
     data["spread_ratio"] = (axes, ratio(spread, past))

@@ -27,7 +27,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, row_entropy, token_steps
-from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.given import check_option
 from tsfm_lens.probes.induction import induction_scores
 
 __all__ = ["repeated_motif", "training_history"]
@@ -288,7 +288,7 @@ def _targets(
         "context": ordinary & (stops <= 0),
     }
     mode = queries or ("forecast" if tokens["forecast"].any() else "context")
-    refuse_word("queries", mode, ("forecast", "context"))
+    check_option("queries", mode, ("forecast", "context"))
     if mode == "forecast":
         possible = bool(tokens["forecast"].any())
         alternative = "context"

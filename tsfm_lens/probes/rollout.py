@@ -25,16 +25,16 @@ from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import (
-    attention_facts,
+    attention_attrs,
+    check_single,
     forecast_queries,
     layers_in_time,
     pattern_coords,
     pick_attention,
-    refuse_several,
     row_entropy,
     span_coords,
 )
-from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.given import check_option
 from tsfm_lens.probes.weights import head_spectra
 
 __all__ = [
@@ -96,8 +96,8 @@ def autoregressive_attention(
         >>> probes.autoregressive_attention(run)["attention"].dims
         ('layer', 'head', 'key', 'query')
     """
-    refuse_several(run, "autoregressive attention is drawn")
-    refuse_word("keys", keys, ("time", "window"))
+    check_single(run, "autoregressive attention is drawn")
+    check_option("keys", keys, ("time", "window"))
     chosen, attention_kind, layers = pick_attention(run.lens, stack, kind)
     passes = _passes(run)
     key_stack = chosen.attention(attention_kind, layers[0]).keys_from or chosen.name
@@ -150,7 +150,7 @@ def autoregressive_attention(
         [start for start, _ in passes], [len(tokens) for tokens in columns]
     )
     data = data.assign_coords(pass_start=("query", pass_start))
-    metadata = attention_facts(run, chosen, attention_kind)
+    metadata = attention_attrs(run, chosen, attention_kind)
     return data.assign_attrs(metadata, keys=keys, passes=len(passes))
 
 
@@ -306,7 +306,7 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
         ('layer', 'query', 'key')
     """
     lens = run.lens
-    refuse_several(run, "attention rollout is computed")
+    check_single(run, "attention rollout is computed")
     kinds = {column.name: _self_attention(column) for column in lens.wiring.stacks}
     usable = [name for name, kind in kinds.items() if kind]
     if not usable or stack not in (None, *usable):
@@ -381,7 +381,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         ('layer', 'head', 'query', 'key')
     """
     lens = run.lens
-    refuse_several(run, "norm-weighted attention is computed", covariates=True)
+    check_single(run, "norm-weighted attention is computed", covariates=True)
     stack, attention, layers = pick_attention(lens, None, kind)
     prefixes = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
     gated = stack.attention(attention, layers[0]).gate is not None

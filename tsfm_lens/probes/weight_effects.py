@@ -26,7 +26,12 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.merging import merged
-from tsfm_lens.models.noise import marked_dataset, noise_floor, own_rounding, ranges
+from tsfm_lens.models.noise import (
+    forecast_rounding,
+    marked_dataset,
+    noise_floor,
+    ranges,
+)
 from tsfm_lens.models.opening import load
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind
@@ -230,7 +235,7 @@ def _with_effects(
 def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     """Add errors, and their change from those of the tuned model, with tests."""
     # errors of less than rounding are the same error
-    smallest = np.maximum(own_rounding(run), np.finfo(float).tiny)
+    smallest = np.maximum(forecast_rounding(run), np.finfo(float).tiny)
 
     def log_error(forecast: np.ndarray) -> np.ndarray:
         result: np.ndarray = np.log(np.maximum(mae(forecast, truth), smallest))

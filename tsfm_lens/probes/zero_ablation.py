@@ -32,11 +32,11 @@ from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.noise import (
     Measure,
+    cached_flat_contexts,
     flat_series,
+    forecast_rounding,
     marked_dataset,
     noise_floor,
-    own_flat_contexts,
-    own_rounding,
     ranges,
 )
 from tsfm_lens.models.run import Run
@@ -182,7 +182,7 @@ def rank_distance(run: Run) -> Measure:
     not has distance 1: nothing of the order of steps is left.
     """
     flat = flat_series(run)
-    rounding = own_rounding(run)
+    rounding = forecast_rounding(run)
 
     def distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         ranked = spearman_distance(other, np.broadcast_to(plain, other.shape))
@@ -197,7 +197,7 @@ def error_change(run: Run, truth: np.ndarray) -> Measure:
 
     It is NaN where the error of the plain forecast is no more than rounding.
     """
-    rounding = own_rounding(run)
+    rounding = forecast_rounding(run)
     return lambda other, plain: relative_change(
         mae(other, truth), mae(plain, truth), rounding
     )
@@ -268,4 +268,4 @@ def seasonal_scales(run: Run) -> np.ndarray:
         seasonal_scale(values, season)
         for values, season in zip(batch.values, batch.seasonalities, strict=True)
     ]
-    return np.where(own_flat_contexts(run), np.nan, scales)
+    return np.where(cached_flat_contexts(run), np.nan, scales)

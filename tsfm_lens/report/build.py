@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.core.io import refuse_unwritable
+from tsfm_lens.core.io import check_writable
 from tsfm_lens.core.registry import FigurePanel, Measurement, find
 from tsfm_lens.data.text import to_csv
 from tsfm_lens.report.cards import make_cards
@@ -99,7 +99,7 @@ def find_page(path: str | Path) -> Path:
     target = Path(path)
     if target.suffix.lower() != ".html":
         target = target / "index.html"
-    refuse_unwritable(target.parent)
+    check_writable(target.parent)
     if target.is_dir():
         raise InputError(
             f"{str(target)!r} is a folder, expected the name of a file to write; give"

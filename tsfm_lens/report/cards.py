@@ -18,7 +18,7 @@ from tsfm_lens.viz.findings import WORTH_A_WORD, finding
 from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.head_states import describe_attention, effects_of_heads, head_name
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
-from tsfm_lens.viz.panels import segment_words
+from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.select import (
     array,
     find_unit,
@@ -258,7 +258,7 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
     )
     unit = find_unit(ds) or "data units"
     labels = names(ds, "segment")
-    text = segment_words(ds)
+    text = name_segments(ds)
     titles = []
     bars = []
     for group in ranked(ds, steps)[:_MAX_BARS]:

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
@@ -135,7 +135,7 @@ def _largest(data: xr.Dataset) -> pd.DataFrame:
     return frame(data, *names)
 
 
-@saying_once
+@with_messages_once
 def explain(
     run: Run,
     out: str | Path | None = None,
@@ -197,7 +197,7 @@ def explain(
         >>> list(explanation.explain(driven, sections=("forecast", "covariate_use")))
         ['forecast', 'covariate_use']
     """
-    refuse_unknown(method, reference, parts)
+    check_unknown(method, reference, parts)
     if out is not None:
         pipeline.find_page(out)
     if pdf:
@@ -288,7 +288,7 @@ def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
     return "", []
 
 
-def refuse_unknown(method: str | None, reference: Reference, parts: Any = None) -> None:
+def check_unknown(method: str | None, reference: Reference, parts: Any = None) -> None:
     """Raise UnknownNameError for unknown methods, references and parts.
 
     It is called before anything runs.

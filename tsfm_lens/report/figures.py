@@ -42,7 +42,7 @@ def takes_models(entry: Figure) -> bool:
     return find(entry.kind).takes == "lenses"
 
 
-def computed_words(entry: Figure) -> str:
+def describe_computation(entry: Figure) -> str:
     """Describe what is computed for a figure, and on what."""
     return "; ".join(find(kind).computes for kind in (entry.kind, *entry.beside))
 
@@ -99,7 +99,7 @@ class DrawnFigure:
         """
         lines = [f"Figure {self.entry.name}. {self.entry.title}", ""]
         lines += [_content(self.figure, self.run.batch.ids), ""]
-        lines += ["Computed by: " + computed_words(self.entry) + "."]
+        lines += ["Computed by: " + describe_computation(self.entry) + "."]
         lines += [line for result in self.results for line in _tests(result)][:1]
         lines += ["", "Parameters", *_parameters(self.results)]
         recipes = [line for result in self.results for line in _recipes(result)]
@@ -151,7 +151,7 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
     """
     entry = find_figure(name)
     check_figure(entry, run.lens)
-    refuse_several(entry, 1 + len(others))
+    check_single(entry, 1 + len(others))
     if others and not takes_models(entry):
         return _compare(entry, run, others[0])
     lenses = [run.lens, *others]
@@ -180,7 +180,7 @@ def _compare(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     return DrawnFigure(entry, figure, (*pair[0], *pair[1]), run, (other,))
 
 
-def refuse_several(entry: Figure, count: int) -> None:
+def check_single(entry: Figure, count: int) -> None:
     """Raise InputError for more models than a figure can show."""
     if count > 2 and not takes_models(entry):
         names = ", ".join(

@@ -16,17 +16,17 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.io import refuse_unwritable
+from tsfm_lens.core.io import check_writable
 from tsfm_lens.core.registry import FigurePanel, check, find_figures
 from tsfm_lens.data.text import to_csv
 from tsfm_lens.report.build import draw_results, render_page
 from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import (
     describe_methods,
+    describe_order,
+    describe_selection,
     find_tolerance,
     name_intervals,
-    order_words,
-    selection_words,
     told,
 )
 from tsfm_lens.viz.sweep_recipes import recipe_rows
@@ -57,7 +57,7 @@ def build_sweep_report(
                 " such as sweep_heads"
             )
     folder = Path(out)
-    refuse_unwritable(folder)
+    check_writable(folder)
     panels = draw_results(results)
     page = render_page(
         {name: ds for name, ds in results.items() if panels[name]},
@@ -344,17 +344,17 @@ def _interval(lower: str = "lower", upper: str = "upper") -> Cell:
 def _better_order(row: dict[str, Any]) -> str:
     # a layer that keeps all heads has no order
     order = "" if row["kept"] >= row["of"] else row["order"]
-    return order_words(order)
+    return describe_order(order)
 
 
 _CELLS: dict[str, Cell] = {
     "model": lambda row: row["model"],
     "ablated": lambda row: row["label"],
     "head": lambda row: row["label"],
-    "order": lambda row: order_words(row["order"]),
+    "order": lambda row: describe_order(row["order"]),
     "better order": _better_order,
     "recipe": lambda row: row["recipe"],
-    "heads": lambda row: selection_words(row["selection"], row["seed"]),
+    "heads": lambda row: describe_selection(row["selection"], row["seed"]),
     "layer": lambda row: str(row["layer"]),
     "heads ablated": lambda row: f"{row['ablated']} of {row['of']}",
     "heads kept": lambda row: str(row["kept"]),

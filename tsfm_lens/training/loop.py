@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tsfm_lens.core.console import progress as progress_display
 from tsfm_lens.core.errors import CheckpointError, InputError
-from tsfm_lens.core.io import write_whole
+from tsfm_lens.core.io import write_atomically
 from tsfm_lens.data.checked import Strict
 from tsfm_lens.training.state import (
     LOG,
@@ -333,7 +333,7 @@ class Training:
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write_whole(self.out / STATE, buffer.getbuffer())
+        write_atomically(self.out / STATE, buffer.getbuffer())
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:

@@ -99,7 +99,7 @@ def blank_inputs(
 
 
 @torch.no_grad()
-def own_inputs(
+def sampled_inputs(
     model: PreTrainedModel,
     inputs: torch.Tensor,
     encoded: dict[str, torch.Tensor],
@@ -132,7 +132,7 @@ def own_inputs(
 
 
 @torch.no_grad()
-def own_forecasts(
+def forecast_inputs(
     model: PreTrainedModel,
     inputs: torch.Tensor,
     encoded: dict[str, torch.Tensor],
@@ -195,11 +195,11 @@ def token_step_losses(
     inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
     states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
     if stage.own_share:
-        inputs = own_inputs(
+        inputs = sampled_inputs(
             model, inputs, {"states": states, "mask": mask}, stage, seed
         )
     if stage.rollout:
-        inputs = own_forecasts(
+        inputs = forecast_inputs(
             model, inputs, {"states": states, "mask": mask}, stage.rollout, seed
         )
     if stage.blank:

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from tsfm_lens.core.errors import CheckpointError
-from tsfm_lens.core.io import replacing, write_whole
+from tsfm_lens.core.io import replacing, write_atomically
 
 __all__ = ["read_log"]
 
@@ -215,7 +215,7 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
     weights = {
         name: state[name].detach().cpu().contiguous() for name in owners.values()
     }
-    write_whole(history / f"step-{step:06d}.safetensors", save(weights))
+    write_atomically(history / f"step-{step:06d}.safetensors", save(weights))
 
 
 def snapshot_files(folder: Path) -> dict[int, Path]:

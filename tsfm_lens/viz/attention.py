@@ -221,7 +221,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         if side.timed and len(side.axis.aside):
             draw_line(side.end, dash="dot")
             marks.append(
-                f"{location} the dotted line: {', '.join(side.axis.aside_labels())}"
+                f"{location} the dotted line: {', '.join(side.axis.special_labels())}"
             )
     panel.x(
         "key (steps from the forecast's start)",
@@ -349,7 +349,7 @@ def attention_grid(
     canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), tickangle=0)
     canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3))
     canvas.colours(weight_colours(limit))
-    marks = ", ".join(x.axis.aside_labels())
+    marks = ", ".join(x.axis.special_labels())
     darkest = ""
     if float(np.nanmax(values)) > 1.005 * limit:
         darkest = f"darkest: {number(limit)} or more"

@@ -17,7 +17,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, panels
-from tsfm_lens.viz.findings import Finding, finding, flat_words
+from tsfm_lens.viz.findings import Finding, describe_flat, finding
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fitted_range, timeline
@@ -60,7 +60,7 @@ _METHOD_WORDS = {
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe the components of largest size, and whether the sum is complete."""
-    if flat := flat_words(ds, series, "components"):
+    if flat := describe_flat(ds, series, "components"):
         return flat
     shares = _select_shares(ds, decomposition, series)
     index = names(ds, "decomposition").index(decomposition)
@@ -105,7 +105,7 @@ def read_attribution_steps(
     ds: xr.Dataset, decomposition: str, series: int
 ) -> list[str]:
     """Name the components that vary most over the steps."""
-    if flat := flat_words(ds, series, "components"):
+    if flat := describe_flat(ds, series, "components"):
         return flat
     shares = _select_shares(ds, decomposition, series)
     return summarize(

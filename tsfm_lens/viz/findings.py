@@ -149,7 +149,7 @@ class Finding:
         """Return indices, into the flattened members, of those that a sentence names.
 
         These are the ``count`` largest of the members that are ``large``, and in
-        ``among`` if given, the largest first.
+        ``make_completer`` if given, the largest first.
         """
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
         if among is None:
@@ -226,17 +226,17 @@ class Finding:
         if among is not None:
             mask = mask & among
         if not mask.any():
-            return self.flat_words
+            return self.describe_flat
         members = f"{mask.sum()} {noun}"
         return [
-            *self.flat_words,
+            *self.describe_flat,
             self._acting(mask, members),
             self._holding(mask, labels),
             self._learning(mask, members, labels),
         ]
 
     @property
-    def flat_words(self) -> list[str]:
+    def describe_flat(self) -> list[str]:
         """Sentence on the flat series that were left out of the test, if any."""
         flat = int(self.facts.get("flat", 0))
         entries = self._number("entries")
@@ -334,7 +334,7 @@ class Finding:
         return f"Learned, by {test}: {text}."
 
 
-def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
+def describe_flat(ds: xr.Dataset, series: int, members: str) -> list[str]:
     """Say why members of a flat series are not compared; [] for any other series."""
     if not flat_series(ds)[series]:
         return []
@@ -355,7 +355,7 @@ def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
     return effect.size
 
 
-def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> str:
+def describe_units(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> str:
     """Write over which series, and windows of them, a figure shows medians."""
     if effect is None:
         return over_series(ds, rows, "median")

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, as_dataset, figure, panels
-from tsfm_lens.viz.panels import draw_bands, scene
+from tsfm_lens.viz.panels import draw_bands, series_window
 from tsfm_lens.viz.select import (
     array,
     forecast_series,
@@ -122,7 +122,7 @@ def forecast_fan(
             (series, quantile, step), ``context`` (series, time), where known ``truth``
             (series, step) and ``sample`` (series, draw, step).
     """
-    view = scene(ds, series, context_steps)
+    view = series_window(ds, series, context_steps)
     sheet = blank()
     panel = sheet.panel()
     values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)

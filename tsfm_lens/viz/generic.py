@@ -28,7 +28,7 @@ from tsfm_lens.core.registry import (
 from tsfm_lens.viz.findings import Finding, finding
 from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.panels import segment_words
+from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.select import (
     array,
     layer_name,
@@ -390,7 +390,7 @@ def _labels(ds: xr.Dataset, dim: str) -> list[str]:
     if dim.removeprefix("other_") in _DEPTH:
         return [layer_name(label) for label in names(ds, dim)]
     if dim == "segment" and "start" in ds:
-        return segment_words(ds)
+        return name_segments(ds)
     return names(ds, dim)
 
 

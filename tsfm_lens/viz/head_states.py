@@ -17,7 +17,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, panels
 from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.findings import flat_words
+from tsfm_lens.viz.findings import describe_flat
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import (
     find_unit,
@@ -178,7 +178,7 @@ def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
 
     Further sentences say what the first of them reads, and which heads write most.
     """
-    if flat := flat_words(ds, series, "heads"):
+    if flat := describe_flat(ds, series, "heads"):
         return flat
     one = ds.isel(series=series)
     shift = effects_of_heads(one, "mean_shift").transpose("layer", "head")

@@ -22,7 +22,7 @@ from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.core.verdict import find_rules, verdict
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import Scene, fit, scene, segment_words
+from tsfm_lens.viz.panels import SeriesWindow, fit, name_segments, series_window
 from tsfm_lens.viz.select import (
     array,
     find_unit,
@@ -198,7 +198,7 @@ def group_name(
 
 def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int]) -> str:
     """Write how far a group moves the steps and which way."""
-    name = group_name(names(ds, "segment"), group, segment_words(ds))
+    name = group_name(names(ds, "segment"), group, name_segments(ds))
     size, way = moved(steps.sum(0))
     return f"{name} by {measured(find_unit(ds).strip())(size)} ({way})"
 
@@ -251,7 +251,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
             interval between them.
     """
     view = _Part(ds, quantile)
-    window = scene(ds, view.target, context_steps=ds.sizes["time"])
+    window = series_window(ds, view.target, context_steps=ds.sizes["time"])
     strips: dict[str, list[int]] = {}
     for index, row in enumerate(ds["row"].values):
         # additive parts lie over one another
@@ -314,7 +314,7 @@ def _draw_strip(
     panel: Panel,
     ds: xr.Dataset,
     view: _Part,
-    window: Scene,
+    window: SeriesWindow,
     segments: list[int],
     row: int,
 ) -> None:
@@ -516,7 +516,7 @@ class _Part:
         self._levels = [position(ds, "quantile", str(bound)) for bound in bounds]
         self.line = self._levels[0] if len(bounds) == 1 else self.middle
         self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
-        self.names = segment_words(ds)
+        self.names = name_segments(ds)
         self.values = self.of("attribution", "segment", "step")
         self.effect = self.values.mean(1)
         self.strength = np.abs(self.values).mean(1)
@@ -532,7 +532,7 @@ class _Part:
         if ds.sizes["step"] > 1:
             steps = f"mean over {ds.sizes['step']} steps"
         self.when = f"{self.word}, {steps}"
-        self.how = method_words(ds)
+        self.how = describe_method(ds)
         self.sampled = ""
         self.half_width = np.zeros(len(self.effect))
         name = "mean_half_width"
@@ -569,7 +569,7 @@ class _Part:
         return names(self._ds, "series")[row]
 
 
-def method_words(ds: xr.Dataset) -> str:
+def describe_method(ds: xr.Dataset) -> str:
     """Name method and reference of a result as a subtitle does."""
     method = str(ds.attrs.get("method", ""))
     return (

@@ -12,7 +12,7 @@ import xarray as xr
 from tsfm_lens.core.registry import frame
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.input_attribution import read_tests
-from tsfm_lens.viz.panels import segment_words
+from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.summary import summarize, summary
 
 _MAX_NAMES = 3
@@ -23,7 +23,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
 
     A sentence says what the parts sum to.
     """
-    ds = ds.assign_coords(segment=segment_words(ds))
+    ds = ds.assign_coords(segment=name_segments(ds))
     movement = abs(ds["total"]).mean("step")
     order = np.argsort(-movement.values, kind="stable")[:_MAX_NAMES]
     leading = order[movement.values[order] > float(ds["total_floor"])]

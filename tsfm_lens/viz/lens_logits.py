@@ -15,7 +15,7 @@ from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import central_range, visible_rows
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.panels import series_window
 from tsfm_lens.viz.select import array, name_model, positions
 from tsfm_lens.viz.sheet import Style
 from tsfm_lens.viz.theme import BLACK, number, plain
@@ -47,7 +47,7 @@ def lens_logit_map(
     last layer's forecast if None), averaged over neighbours to at most ``rows`` rows.
     """
     indices = positions(ds, "layer", layers)
-    view = scene(ds, series, ds.sizes["step"])
+    view = series_window(ds, series, ds.sizes["step"])
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
     logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]

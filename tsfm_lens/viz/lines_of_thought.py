@@ -14,7 +14,7 @@ import xarray as xr
 from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.logit_lens import logit_sheet
-from tsfm_lens.viz.panels import Scene, fitted_range, scene
+from tsfm_lens.viz.panels import SeriesWindow, fitted_range, series_window
 from tsfm_lens.viz.select import array, layer_name, name_model, names, positions
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import summary
@@ -68,7 +68,7 @@ def thought_lines(
     Spurious lines have a colour and a symbol of their own.
     """
     indices = positions(ds, "layer", layers)
-    view = scene(ds, series, max(ds.sizes["step"], 12))
+    view = series_window(ds, series, max(ds.sizes["step"], 12))
     labels = [names(ds, "layer")[i] for i in indices]
     in_series = ds["line_series"].values == ds["series"].values[view.place]
     lines = np.flatnonzero(
@@ -97,7 +97,7 @@ def thought_lines(
 
 
 def _draw_line(
-    panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
+    panel: Panel, ds: xr.Dataset, view: SeriesWindow, line: int, path: np.ndarray
 ) -> None:
     word, colour, symbol = _STYLES[bool(ds["spurious"].values[line])]
     born, died = (layer_name(str(ds[end].values[line])) for end in ("birth", "death"))

@@ -20,7 +20,7 @@ from tsfm_lens.viz.head_states import (
     component_name,
     describe_attention,
 )
-from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.panels import series_window
 from tsfm_lens.viz.select import (
     array,
     find_unit,
@@ -103,7 +103,7 @@ def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
 
 def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str, Any]:
     """Collect one series, without the steps before its start."""
-    view = scene(ds, series, ds.sizes["time"])
+    view = series_window(ds, series, ds.sizes["time"])
     components = names(ds, "component")
     effect = array(ds, "mean_shift", "component", series=series)
     # rank of each component, 0 for the largest effect

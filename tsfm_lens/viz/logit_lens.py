@@ -15,11 +15,18 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
-from tsfm_lens.viz.findings import flat_words
+from tsfm_lens.viz.findings import describe_flat
 from tsfm_lens.viz.generic import generic_figure, with_range
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
+from tsfm_lens.viz.panels import (
+    SeriesWindow,
+    draw_bands,
+    fit,
+    fitted_range,
+    mark_start,
+    series_window,
+)
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -74,7 +81,7 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
 
     Its distance from the truth is stated too.
     """
-    if flat := flat_words(ds, series, "layers"):
+    if flat := describe_flat(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
     probability = array(one, "probability", "layer", "step", "bin", series=0)
@@ -102,7 +109,7 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
 
     Its error is stated too where the truth is known.
     """
-    if flat := flat_words(ds, series, "layers"):
+    if flat := describe_flat(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
     median_index = median_position(one["quantile"].values)
@@ -172,7 +179,7 @@ def logit_map(
     Colours are the logarithm of the probability.
     """
     indices = positions(ds, "layer", layers)
-    view = scene(ds, series, max(ds.sizes["step"], 12))
+    view = series_window(ds, series, max(ds.sizes["step"], 12))
     grid, remarks = logit_sheet(ds, view, indices, value_range, _ROWS)
     return grid.finalize(
         f"Logit lens on {view.id}: next-value probabilities by layer of"
@@ -183,7 +190,7 @@ def logit_map(
 
 def logit_sheet(
     ds: xr.Dataset,
-    view: Scene,
+    view: SeriesWindow,
     layers: list[int],
     value_range: tuple[float, float] | None,
     rows: int,
@@ -342,7 +349,7 @@ def lens_forecast(
 
     The output head is applied to the residual stream after the layer.
     """
-    view = scene(ds, series, context_steps, least=24)
+    view = series_window(ds, series, context_steps, least=24)
     rows = positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
     values = array(

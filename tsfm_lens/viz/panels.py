@@ -1,8 +1,8 @@
 """Parts that several figures share: a series with its truth, bands and time axes.
 
-:func:`scene` cuts a series of a result to the steps around its forecast; the
-:class:`Scene` draws them. A :class:`Timeline` turns steps into dates where these are
-known.
+:func:`series_window` cuts a series of a result to the steps around its forecast; the
+:class:`SeriesWindow` draws them. A :class:`Timeline` turns steps into dates where these
+are known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tsfm_lens.viz.words import after_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class SeriesWindow:
     """One series around the start of its forecast, cut to what is drawn.
 
     Attributes:
@@ -126,12 +126,12 @@ class Scene:
         panel.y(self.title)
 
 
-def scene(
+def series_window(
     ds: xr.Dataset,
     series: str | int,
     context_steps: int | None,
     least: int | None = None,
-) -> Scene:
+) -> SeriesWindow:
     """Cut one series of a result to the end of its context.
 
     ``context_steps`` of the context are left. If None, these are five lengths of the
@@ -159,7 +159,7 @@ def scene(
         truth = array(ds, "truth", "step", series=at)
     else:
         truth = np.full(len(future), np.nan)
-    return Scene(
+    return SeriesWindow(
         place=at,
         id=names(ds, "series")[at],
         unit=find_unit(ds, at),
@@ -196,7 +196,7 @@ def mark_start(panel: Panel, time: Timeline) -> None:
 
 def draw_bands(
     panel: Panel,
-    view: Scene,
+    view: SeriesWindow,
     quantiles: np.ndarray,
     values: np.ndarray,
     *,
@@ -380,7 +380,7 @@ class Timeline:
         return f"{pd.Timestamp(self.at(float(step)).item()):%Y-%m-%d %H:%M}"
 
 
-def segment_words(ds: xr.Dataset) -> list[str]:
+def name_segments(ds: xr.Dataset) -> list[str]:
     """Name segments as figures do.
 
     A stretch is named by its first and last date where these are known, else by steps.

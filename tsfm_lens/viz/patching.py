@@ -20,7 +20,7 @@ from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.viz.findings import Finding, finding
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import Scene, mark_start, scene
+from tsfm_lens.viz.panels import SeriesWindow, mark_start, series_window
 from tsfm_lens.viz.places import Places, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -237,7 +237,7 @@ def _draw_maps(
         maps: list[tuple[int, Any, np.ndarray]] = (
             [(1, view.time.at(cells), owner)] if len(owner) else []
         )
-        maps += [(2, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
+        maps += [(2, axis.special_labels(), axis.aside)] if len(axis.aside) else []
         for column, x, tokens in maps:
             panel = canvas.panel(row, column)
             positions = np.array(lane)[tokens]
@@ -400,7 +400,7 @@ class Contrast:
             :func:`path_word`.
     """
 
-    view: Scene
+    view: SeriesWindow
     corrupted: np.ndarray
     forecasts: tuple[np.ndarray, ...]
     shared_path: str
@@ -416,7 +416,7 @@ class Contrast:
             "clean_forecast",
             "corrupted_forecast",
         )
-        view = scene(ds, series, ds.sizes["time"])
+        view = series_window(ds, series, ds.sizes["time"])
         forecasts = tuple(
             array(ds, f"{name}_forecast", "step", series=view.place)
             for name in ("clean", "corrupted")

@@ -16,7 +16,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, panels
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import draw_bands, fit, scene
+from tsfm_lens.viz.panels import draw_bands, fit, series_window
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -66,7 +66,7 @@ def overlay(
     These are their medians, the interval of the first, and the bounds of the others'.
     """
     first, *_ = forecasts.values()
-    view = scene(first, series, context_steps)
+    view = series_window(first, series, context_steps)
     canvas = blank()
     panel = canvas.panel()
     x = view.time.at(view.future)
@@ -127,7 +127,7 @@ def recipe_forecasts(
         recipes: names to draw, all if None.
     """
     indices = positions(ds, "recipe", recipes)
-    view = scene(ds, series, context_steps, least=48)
+    view = series_window(ds, series, context_steps, least=48)
     grid = panel_grid([_title(ds, at, view.place) for at in indices], row_height=150)
     values = array(
         ds, "quantile_forecast", "recipe", "quantile", "step", series=view.place

@@ -24,7 +24,7 @@ from tsfm_lens.viz.attention import (
 )
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import draw_bands, scene
+from tsfm_lens.viz.panels import draw_bands, series_window
 from tsfm_lens.viz.select import array, name_model, names, position, positions
 from tsfm_lens.viz.sheet import Sheet, Style, blank
 from tsfm_lens.viz.summary import labelled, summarize, summary
@@ -131,7 +131,7 @@ def autoregressive_attention_map(
         raise InputError(f"count is {count}, expected 1 or more")
     ranks = array(ds, "sharpness_rank", "layer", "head")
     if count is None:
-        count = heads_shown(ranks.size)
+        count = count_drawn_heads(ranks.size)
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
     indices = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (
@@ -167,7 +167,7 @@ def autoregressive_attention_map(
     word = "Most diffuse"
     if heads == "sharp":
         word = "Sharpest"
-    marks = ", ".join(keys.axis.aside_labels())
+    marks = ", ".join(keys.axis.special_labels())
     return grid.finalize(
         f"{word} heads of {name_model(ds)} along the forecast of {single_series(ds)}",
         attention_kind(ds),
@@ -178,7 +178,7 @@ def autoregressive_attention_map(
     )
 
 
-def heads_shown(heads: int) -> int:
+def count_drawn_heads(heads: int) -> int:
     """Return how many heads are drawn as the sharpest, and as the most diffuse.
 
     None is drawn as both.
@@ -221,7 +221,7 @@ def attention_rollout_map(
     )
     grid.colours(weight_colours(limit, "share"))
     title_axes(grid, "input token (step)", "token (step)")
-    marks = ", ".join(keys.axis.aside_labels())
+    marks = ", ".join(keys.axis.special_labels())
     stack = ""
     if ds.attrs.get("stack"):
         stack = f"the {ds.attrs['stack']} of "
@@ -309,7 +309,7 @@ generic_figure(
 @panels("autoregressive_attention")
 def _rollout(ds: xr.Dataset) -> Iterator[FigurePanel]:
     attention = ds[["attention"]].where(
-        ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size)
+        ds["sharpness_rank"] < count_drawn_heads(ds["sharpness_rank"].size)
     )
     weights = tokens_table(attention, "attention", _LEAST)
     entropies = frame(ds, "entropy", "sharpness_rank")
@@ -402,7 +402,7 @@ def selected_patch(
         which = int(np.argmax(weights))
     else:
         which = position(ds, "head", head)
-    view = scene(ds, 0, ds.sizes["time"])
+    view = series_window(ds, 0, ds.sizes["time"])
     values = array(ds, "quantile_forecast", "quantile", "step", series=0)
     sheet = blank(260, min_width=640)
     panel = sheet.panel()

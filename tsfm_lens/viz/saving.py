@@ -21,7 +21,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.core.errors import InputError, RenderError, install_command
-from tsfm_lens.core.io import name_write_errors, refuse_unwritable, replacing
+from tsfm_lens.core.io import check_writable, name_write_errors, replacing
 from tsfm_lens.viz.printing import for_print
 
 __all__ = ["save"]
@@ -80,7 +80,7 @@ def save(
         raise InputError(
             f"{path.name!r} has no known suffix: a figure can be saved as {suffixes}."
         )
-    refuse_unwritable(path.parent)
+    check_writable(path.parent)
     if column is not None:
         fig = for_print(fig, column)
     content = rendered(

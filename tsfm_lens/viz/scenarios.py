@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame, measurement
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.panels import Scene, scene, value_hover
+from tsfm_lens.viz.panels import SeriesWindow, series_window, value_hover
 from tsfm_lens.viz.select import (
     array,
     find_unit,
@@ -181,7 +181,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
         'Forecast of series-0/target by chronos2-nano with cause +1'
     """
     target = str(ds.attrs["target"])
-    view = scene(ds, target, context_steps)
+    view = series_window(ds, target, context_steps)
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
     canvas = sheet(
         [210, *[90] * len(rows)], row_gap=18, min_width=420, shared_xaxes=True
@@ -222,7 +222,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     )
 
 
-def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
+def _draw_edit(panel: Panel, ds: xr.Dataset, view: SeriesWindow, row: int) -> None:
     """Draw a series as it was, and as it is after the change."""
     steps = np.concatenate([view.past, view.future])
     length = len(view.past)

@@ -114,7 +114,7 @@ def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
     return ""
 
 
-def sizes_words(rows: pd.DataFrame) -> str:
+def describe_sizes(rows: pd.DataFrame) -> str:
     """Write the sizes of some changes, how many are significant, or why none can be."""
     low, middle, high = (
         change_text(item) for item in rows["change"].quantile([0, 0.5, 1])
@@ -145,10 +145,10 @@ def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]
         )
         significant = changes.loc[order][changes.loc[order, "significant"]]
         named = [
-            f"{row['name']} ({change_words(row)})"
+            f"{row['name']} ({describe_change(row)})"
             for row in told(significant.head(_MAX_NAMED))
         ]
-        sizes = f"{model}: {subject}, {sizes_words(changes)}"
+        sizes = f"{model}: {subject}, {describe_sizes(changes)}"
         out.append(f"{sizes}: {listed(named)}." if named else f"{sizes}.")
         leading = changes[(changes["leads"] == "highest") & (changes["change"] > 0)]
         often = often_first(changes if leading.empty else leading, "name")
@@ -212,7 +212,7 @@ def span_text(lower: float, upper: float, digits: int = 1) -> str:
     return f"[{change_text(lower, digits)[:-2]}, {change_text(upper, digits)}]"
 
 
-def change_words(row: Mapping[str, Any]) -> str:
+def describe_change(row: Mapping[str, Any]) -> str:
     """Write a change with its interval, where there is one.
 
     An example is "+1.0 % [−0.4, +2.0 %]"; without a result it is "unknown".
@@ -223,7 +223,7 @@ def change_words(row: Mapping[str, Any]) -> str:
     return f"{change_text(row['change'])} {interval}".rstrip()
 
 
-def order_words(order: str) -> str:
+def describe_order(order: str) -> str:
     """Write an order of ablation in words.
 
     Examples are "lowest stable rank first", "at random, seed 3" and "no head can go".
@@ -238,7 +238,7 @@ def order_words(order: str) -> str:
     return f"{_DIRECTIONS.get(which, which)} {kind.replace('_', ' ')} first".strip()
 
 
-def recipe_words(row: Mapping[str, Any]) -> str:
+def describe_recipe(row: Mapping[str, Any]) -> str:
     """Write what a recipe takes out: "28 % of heads + 2 MLPs"."""
     ablated = max(float(row["heads_ablated"]), 0)
     share = 100 * ablated / max(float(row["heads_total"]), 1)
@@ -250,7 +250,7 @@ def recipe_words(row: Mapping[str, Any]) -> str:
     return f"{text} + {mlps} {noun}"
 
 
-def selection_words(selection: str, seed: int = -1) -> str:
+def describe_selection(selection: str, seed: int = -1) -> str:
     """Write how a recipe's heads were chosen, in words."""
     if selection == "random":
         if seed >= 0:
@@ -348,7 +348,7 @@ def sweep_subject(table: pd.DataFrame) -> str:
     return f"{listed(list_models(table))}{datasets}{windows}"
 
 
-def least_words(rows: pd.DataFrame) -> str:
+def describe_minimum(rows: pd.DataFrame) -> str:
     """Write how many heads layers keep, and which need theirs most."""
     low = rows["kept"].min()
     high = rows["kept"].max()

@@ -70,7 +70,7 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     if valid.empty:
         return []
     free = (valid["within"] == valid["of"]).sum()
-    needs = sweep.least_words(valid.assign(kept=valid["of"] - valid["within"]))
+    needs = sweep.describe_minimum(valid.assign(kept=valid["of"] - valid["within"]))
     return [
         f"{valid['model'].iloc[0]}: in {free} of {sweep.counted(len(valid), 'layer')}"
         f" all heads can go at once with a rise of {valid['judged_by'].iloc[0]} below"
@@ -98,7 +98,7 @@ def _best_curves(table: pd.DataFrame) -> xr.Dataset:
 
 def _curves(table: pd.DataFrame) -> xr.Dataset:
     """Return the MASE in every order, (model, layer, order, ablated)."""
-    rows = table.assign(order=table["order"].map(sweep.order_words))
+    rows = table.assign(order=table["order"].map(sweep.describe_order))
     return sweep.labelled(rows, ["model", "layer", "order", "ablated"], "mase")
 
 
@@ -153,7 +153,7 @@ def summarize_head_counts(table: pd.DataFrame) -> list[str]:
         free = total - int(rows["kept"].sum())
         out.append(
             f"{model}: layer by layer, {free} of {sweep.counted(total, 'head')} can go "
-            f"({percent(free / total)}); {sweep.least_words(rows)}."
+            f"({percent(free / total)}); {sweep.describe_minimum(rows)}."
         )
     used = int(table["evaluations"].sum())
     possible = int(table["total"].sum())

@@ -96,13 +96,13 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
     if not informed.empty:
         table = informed
     labels = pd.Series(
-        [f"{row['model']} ({sweep.recipe_words(row)})" for row in sweep.told(table)],
+        [f"{row['model']} ({sweep.describe_recipe(row)})" for row in sweep.told(table)],
         index=table.index,
     )
     # two recipes of the same size need their names
     several = table["recipe"].groupby(labels).transform("nunique") > 1
     choices = [
-        sweep.selection_words(row["selection"], row["seed"])
+        sweep.describe_selection(row["selection"], row["seed"])
         for row in sweep.told(table)
     ]
     return table.assign(
@@ -128,7 +128,7 @@ def _choices(table: pd.DataFrame) -> xr.Dataset:
     """
     labels = [
         f"{row['model']}, {row['recipe']}, "
-        + sweep.selection_words(row["selection"], row["seed"])
+        + sweep.describe_selection(row["selection"], row["seed"])
         for row in sweep.told(table)
     ]
     rows = table.assign(entry=labels, significant=table["diff_significant"])

@@ -64,7 +64,7 @@ class TokenAxis:
             return f"step {first}"
         return f"steps {first} to {last}"
 
-    def aside_labels(self) -> list[str]:
+    def special_labels(self) -> list[str]:
         """Return short names of the special tokens.
 
         A name that occurs several times is numbered.

@@ -101,7 +101,7 @@ measurement(
 )
 
 
-def run_words(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+def name_runs(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
     """Yield each run with its name, "" for a single one."""
     if "run" not in ds.dims:
         yield "", ds
@@ -116,7 +116,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
     A sentence says whether the sharpness can be trusted.
     """
     out = []
-    for run, one in run_words(ds):
+    for run, one in name_runs(ds):
         for row in _ROWS:
             name = row.name
             if name not in one or (name == "watched_loss" and "loss" in one):

@@ -36,7 +36,7 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
 
     A sentence names the matrix that uses the least.
     """
-    one = ds.isel(epsilon=level_position(ds, epsilon), matrix=whole_matrices(ds))
+    one = ds.isel(epsilon=level_position(ds, epsilon), matrix=select_full_matrices(ds))
     is_known = one["told"].values > 0
     if not is_known.any():
         return [
@@ -59,7 +59,7 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
 
 def read_weight_spectra(ds: xr.Dataset) -> list[str]:
     """State how fast the spectra fall, by measures without a threshold."""
-    one = ds.isel(matrix=whole_matrices(ds))
+    one = ds.isel(matrix=select_full_matrices(ds))
     return summarize(
         one,
         "The effective rank is {shares:median percent} of the largest possible in the "
@@ -92,7 +92,7 @@ def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
     return position(ds, "epsilon", str(float(epsilon)))
 
 
-def whole_matrices(ds: xr.Dataset) -> list[int]:
+def select_full_matrices(ds: xr.Dataset) -> list[int]:
     """Return the positions of the matrices over all heads."""
     return [index for index, head in enumerate(list_names(ds, "head")) if head == ""]
 
@@ -121,7 +121,7 @@ def _column_labels(ds: xr.Dataset) -> list[str]:
     """
     parts = list_names(ds, "part")
     kinds = list_names(ds, "layer_kind")
-    attention = {kinds[i] for i in whole_matrices(ds) if parts[i] in _ATTENTION}
+    attention = {kinds[i] for i in select_full_matrices(ds) if parts[i] in _ATTENTION}
     # a strict subset: the kind is one of several
     return [
         f"{kind_word(kind).removesuffix('-attention')} {part}"
@@ -136,7 +136,7 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
 
     Shares of a rank that rounding hides are missing.
     """
-    full = whole_matrices(ds)
+    full = select_full_matrices(ds)
     values = ds[variable].isel(matrix=full)
     if variable == "rank_share":
         share = 100 * values.where(ds["told"].isel(matrix=full) > 0)
@@ -188,7 +188,7 @@ generic_figure(
     "weight_ranks",
     "decade_count",
     "Singular values of each weight matrix by their size.",
-    prepare=lambda ds: ds.isel(matrix=whole_matrices(ds)),
+    prepare=lambda ds: ds.isel(matrix=select_full_matrices(ds)),
     table=("decade_count",),
 )
 generic_figure(

@@ -19,13 +19,13 @@ from tsfm_lens.core.registry import FigurePanel, check, figure, panels
 from tsfm_lens.viz.findings import (
     Finding,
     central_sizes,
+    describe_units,
     finding,
     judged,
-    over_words,
 )
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import fit, scene
+from tsfm_lens.viz.panels import fit, series_window
 from tsfm_lens.viz.places import Places, coordinate, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -221,7 +221,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
         "Ablation of single components of"
         f" {stacks and f'the {stacks} of '}{name_model(ds)}: {measure.word}"
     )
-    about = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
+    about = f"{measure.words}, {describe_units(ds, noise, range(effect.shape[1]))}"
     return canvas.finalize(title, about, "zeroed one at a time")
 
 
@@ -239,7 +239,7 @@ def ablation_forecasts(
         components: names to draw; if None the six heads and MLPs of the largest
             Spearman distance.
     """
-    view = scene(ds, series, context_steps, least=24)
+    view = series_window(ds, series, context_steps, least=24)
     if components is None:
         check(ds, "ablation_effects", "spearman_distance")
         components = strongest(ds, view.place)

@@ -1,6 +1,6 @@
 """Parts that the wirings share.
 
-Three kinds: known keys of configurations and their checks (:func:`refuse_unknown`),
+Three kinds: known keys of configurations and their checks (:func:`check_unknown`),
 series as libraries take them (:func:`padded`, :func:`by_role`), and rows of wiring
 tables (:func:`attention_row`, :func:`mlp_row`). No architecture is defined here.
 """
@@ -143,7 +143,7 @@ Under them the library still samples as the wirings say.
 """
 
 
-def refuse_unknown(
+def check_unknown(
     config: Mapping[str, Any], where: str, known: Keys, *, inside: str = ""
 ) -> None:
     """Refuse a configuration with keys that a wiring does not understand."""
@@ -161,10 +161,10 @@ def refuse_unknown(
                     f"{where} has {inside}{key}={reprlib.repr(value)}, expected an"
                     " object of settings"
                 )
-            refuse_unknown(value, where, known[key], inside=f"{inside}{key}.")
+            check_unknown(value, where, known[key], inside=f"{inside}{key}.")
 
 
-def refuse_values(
+def check_config_values(
     config: Mapping[str, Any],
     where: str,
     expected: Mapping[str, Any],
@@ -177,7 +177,9 @@ def refuse_values(
     """
     for key, value in expected.items():
         if isinstance(value, Mapping):
-            refuse_values(config.get(key, {}), where, value, inside=f"{inside}{key}.")
+            check_config_values(
+                config.get(key, {}), where, value, inside=f"{inside}{key}."
+            )
         elif key in config and config[key] != value:
             raise WiringError(
                 f"{where} has {inside}{key}={reprlib.repr(config[key])}; the wiring"

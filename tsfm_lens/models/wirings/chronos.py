@@ -77,7 +77,7 @@ class ChronosAdapter(t5.TokenAdapter):
                 future.to(torch.float32), scale
             )
         elif tokens is not None:
-            self.refuse_other_ids(tokens, "decoder tokens are ids")
+            self.check_token_ids(tokens, "decoder tokens are ids")
         decoder = self.shifted(tokens, len(batch))
         return self.of_tokens(
             ids, mask, decoder, scale, batch, n_eos=int(self.settings.use_eos_token)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import ALL_DTYPES, Adapter, refuse_tails
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter, check_tails
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -89,7 +89,7 @@ class BoltAdapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run the pipeline for its own quantiles; it draws no samples."""
-        refuse_tails(self.levels, levels)
+        check_tails(self.levels, levels)
         quantiles, mean = self.native.predict_quantiles(
             self.lengthened(_common.contexts(batch.values)),
             prediction_length=horizon,

@@ -124,7 +124,7 @@ class TokenAdapter(Adapter):
             return start
         return torch.cat([start, target[:, :-1].long()], dim=1)
 
-    def refuse_other_ids(self, values: Tensor, message: str, hint: str = "") -> None:
+    def check_token_ids(self, values: Tensor, message: str, hint: str = "") -> None:
         """Refuse values that are no token ids."""
         size = self.model.config.vocab_size
         wrong = (values != values.round()) | (values < 0) | (values >= size)
@@ -311,7 +311,7 @@ class T5Adapter(TokenAdapter):
             ". Tokenise text with its own tokenizer first; if this is a Chronos"
             " checkpoint, its config.json lacks chronos_config."
         )
-        self.refuse_other_ids(
+        self.check_token_ids(
             values, "T5 is a language model: a series is its token ids, integers", hint
         )
         return values.long()

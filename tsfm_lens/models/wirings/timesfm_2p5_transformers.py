@@ -28,10 +28,10 @@ from tsfm_lens.models.architecture import (
 from tsfm_lens.models.wirings import timesfm_2p5
 from tsfm_lens.models.wirings._common import (
     attention_row,
+    check_config_values,
     copied,
     keys,
     projections,
-    refuse_values,
 )
 
 NAME = "timesfm-2.5-transformers"
@@ -171,7 +171,7 @@ class TimesFmPortAdapter(Adapter):
 
 def _check(config: Mapping[str, Any], where: str) -> None:
     if "num_attention_heads" in config:
-        refuse_values(
+        check_config_values(
             config, where, {"num_key_value_heads": config["num_attention_heads"]}
         )
 

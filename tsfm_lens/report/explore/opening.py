@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tsfm_lens.core.errors import missing_extra
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import refuse_several
+from tsfm_lens.probes.attention import check_single
 from tsfm_lens.probes.head_states import head_states
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
         "explore",
         instead="viz.plot(probes.head_states(run)) draws the effects of all heads",
     )
-    refuse_several(run, "heads are explored", covariates=True)
+    check_single(run, "heads are explored", covariates=True)
     from tsfm_lens.report.explore.widget import Explorer
 
     return Explorer(run, head_states(run, kind=kind))

@@ -28,7 +28,7 @@ from tsfm_lens.explain.masking import Reference
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan, linked
-from tsfm_lens.viz.panels import as_text, scene
+from tsfm_lens.viz.panels import as_text, series_window
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 from tsfm_lens.viz.select import array, position, positions
 from tsfm_lens.viz.theme import VERMILION, number, untitled
@@ -284,7 +284,7 @@ class Brush(widgets.VBox):
         self.without = self.median
         self._length = min(self.run.batch.lengths[0], self.run.lens.context_length)
         data = self.run.forecast.to_dataset(self.run.truth)
-        self._view = scene(data, 0, self._length)
+        self._view = series_window(data, 0, self._length)
         figure = forecast_fan(data, series=0, context_steps=self._length)
         without = go.Scatter(
             x=self._view.time.at(self._view.future),

@@ -53,7 +53,7 @@ def reproduce(
         typer.Argument(
             metavar="[ID]",
             help="Table or figure, such as S3-T5.",
-            autocompletion=completing.among(_ids),
+            autocompletion=completing.make_completer(_ids),
         ),
     ] = None,
     model: Annotated[

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tsfm_lens.core.errors import CheckpointError, InputError
-from tsfm_lens.core.io import replacing, write_whole
+from tsfm_lens.core.io import replacing, write_atomically
 from tsfm_lens.data import as_series
 from tsfm_lens.models import load
 from tsfm_lens.studies.experiments.config import (
@@ -338,7 +338,7 @@ def train(
         name: value.contiguous().cpu()
         for name, value in task.model.state_dict().items()
     }
-    write_whole(folder / WEIGHTS, save(weights))
+    write_atomically(folder / WEIGHTS, save(weights))
     _write(folder / RESULT, json.dumps(result, indent=1))
     return result
 

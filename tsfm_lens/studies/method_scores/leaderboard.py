@@ -20,7 +20,7 @@ import typer
 from tsfm_lens.core.errors import InputError, LensError, unknown_name
 from tsfm_lens.core.stats import mean_interval
 from tsfm_lens.explain.attribution import METHODS, input_attribution
-from tsfm_lens.explain.routes import all_writers, input_routes
+from tsfm_lens.explain.routes import input_routes, list_branches
 from tsfm_lens.explain.segments import Segment, segments
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import attention_patterns
@@ -121,7 +121,7 @@ def _make_cases(
     run = evaluation_case(lens, card, series=series, noise=noise, seed=seed).clean
     # a backup acts only if the part that it stands in for is gone: it is not scored
     backups = set(card.components("backup"))
-    names = tuple(name for name in map(str, all_writers(lens)) if name not in backups)
+    names = tuple(name for name in map(str, list_branches(lens)) if name not in backups)
     carriers = {
         part.component
         for part in card.parts

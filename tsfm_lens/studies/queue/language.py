@@ -25,7 +25,7 @@ from tsfm_lens.studies.experiments.config import OptimizerFields
 from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
 from tsfm_lens.studies.experiments.running import make_optimizer
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
-from tsfm_lens.studies.queue.text import SYMBOLS, Text, python_text, refuse_other_text
+from tsfm_lens.studies.queue.text import SYMBOLS, Text, check_text, python_text
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.levels import level_record, level_runs
 from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, trained
@@ -195,7 +195,7 @@ def language_run(
         InputError: the record is of another text, as another version of Python has.
     """
     text = python_text()
-    refuse_other_text(read_record(workplace.records / f"{LANGUAGE}.nc"), text)
+    check_text(read_record(workplace.records / f"{LANGUAGE}.nc"), text)
     heads = width // plan["d_head"]
     forms = list_forms(plan["arms"][arm], plan["layers"])
     model = LanguageModel(width, plan["layers"], heads, forms, plan["tokens"])

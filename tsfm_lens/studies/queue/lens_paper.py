@@ -415,12 +415,14 @@ def _recipe(
     if not family.startswith("own "):
         return read_recipe(family), None
     name = family.removeprefix("own ")
-    return parse_recipe({"name": name, **plan["own_recipes"][name]}), own_heads(
+    return parse_recipe({"name": name, **plan["own_recipes"][name]}), removable_heads(
         lens, model, workplace
     )
 
 
-def own_heads(lens: Lens, model: str, workplace: Workplace) -> dict[int, list[int]]:
+def removable_heads(
+    lens: Lens, model: str, workplace: Workplace
+) -> dict[int, list[int]]:
     """Return by layer the heads that can go within 1 % of the error (S3-H1PP).
 
     They go by the better order of stable rank.

@@ -28,7 +28,7 @@ from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
 from tsfm_lens.probes.weights import weight_matrices
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS, at_ratio
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
-from tsfm_lens.studies.queue.text import Text, decoded, python_text, refuse_other_text
+from tsfm_lens.studies.queue.text import Text, check_text, decoded, python_text
 from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.export import as_pipeline
@@ -474,7 +474,7 @@ def pair_run(
     Raises:
         InputError: the record is of another text, as another version of Python has.
     """
-    refuse_other_text(read_record(workplace.records / f"{PAIRS}.nc"), python_text())
+    check_text(read_record(workplace.records / f"{PAIRS}.nc"), python_text())
     if kind == "text":
         found = text_lens(width, seed, plan, workplace)
         if found is None:

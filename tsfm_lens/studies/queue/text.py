@@ -54,7 +54,7 @@ class Text:
         return {"text": source, "text_digest": self.digest}
 
 
-def refuse_other_text(record: xr.Dataset | None, text: Text) -> None:
+def check_text(record: xr.Dataset | None, text: Text) -> None:
     """Raise if a record is of another text, as another version of Python has.
 
     Raises:

@@ -23,7 +23,7 @@ from tsfm_lens.compress import BlockShape, compute_ratio, matrices, quality, siz
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
-from tsfm_lens.core.io import refuse_unwritable, replacing
+from tsfm_lens.core.io import check_writable, replacing
 from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.core.stats import mean_interval
 from tsfm_lens.data import SeriesBatch
@@ -485,7 +485,7 @@ def train_and_measure(
     ``measure`` gives them by name of the file. A signal stops the training.
     """
     torch.set_num_threads(threads)
-    refuse_unwritable(out)
+    check_writable(out)
     corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
     for run in every:
         if not trained(run, out, corpus):

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tsfm_lens.core.errors import CheckpointError
-from tsfm_lens.core.io import refuse_unwritable
+from tsfm_lens.core.io import check_writable
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.export import export
 from tsfm_lens.studies.recipes.models import build_model, widened
@@ -250,7 +250,7 @@ def main(
     }
     recipe = find_recipe(name).model_copy(update=changes)
     # refuse errors now: the series take minutes to draw
-    refuse_unwritable(out)
+    check_writable(out)
     if resume:
         # a state from which the recipe cannot go on
         state = read_state(out, recipe.identity, torch.device("cpu"))

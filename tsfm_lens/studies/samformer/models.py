@@ -220,7 +220,7 @@ class ChannelTransformer(nn.Module):
         super().__init__()
         if attention not in ATTENTIONS:
             raise unknown_name("attention", attention, ATTENTIONS)
-        refuse_sizes(
+        check_sizes(
             length=length,
             horizon=horizon,
             width=width,
@@ -335,7 +335,7 @@ def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse_sizes(**sizes: int) -> None:
+def check_sizes(**sizes: int) -> None:
     """Raise InputError for sizes that are no whole numbers above 0."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -363,7 +363,7 @@ class LinearForecaster(nn.Module):
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
-        refuse_sizes(
+        check_sizes(
             length=length, horizon=horizon, channels=1 if channels is None else channels
         )
         if normalise and channels is None:
@@ -457,7 +457,7 @@ class TSMixer(nn.Module):
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
-        refuse_sizes(
+        check_sizes(
             length=length,
             horizon=horizon,
             channels=channels,

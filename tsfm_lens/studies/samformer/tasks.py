@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch, as_series, read_series
-from tsfm_lens.studies.samformer.models import refuse_sizes
+from tsfm_lens.studies.samformer.models import check_sizes
 
 __all__ = [
     "Benchmark",
@@ -199,7 +199,7 @@ def benchmark(
         >>> len(made.training), len(made.validation), len(made.test)
         (181, 25, 55)
     """
-    refuse_sizes(length=length, horizon=horizon)
+    check_sizes(length=length, horizon=horizon)
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     file = None

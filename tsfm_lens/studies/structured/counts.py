@@ -12,9 +12,9 @@ from fractions import Fraction
 
 from tsfm_lens.studies.structured.matrices import (
     balanced_factors,
+    check_divisible,
+    check_ranks,
     level_blocks,
-    refuse_ranks,
-    refuse_remainder,
     whole,
 )
 
@@ -40,9 +40,9 @@ def bilinear_level_operations(
         >>> {order: int(cost) for order, cost in costs.items()}
         {'a': 3248, 'b': 5792, 'c': 1792, 'd': 4864, 'e': 2816}
     """
-    ranks = refuse_ranks(ranks, width)
+    ranks = check_ranks(ranks, width)
     blocks = level_blocks(len(ranks))
-    refuse_remainder(width, blocks[-1], "a width")
+    check_divisible(width, blocks[-1], "a width")
     squares = tokens**2 * width
     projections = 2 * tokens * width * sum(ranks)
     products = sum(
@@ -96,7 +96,7 @@ def level_attention_operations(tokens: int, ranks: Sequence[int]) -> Fraction:
     """
     whole(tokens, "tokens")
     blocks = level_blocks(len(ranks))
-    refuse_remainder(tokens, blocks[-1], "a number of tokens")
+    check_divisible(tokens, blocks[-1], "a number of tokens")
     shares = sum(
         (Fraction(rank, count) for rank, count in zip(ranks, blocks, strict=True)),
         Fraction(),

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.studies.structured.matrices import (
     balance_factors,
+    check_divisible,
+    check_rank,
+    check_ranks,
     cut,
     level_blocks,
-    refuse_rank,
-    refuse_ranks,
-    refuse_remainder,
     whole,
 )
 from tsfm_lens.studies.structured.scores import Reach, reaching_attention
@@ -98,7 +98,7 @@ class LevelFactor(StructuredLayer):
     """
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
-        self.ranks = refuse_ranks(ranks, width)
+        self.ranks = check_ranks(ranks, width)
         self.blocks = level_blocks(len(ranks))
         features = [
             rank * count for rank, count in zip(self.ranks, self.blocks, strict=True)
@@ -106,7 +106,7 @@ class LevelFactor(StructuredLayer):
         super().__init__(width, heads, sum(features))
         self.factors = nn.ParameterList()
         for rank, count in zip(self.ranks, self.blocks, strict=True):
-            block_width = refuse_remainder(width, count, "a width")
+            block_width = check_divisible(width, count, "a width")
             self.factors.append(
                 nn.Parameter(
                     torch.randn(count, block_width, heads, rank) * block_width**-0.5
@@ -145,9 +145,7 @@ class TrainFactor(StructuredLayer):
     ) -> None:
         a, b = balance_factors(width, out_factors, "out_factors")
         c, d = balance_factors(width, in_factors, "in_factors")
-        self.rank = refuse_rank(
-            whole(rank, "rank"), min(a, d), "the rank of the slices"
-        )
+        self.rank = check_rank(whole(rank, "rank"), min(a, d), "the rank of the slices")
         super().__init__(width, heads, b * c * rank)
         self.a = a
         self.b = b
@@ -290,7 +288,7 @@ class TokenLevels(ScoringForm):
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
-        features = sum(refuse_ranks(self.ranks, width))
+        features = sum(check_ranks(self.ranks, width))
         return (
             _dense(width, heads * features),
             _dense(width, heads * features),

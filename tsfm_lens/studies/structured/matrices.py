@@ -62,7 +62,7 @@ def whole(value: int, what: str) -> int:
     return value
 
 
-def refuse_remainder(size: int, blocks: int, what: str) -> int:
+def check_divisible(size: int, blocks: int, what: str) -> int:
     """Return the length of equal blocks that fill ``size``.
 
     Raises:
@@ -76,20 +76,20 @@ def refuse_remainder(size: int, blocks: int, what: str) -> int:
     return size // blocks
 
 
-def refuse_rank(rank: int, width: int, what: str) -> int:
+def check_rank(rank: int, width: int, what: str) -> int:
     """Return a rank; raise InputError if it is negative or above the width."""
     if not 0 <= rank <= width:
         raise InputError(f"{what} is {rank}, expected 0 to the width of {width}")
     return rank
 
 
-def refuse_ranks(ranks: Sequence[int], width: int) -> tuple[int, ...]:
+def check_ranks(ranks: Sequence[int], width: int) -> tuple[int, ...]:
     """Return the ranks of levels; raise InputError unless they are valid.
 
     There is at least one level, none is negative or above the width, and not all are 0.
     """
     valid = tuple(
-        refuse_rank(rank, width, f"the rank of level {level}")
+        check_rank(rank, width, f"the rank of level {level}")
         for level, rank in enumerate(ranks, 1)
     )
     if not any(valid):
@@ -153,7 +153,7 @@ class MultiLevelLowRank(StructuredMatrix):
         blocks: Sequence[int] | None = None,
     ) -> None:
         super().__init__(out_features, in_features)
-        self.ranks = refuse_ranks(ranks, min(out_features, in_features))
+        self.ranks = check_ranks(ranks, min(out_features, in_features))
         self.blocks = level_blocks(len(self.ranks)) if blocks is None else tuple(blocks)
         if len(self.blocks) != len(self.ranks):
             raise InputError(
@@ -163,8 +163,8 @@ class MultiLevelLowRank(StructuredMatrix):
         self.left = nn.ParameterList()
         self.right = nn.ParameterList()
         for rank, count in zip(self.ranks, self.blocks, strict=True):
-            rows = refuse_remainder(out_features, count, "a height")
-            columns = refuse_remainder(in_features, count, "a width")
+            rows = check_divisible(out_features, count, "a height")
+            columns = check_divisible(in_features, count, "a width")
             self.left.append(_draw(count, rows, rank, fan_in=max(rank, 1)))
             self.right.append(_draw(count, columns, rank, fan_in=columns))
 
@@ -258,7 +258,7 @@ class BlockTensorTrain(StructuredMatrix):
         super().__init__(out_features, in_features)
         self.a, self.b = balance_factors(out_features, out_factors, "out_factors")
         self.c, self.d = balance_factors(in_features, in_factors, "in_factors")
-        self.rank = refuse_rank(
+        self.rank = check_rank(
             whole(rank, "rank"), min(self.a, self.d), "the rank of the slices"
         )
         self.left = _draw(self.b, self.a, self.c * rank, fan_in=self.c * rank)

@@ -24,7 +24,7 @@ from tsfm_lens.studies.structured.forms import (
     form_of_name,
     mixed,
 )
-from tsfm_lens.studies.structured.matrices import refuse_remainder, whole
+from tsfm_lens.studies.structured.matrices import check_divisible, whole
 
 __all__ = [
     "Encoder",
@@ -57,7 +57,7 @@ class ScoredAttention(nn.Module):
         self.n_heads = n_heads
         self.form = form
         self.causal = causal
-        self.d_head = refuse_remainder(width, n_heads, "a width for heads")
+        self.d_head = check_divisible(width, n_heads, "a width for heads")
         self.q, self.k, self.d_score = form.projections(width, n_heads, self.d_head)
         self.v = nn.Linear(width, n_heads * self.d_head, bias=False)
         self.o = nn.Linear(n_heads * self.d_head, width, bias=False)

@@ -16,7 +16,7 @@ import numpy as np
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.planner.config import ModelConfig
-from tsfm_lens.sweep.planner.looks import Looks, plan_looks
+from tsfm_lens.sweep.planner.looks import InterimAnalyses, schedule_analyses
 
 LEVELS = tuple(level / 10 for level in range(1, 10))
 
@@ -117,7 +117,7 @@ class Schedule:
     Each series is a pair (set, item).
     """
 
-    looks: Looks
+    looks: InterimAnalyses
     series: list[tuple[str, str]]
 
     @classmethod
@@ -129,7 +129,7 @@ class Schedule:
             for window in dataset.windows
         ]
         series = list(dict.fromkeys(items))
-        return cls(plan_looks([name for name, _ in series], seed=seed), series)
+        return cls(schedule_analyses([name for name, _ in series], seed=seed), series)
 
     def parts(
         self, dataset: EvaluationSet, size: int

@@ -1,9 +1,9 @@
 """Statistics of a sequential test of a change of the mean error.
 
 A look is an interim analysis: the test is computed on a growing random part of the
-series, and stops early where the change is beyond a bound. Read :func:`plan_looks`
-first, then :func:`log_change` and :func:`spending_bounds`. The search that uses them is
-in ``search.py``.
+series, and stops early where the change is beyond a bound. Read
+:func:`schedule_analyses` first, then :func:`log_change` and :func:`spending_bounds`.
+The search that uses them is in ``search.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GRID = 801
 
 
 @dataclass(frozen=True, eq=False)
-class Looks:
+class InterimAnalyses:
     """Units that each look adds; a unit is a series with all its windows.
 
     ``groups`` (unit,) is the number of each unit's dataset.
@@ -47,9 +47,9 @@ class Looks:
         return tuple(np.cumsum([len(units) for units in self.added]) / self.total)
 
 
-def plan_looks(
+def schedule_analyses(
     sets: Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0
-) -> Looks:
+) -> InterimAnalyses:
     """Divide units among looks at random, given the dataset of each.
 
     The units up to every look are a random sample of each dataset.
@@ -66,7 +66,7 @@ def plan_looks(
     added = tuple(
         np.array(sorted(units), dtype=int) for units in units_by_look if units
     )
-    return Looks(added, groups)
+    return InterimAnalyses(added, groups)
 
 
 def log_change(

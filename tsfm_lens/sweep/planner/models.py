@@ -64,7 +64,7 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
         "versions": {name: version(name) for name in packages},
         "numerics": NUMERICS,
         "dtype": config.dtype,
-        "context_length": shown_steps(lens, config),
+        "context_length": find_visible_steps(lens, config),
         "univariate": config.univariate or not lens.adapter.multivariate,
     }
 
@@ -107,7 +107,7 @@ def _values(setting: Any) -> Any:
     }
 
 
-def shown_steps(lens: Lens, config: ModelConfig) -> int:
+def find_visible_steps(lens: Lens, config: ModelConfig) -> int:
     """Return the number of context steps that a model is given."""
     longest = int(lens.adapter.context_length)
     if config.context_length is None:

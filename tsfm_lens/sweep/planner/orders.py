@@ -55,7 +55,7 @@ def parse_orders(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(orders))
 
 
-def order_words(order: str) -> str:
+def describe_order(order: str) -> str:
     """Describe an order: "low stable rank first", "random order 3"."""
     name, _, end = order.partition(":")
     if name == "random":

@@ -14,7 +14,7 @@ import numpy as np
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.sweep.planner.looks import (
-    Looks,
+    InterimAnalyses,
     log_change,
     spending_bounds,
     student_bound,
@@ -141,7 +141,9 @@ def _result(of: int, retained: int, changes: Mapping[int, float]) -> SearchResul
     return SearchResult(of, retained, change, float(len(changes)), is_exact)
 
 
-def sequential(of: int, looks: Looks, tolerance: float, alpha: float) -> Steps:
+def sequential(
+    of: int, looks: InterimAnalyses, tolerance: float, alpha: float
+) -> Steps:
     """Test the counts upwards on growing parts of the series.
 
     The chance of an answer other than the scan's is ``alpha``.

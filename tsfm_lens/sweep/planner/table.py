@@ -27,9 +27,9 @@ from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Schedule
 from tsfm_lens.sweep.planner.config import ModelConfig, SweepConfig
 from tsfm_lens.sweep.planner.models import (
     NUMERICS,
+    find_visible_steps,
     model_fingerprint,
     open_model,
-    shown_steps,
 )
 from tsfm_lens.sweep.planner.orders import needs_series, parse_orders, rankings
 from tsfm_lens.sweep.planner.recipes import (
@@ -254,7 +254,7 @@ class ModelPlan:
     def _chunk_tasks(
         self, config: SweepConfig, model: ModelConfig, sets: Sequence[EvaluationSet]
     ) -> list[ChunkTask]:
-        context_length = shown_steps(self.lens, model)
+        context_length = find_visible_steps(self.lens, model)
         univariate = bool(self.fingerprint["univariate"])
         tasks: list[ChunkTask] = []
         for dataset in sets:

@@ -23,7 +23,7 @@ from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share, random_heads
-from tsfm_lens.sweep.planner.orders import order_words
+from tsfm_lens.sweep.planner.orders import describe_order
 from tsfm_lens.sweep.statistics.scores import PLAIN
 
 PARTS = ("both", "heads", "mlp")
@@ -342,7 +342,7 @@ class VariantPlanner:
             "of": of,
         }
         for count in range(of + 1) if counts is None else counts:
-            label = f"{count} of {of} heads of layer {layer}, {order_words(order)}"
+            label = f"{count} of {of} heads of layer {layer}, {describe_order(order)}"
             heads = self._heads({layer: ranking[:count]})
             entries.append(
                 self._entry("head_counts", label, heads, **tags, ablated=int(count))
@@ -372,7 +372,7 @@ class VariantPlanner:
             )
             label = (
                 f"{count} of {of} heads in each of {len(rankings)} layers,"
-                f" {order_words(order)}"
+                f" {describe_order(order)}"
             )
             entries.append(
                 self._entry(

@@ -1,8 +1,8 @@
 """Guards for measuring a model during its training without an effect on it.
 
 :func:`undisturbed` restores gradients, modes, buffers and random numbers after a block,
-:func:`draws_kept` random numbers alone. The other functions check losses and weights
-before they are differentiated.
+:func:`preserved_generators` random numbers alone. The other functions check losses and
+weights before they are differentiated.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _GeneratorStates(TorchFunctionMode):
 
 
 @contextmanager
-def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
+def preserved_generators(seed: int | None = None) -> Iterator[Callable[..., None]]:
     """Restore the global generators of torch, numpy and Python after a block.
 
     Yield a function that restarts them, and with ``passed`` also the generators that
@@ -196,7 +196,7 @@ def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
         for weight, _ in gradients:
             weight.grad = None
         model.eval()
-        with draws_kept(seed):
+        with preserved_generators(seed):
             yield
     finally:
         for module, mode in modes:

@@ -22,9 +22,9 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.training.watch.guard import (
     Loss,
     Losses,
-    draws_kept,
     finite,
     listed,
+    preserved_generators,
     trainable,
 )
 
@@ -121,7 +121,7 @@ def sharpness(
         )
     losses = listed(loss)
     weights = trainable(parameters)
-    with draws_kept() as again:
+    with preserved_generators() as again:
         hessian = Hessian(losses, weights, again)
         krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
     values, mixtures = np.linalg.eigh(krylov.tridiagonal)
@@ -448,7 +448,7 @@ def gradient_noise(
     )
     squares = 0.0
     connected = False
-    with draws_kept() as again:
+    with preserved_generators() as again:
         for number, loss in enumerate(batch_losses, start=1):
             # a loss that draws its batch from a generator of its own draws another each
             # time

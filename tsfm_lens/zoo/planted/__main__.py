@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tsfm_lens.core.console import console
-from tsfm_lens.core.io import refuse_unwritable
+from tsfm_lens.core.io import check_writable
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import plant
 from tsfm_lens.zoo.planted.rules import Reads
@@ -45,7 +45,7 @@ def main(
 
     Checkpoint and card are written.
     """
-    refuse_unwritable(out)
+    check_writable(out)
     model = plant(
         mechanism,
         architecture,

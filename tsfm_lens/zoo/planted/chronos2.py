@@ -125,7 +125,7 @@ class Chronos2(RotaryModel):
         head.k[:, self.stream["one"]] = key.T.reshape(-1, 1) / self.one
         return head
 
-    def look_at_known(self, layer: int, number: int) -> Head:
+    def attend_to_known(self, layer: int, number: int) -> Head:
         """Return a group-attention head that attends to the known covariate.
 
         That is the series whose values are known at the time of the token.
@@ -141,7 +141,7 @@ class Chronos2(RotaryModel):
         super().plant_decoys(draft, tokens)
         layer = LAYERS - 1
         number = draw_choice(*range(HEADS))
-        self.look_at_known(layer, number).carry(
+        self.attend_to_known(layer, number).carry(
             self.stream["found"], self.stream.rest("found"), gain=LOUD
         )
         task = f"writes {LOUD} times what is found to where nobody reads"
@@ -226,7 +226,7 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     source = "values"
     if any(ago):
         source = "earlier values"
-    chronos.look_at_known(layer, number).carry(
+    chronos.attend_to_known(layer, number).carry(
         stream[source], stream["found"], gain=coefficient
     )
     draft = _WithCovariate(

@@ -151,7 +151,7 @@ def mark_recent(
     )
 
 
-def look_back(
+def attend_back(
     canvas: ChronosBuilder,
     name: str,
     steps: int,
@@ -228,7 +228,7 @@ def plant_copy(
     draft = canvas.draft
     attention = "encoder.0.self_attn"
     heads = {
-        "back1": look_back(
+        "back1": attend_back(
             canvas,
             canvas.free_head(attention),
             1,
@@ -236,7 +236,9 @@ def plant_copy(
             "back1",
             [(basis["eos"], basis["first"])],
         ),
-        "back2": look_back(canvas, canvas.free_head(attention), 2, ("wave",), "back2"),
+        "back2": attend_back(
+            canvas, canvas.free_head(attention), 2, ("wave",), "back2"
+        ),
         "mark": mark_recent(
             canvas,
             canvas.free_head(attention),
@@ -394,7 +396,7 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     copy, heads = plant_copy(
         canvas, lengths, blocks=COPY_BLOCKS, extra=[to_end], more=[sink]
     )
-    lag = look_back(
+    lag = attend_back(
         canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag"
     )
     # the absolute value is relu(x) + relu(-x)

@@ -18,7 +18,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.papers.context import MeasuredValues, judge_parts
 from tsfm_lens.studies.papers.items import TABLE_3, Evaluated
 from tsfm_lens.studies.papers.verdicts import WINDOW, ClaimPart, Interval, larger
-from tsfm_lens.sweep.planner.orders import order_words
+from tsfm_lens.sweep.planner.orders import describe_order
 from tsfm_lens.sweep.planner.recipes import Recipe, at_depth, read_recipe
 from tsfm_lens.sweep.results.gathering import Gathered
 
@@ -356,7 +356,7 @@ def _add_head_counts(
             layer = f"{subject.words}, layer"
         for row in _rows(table[table["model"] == subject.source]):
             result.add(
-                f"heads kept: {layer} {row['layer']}, {order_words(row['order'])}",
+                f"heads kept: {layer} {row['layer']}, {describe_order(row['order'])}",
                 row["kept"],
             )
 
@@ -376,10 +376,8 @@ def read_curves(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     for row in _rows(
         table[table["ablated"] > 0].sort_values(["layer", "order", "ablated"])
     ):
-        text = (
-            f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']}"
-            f" of {row['of']} heads"
-        )
+        order = describe_order(str(row["order"]))
+        text = f"layer {row['layer']}, {order}, {row['ablated']} of {row['of']} heads"
         _add_change(result, f"change of MASE without heads: {text}", row)
     _add_head_counts(result, sweep, subjects, with_model=False)
     return result
@@ -405,7 +403,7 @@ def read_all_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
                 order = ""
             else:
                 heads = f"{row['ablated']} of {row['of']} heads"
-                order = f", {order_words(str(row['order']))}"
+                order = f", {describe_order(str(row['order']))}"
             _add_change(result, f"change of MASE without {heads}: {layer}{order}", row)
     _add_head_counts(result, sweep, subjects, with_model=True)
     return result

@@ -182,7 +182,7 @@ def _exact_verdict(parts: Sequence[Tested], why: str, of: str) -> Verdict:
 
 
 @measure("S0-TSVD")
-def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
+def truncate_matrices(contexts: Iterator[Context]) -> MeasuredValues:
     """Truncate every attention matrix at its ε-rank, and count what is left.
 
     The share is given in both readings of "ratio": of ranks, and of entries.
