@@ -4,7 +4,8 @@ The native model is never edited. Read :class:`HookRegistry`, one per model, the
 :class:`HookDispatcher`, one per thread; which values there are is said in
 :mod:`tsfm_lens.hooks.names`, how blocks begin and end in :mod:`tsfm_lens.hooks.scopes`.
 
-Setting: Block -> HookScope.open -> HookDispatcher.sync_hooks -> _connect -> TorchHook.set.
+Setting: Block -> HookScope.open -> HookDispatcher.sync_hooks -> _connect ->
+TorchHook.set.
 Firing: TorchHook.__call__ -> HookDispatcher._run -> pass_through -> _fire -> _through
 -> the user's hook.
 
