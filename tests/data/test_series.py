@@ -88,7 +88,7 @@ REFUSED = {
         [np.array([[1.0, 2.0], [np.nan, np.nan]])],
         "'series-0/1' has only NaN values",
     ),
-    "long path": ("a" * 5000, "aaa…' is not an usable path: "),
+    "long path": ("a" * 5000, "aaa…' is not a usable path: "),
     "frame in a list": (
         [frame([(1, 2)], ("a", "b"))],
         "'series-0' is a frame; give its values transposed",

@@ -203,7 +203,7 @@ def local_path(path: str | Path) -> Path:
         text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
         # the system's own message repeats the whole path
         cause = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{text!r} is not an usable path: {cause}") from error
+        raise InputError(f"{text!r} is not a usable path: {cause}") from error
     return resolved
 
 

@@ -438,13 +438,14 @@ def head_parroting(
         attention at the lag and its multiples. ``copy_error_change``,
         ``parrot_error_change`` and, with a truth, ``truth_error_change``: how much
         ablating the head adds to the mean absolute difference of the forecast from the
-        copy, the naive parrot and the truth, in standard deviations of the context;
-        above 0 if the head supports the copy. For each what :func:`.estimates.judge`
-        adds. Over ``series``: ``lag``; ``chance``, the mass of uniform attention, and
-        ``vacuous``, see :func:`lag_attention`; ``copy_error`` and so on, the errors
-        without ablation. ``forecast``, ``copy`` and ``parrot`` (series, step). The
-        attribute ``statistic`` names the statistic of the forecast. NaN where a context
-        is constant, too short, incomplete, or copied at no lag.
+        copy, the naive parrot and the truth, in standard deviations of the context. A
+        change of the first two above 0 says that the head supports the copy, one of the
+        third that the forecast is better with the head. For each what
+        :func:`.estimates.judge` adds. Over ``series``: ``lag``; ``chance``, the mass of
+        uniform attention, and ``vacuous``, see :func:`lag_attention`; ``copy_error``
+        and so on, the errors without ablation. ``forecast``, ``copy`` and ``parrot``
+        (series, step). The attribute ``statistic`` names the statistic of the forecast.
+        NaN where a context is constant, too short, incomplete, or copied at no lag.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
