@@ -114,7 +114,7 @@ def test_shared_rows_equal_the_plain_loop(
     """Variants on rows held once equal the plain loop."""
     # as in a large model, where a pass costs too much to run groups together
     monkeypatch.setattr(replay, "_FEW", 0)
-    monkeypatch.setattr(engine, "_PASS", 0)
+    monkeypatch.setattr(engine, "_PASS_OVERHEAD", 0)
     assert fan_out_equals_alone(example_case(lens_of(name))).passed
 
 

@@ -108,7 +108,7 @@ def test_less_memory_means_fewer_forward_rows(
 ) -> None:
     """Forward passes of variants take fewer rows where memory runs out."""
     lens, variants = lens_and_variants("chronos-bolt", 6)
-    monkeypatch.setattr(engine, "_PASS", 10**12)
+    monkeypatch.setattr(engine, "_PASS_OVERHEAD", 10**12)
     encoded = lens.encode(BATCH)
     full = run_variants(lens, encoded, variants)
     run = lens.adapter.run

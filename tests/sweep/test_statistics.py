@@ -15,7 +15,7 @@ import scipy.stats
 
 from tsfm_lens.core.stats import lead_shares
 from tsfm_lens.sweep.planner.config import Statistics
-from tsfm_lens.sweep.results.families import Results
+from tsfm_lens.sweep.results.families import SweepResults
 from tsfm_lens.sweep.results.gathering import (
     better_orders,
     counted_once,
@@ -453,7 +453,7 @@ RISES = {
 }
 
 
-def planted() -> Results:
+def planted() -> SweepResults:
     rng = np.random.default_rng(0)
     plain = {f"d{number:02d}": list(rng.random(3) + 0.5) for number in range(14)}
     errors = {"plain": plain, "seasonal_naive": plain}
@@ -487,7 +487,7 @@ def planted() -> Results:
         for (layer, order, ablated), rise in RISES.items()
         if ablated == 1
     ]
-    return Results(
+    return SweepResults(
         per_series(study(errors)),
         pd.DataFrame(lines).assign(recipe=""),
         {"m": 2},

@@ -15,7 +15,7 @@ from closeness import close_in_float32
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.losses import (
     FAR,
-    Stage,
+    TrainingStage,
     blank_inputs,
     forecast_inputs,
     ordinal_cross_entropy,
@@ -103,7 +103,7 @@ def test_token_loss_equals_native_where_defined() -> None:
     model = token_model()
     past = torch.randn(3, 24)
     future = torch.randn(3, 8)
-    stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
+    stage = TrainingStage(start=0, context=24, horizon=8, rows=3, mix={})
     tokenizer = ChronosConfig(**model.config.chronos_config).create_tokenizer()
     ids, mask, scale = tokenizer.context_input_transform(past)
     labels, _ = tokenizer.label_input_transform(future, scale)
@@ -130,7 +130,7 @@ def test_patch_loss_is_mean_quantile_loss() -> None:
     losses = 2 * torch.maximum(levels * error, (levels - 1) * error)
     # what lies too far away counts as 0
     losses[1, :, 2] = 0
-    stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
+    stage = TrainingStage(start=0, context=24, horizon=8, rows=3, mix={})
     found = patch_loss(model, past, future, stage)
     close_in_float32(found.item(), losses.mean(), depth=1000)
 
@@ -144,7 +144,7 @@ def test_floor_makes_rows_count_logarithmically() -> None:
     # no spread, no future: both are left out
     past[3] = 1.0
     future[4] = torch.nan
-    stage = Stage(start=0, context=24, horizon=8, rows=5, mix={})
+    stage = TrainingStage(start=0, context=24, horizon=8, rows=5, mix={})
     # the native loss of a row takes the mean over all of its steps, those that are
     # missing counting as 0
     there = (8, 2, 8)
@@ -243,7 +243,7 @@ def test_model_draws_leave_labels_unchanged() -> None:
     model = token_model()
     past = torch.randn(40, 24)
     future = torch.randn(40, 8)
-    stage = Stage(start=0, context=24, horizon=8, rows=40, mix={}, rollout=1.0)
+    stage = TrainingStage(start=0, context=24, horizon=8, rows=40, mix={}, rollout=1.0)
     stages = stage, stage.model_copy(update={"rollout": 0})
     led, truth = (token_step_losses(model, past, future, one) for one in stages)
     # at the first step the inputs are the start in both cases
@@ -256,7 +256,7 @@ def test_future_gaps_cost_nothing() -> None:
     model = token_model()
     past = torch.randn(3, 24)
     future = torch.randn(3, 8)
-    stage = Stage(start=0, context=24, horizon=8, rows=3, mix={}, smoothing=1.0)
+    stage = TrainingStage(start=0, context=24, horizon=8, rows=3, mix={}, smoothing=1.0)
     future[:, 5] = torch.nan
     losses = token_step_losses(model, past, future, stage)
     assert losses[5].item() == 0.0

@@ -22,7 +22,12 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.training import Plan, Training
-from tsfm_lens.training.losses import Stage, patch_loss, token_loss, trapezoid_rate
+from tsfm_lens.training.losses import (
+    TrainingStage,
+    patch_loss,
+    token_loss,
+    trapezoid_rate,
+)
 from tsfm_lens.training.series_source import LENGTH, Corpus, SeriesSource
 
 __all__ = ["healed"]
@@ -99,7 +104,7 @@ def healed(
     for part in frozen:
         part.requires_grad_(False)
     horizon = min(run.horizon, lens.adapter.longest_pass)
-    stage = Stage(
+    stage = TrainingStage(
         start=0,
         context=min(lens.adapter.context_length, LENGTH - horizon),
         horizon=horizon,

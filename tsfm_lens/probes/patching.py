@@ -190,7 +190,7 @@ def make_grid(
 
 
 @dataclass(frozen=True, eq=False)
-class _PointEdit:
+class _PatchEdit:
     """Intervention that a function of (value, state, point) makes."""
 
     target: Component | str
@@ -236,7 +236,7 @@ def _steps_patch(
             mask, PatchFrom(target, source).change(point)(value, state), value
         )
 
-    return _PointEdit(target, patch)
+    return _PatchEdit(target, patch)
 
 
 Direction = Literal["denoise", "noise"]

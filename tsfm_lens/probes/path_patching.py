@@ -28,7 +28,7 @@ from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.patching import Direction, RunPair, _PointEdit, contrast, slopes
+from tsfm_lens.probes.patching import Direction, RunPair, _PatchEdit, contrast, slopes
 from tsfm_lens.probes.places import (
     PatchSite,
     find_site,
@@ -200,7 +200,7 @@ def _run_group(
             receiver.point for receiver in receivers if receiver.branch in later
         )
         listeners = [
-            _PointEdit(point, partial(_record_call, store), by_place=False)
+            _PatchEdit(point, partial(_record_call, store), by_place=False)
             for point in points
         ]
         # a branch is recorded before it is held, so listeners come first

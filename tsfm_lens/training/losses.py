@@ -1,7 +1,7 @@
 """Losses of Chronos and Chronos-Bolt on raw series, and their learning rate.
 
 :func:`token_loss` is for models of value tokens, :func:`patch_loss` for models of
-patches and quantiles; :class:`Stage` has their settings. Batches come from
+patches and quantiles; :class:`TrainingStage` has their settings. Batches come from
 :mod:`.series_source`, the loop from :mod:`.loop`.
 """
 
@@ -23,7 +23,7 @@ FAR = 25.0
 """Standard deviations of the context beyond which the quantile loss skips futures."""
 
 
-class Stage(BaseModel):
+class TrainingStage(BaseModel):
     """One stage of a curriculum, from step `start` until the next stage starts.
 
     Token models: `smoothing` is the standard deviation of the labels in bins.
@@ -103,7 +103,7 @@ def sampled_inputs(
     model: PreTrainedModel,
     inputs: torch.Tensor,
     encoded: dict[str, torch.Tensor],
-    stage: Stage,
+    stage: TrainingStage,
     seed: int,
 ) -> torch.Tensor:
     """Replace a share of the inputs by samples of the model, in every second row.
@@ -172,7 +172,7 @@ def token_step_losses(
     model: PreTrainedModel,
     past: torch.Tensor,
     future: torch.Tensor,
-    stage: Stage,
+    stage: TrainingStage,
     *,
     seed: int = 0,
 ) -> torch.Tensor:
@@ -222,7 +222,7 @@ def token_loss(
     model: PreTrainedModel,
     past: torch.Tensor,
     future: torch.Tensor,
-    stage: Stage,
+    stage: TrainingStage,
     *,
     seed: int = 0,
 ) -> torch.Tensor:
@@ -277,7 +277,10 @@ def log_quantile_loss(
 
 
 def patch_loss(
-    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage
+    model: PreTrainedModel,
+    past: torch.Tensor,
+    future: torch.Tensor,
+    stage: TrainingStage,
 ) -> torch.Tensor:
     """Compute the quantile loss of a patch model per forecast step.
 

@@ -216,7 +216,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _RunLine:
     """One line of a measure, with the band around it, (step,) each."""
 
     name: str
@@ -226,7 +226,7 @@ class _Line:
     high: np.ndarray
 
 
-def _lines(ds: xr.Dataset, name: str) -> Iterator[_Line]:
+def _lines(ds: xr.Dataset, name: str) -> Iterator[_RunLine]:
     """Yield the lines of a measure: of runs, of heads, or a single one."""
     value = ds[name]
     if "run" in ds.dims:
@@ -240,20 +240,20 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[_Line]:
                 np.asarray(item, float)
                 for item in (one.mean("seed"), one.min("seed"), one.max("seed"))
             )
-            yield _Line(run, colour, middle, low, high)
+            yield _RunLine(run, colour, middle, low, high)
     elif "layer" in value.dims:
         values = array(ds, name, "layer", "head", "step")
         for layer, label in enumerate(names(ds, "layer")):
             for one in values[layer]:
                 if np.isfinite(one).any():
                     colour = CATEGORICAL[layer % len(CATEGORICAL)]
-                    yield _Line(layer_name(label), colour, one, one, one)
+                    yield _RunLine(layer_name(label), colour, one, one, one)
     else:
         values = array(ds, name, "step")
         residual = np.zeros(1)
         if f"{name}_residual" in ds:
             residual = array(ds, f"{name}_residual", "step")
-        yield _Line("", INK, values, values - residual, values + residual)
+        yield _RunLine("", INK, values, values - residual, values + residual)
 
 
 def _draw_references(panel: Panel, ds: xr.Dataset, name: str) -> None:

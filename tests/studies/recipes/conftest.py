@@ -9,7 +9,7 @@ import pytest
 from tsfm_lens.studies.recipes.corpus import build_corpus
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
-from tsfm_lens.training.losses import Stage
+from tsfm_lens.training.losses import TrainingStage
 from tsfm_lens.training.series_source import Corpus
 
 ROWS = {
@@ -30,7 +30,7 @@ def shrink(recipe: TrainingRecipe, **chronos: object) -> TrainingRecipe:
         config["num_decoder_layers"] = 1
     config["chronos_config"] |= chronos
     stages = (
-        Stage(
+        TrainingStage(
             start=0,
             context=16,
             horizon=4,
@@ -39,7 +39,7 @@ def shrink(recipe: TrainingRecipe, **chronos: object) -> TrainingRecipe:
             smoothing=2.0,
             first_weight=3.0,
         ),
-        Stage(start=3, context=24, horizon=8, rows=3, mix=MIX),
+        TrainingStage(start=3, context=24, horizon=8, rows=3, mix=MIX),
     )
     if recipe.encoder_bias:
         bias = ((1, 0, 4.0),)

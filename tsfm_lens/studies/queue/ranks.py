@@ -47,7 +47,7 @@ from tsfm_lens.studies.recipes.recipe import (
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.samformer.tasks import stream
 from tsfm_lens.training import Plan, Training
-from tsfm_lens.training.losses import Stage, trapezoid_rate
+from tsfm_lens.training.losses import TrainingStage, trapezoid_rate
 from tsfm_lens.training.state import STATE
 
 ORDER = 3
@@ -240,7 +240,7 @@ def bolt_recipe(
 
 
 def _stages(plan: Mapping[str, Any]) -> dict[str, Any]:
-    stage = Stage(start=0, mix=MIXES["copy"], **plan["stage"])
+    stage = TrainingStage(start=0, mix=MIXES["copy"], **plan["stage"])
     steps = plan["steps"]
     return {
         "stages": (stage,),

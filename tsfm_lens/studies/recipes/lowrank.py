@@ -40,7 +40,7 @@ from tsfm_lens.studies.recipes.recipe import (
 )
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training.command import run_command
-from tsfm_lens.training.losses import Stage
+from tsfm_lens.training.losses import TrainingStage
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
@@ -61,7 +61,7 @@ BASE = _FULL.model_copy(
             | {"chronos_config": _FULL.config["chronos_config"] | _SHORT}
         ),
         "stages": (
-            Stage(
+            TrainingStage(
                 start=0,
                 context=48,
                 horizon=8,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import declarations
-from tsfm_lens.training.losses import Stage, trapezoid_rate
+from tsfm_lens.training.losses import TrainingStage, trapezoid_rate
 
 
 class Phase(BaseModel):
@@ -77,7 +77,7 @@ class TrainingRecipe(BaseModel):
     name: str
     kind: Literal["token", "patch"]
     config: dict[str, Any]
-    stages: tuple[Stage, ...]
+    stages: tuple[TrainingStage, ...]
     steps: int = Field(gt=0)
     learning_rate: float
     warmup: int = 200
@@ -119,7 +119,7 @@ class TrainingRecipe(BaseModel):
         """JSON of the recipe without defaults: a new option changes no old JSON."""
         return self.model_dump_json(exclude_defaults=True)
 
-    def stage(self, step: int) -> Stage:
+    def stage(self, step: int) -> TrainingStage:
         """Return the stage that `step` belongs to."""
         return [stage for stage in self.stages if stage.start <= step][-1]
 

@@ -30,7 +30,7 @@ __all__ = [
     "LinearToy",
     "SPLITS",
     "ToyTask",
-    "Windows",
+    "SlidingWindows",
 ]
 __all__ += ["benchmark", "cosine_by_epoch"]
 
@@ -112,7 +112,7 @@ None stands for those shares of all rows (E1-8).
 
 
 @dataclass(frozen=True)
-class Windows:
+class SlidingWindows:
     """All windows of L steps of a part, each with the H steps after it.
 
     ``values`` are standardised, (channel, time); windows have stride 1.
@@ -148,9 +148,9 @@ class Benchmark:
 
     name: str
     channels: tuple[str, ...]
-    training: Windows
-    validation: Windows
-    test: Windows
+    training: SlidingWindows
+    validation: SlidingWindows
+    test: SlidingWindows
     mean: np.ndarray
     deviation: np.ndarray
 
@@ -283,7 +283,9 @@ def _split(
                 f" than a window of {length} steps and a horizon of {horizon} take;"
                 " choose a smaller length or horizon, or give a longer series"
             )
-        parts.append(Windows(standard[:, first : start + count], length, horizon))
+        parts.append(
+            SlidingWindows(standard[:, first : start + count], length, horizon)
+        )
         start += count
     return Benchmark(name, channels, parts[0], parts[1], parts[2], mean, deviation)
 
@@ -303,7 +305,7 @@ class HeldPairs:
         return self.x[which], self.y[which]
 
 
-WindowPairs = Windows | HeldPairs
+WindowPairs = SlidingWindows | HeldPairs
 
 
 class ForecastTask:

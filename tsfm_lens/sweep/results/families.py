@@ -1,6 +1,6 @@
 """Rows of a sweep, and the tests of its report, corrected as one family.
 
-Read :class:`Results` first: :meth:`Results.tested` has all tests of one model and
+Read :class:`SweepResults` first: :meth:`Results.tested` has all tests of one model and
 metric, :meth:`Results.measured` adds them to entries of the plan. The tests themselves
 are in :mod:`tsfm_lens.sweep.statistics.changes`.
 """
@@ -33,7 +33,7 @@ HEAVY = ("recipes", "random", "components")
 
 
 @dataclass(frozen=True, eq=False)
-class Results:
+class SweepResults:
     """Sums and plan of a sweep, finished or not, with its tests.
 
     Attributes:

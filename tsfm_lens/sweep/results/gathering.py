@@ -23,7 +23,7 @@ from tsfm_lens.sweep.results.families import (
     EFFECTS,
     HEAVY,
     LEADS,
-    Results,
+    SweepResults,
     chosen_and_drawn,
 )
 from tsfm_lens.sweep.statistics.changes import dataset_changes, resilience
@@ -88,7 +88,7 @@ _INTEGER_COLUMNS = (
 )
 
 
-def effects(results: Results) -> pd.DataFrame | None:
+def effects(results: SweepResults) -> pd.DataFrame | None:
     """Tabulate the effects of layers, groups, ranges and sets of components.
 
     The kind is "sweep_effects".
@@ -116,7 +116,7 @@ def effects(results: Results) -> pd.DataFrame | None:
     return _table(results, "effects", "Ablated parts of the models", parts, names)
 
 
-def single_heads(results: Results) -> pd.DataFrame | None:
+def single_heads(results: SweepResults) -> pd.DataFrame | None:
     """Tabulate the effect of every single head; the kind is "sweep_heads"."""
     parts = [
         _with_distance(results, entries.rename(columns={"kind": "attention"}))
@@ -126,7 +126,7 @@ def single_heads(results: Results) -> pd.DataFrame | None:
     return _table(results, "heads", "Heads ablated one by one", parts, names)
 
 
-def _with_distance(results: Results, entries: pd.DataFrame) -> pd.DataFrame:
+def _with_distance(results: SweepResults, entries: pd.DataFrame) -> pd.DataFrame:
     """Add MASE, its change, and the distance of the forecast to some entries."""
     distances = results.tested(entries["model"].iloc[0], "spearman_distance")
     columns = {
@@ -148,7 +148,7 @@ _EFFECT_COLUMNS = (
 
 
 def curves(
-    results: Results, kept: pd.DataFrame | None, tolerance: float
+    results: SweepResults, kept: pd.DataFrame | None, tolerance: float
 ) -> pd.DataFrame | None:
     """Tabulate the error over the number of heads ablated, by layer and order.
 
@@ -219,7 +219,7 @@ def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def tabulate_heads(
-    results: Results, tolerance: float, search: str
+    results: SweepResults, tolerance: float, search: str
 ) -> pd.DataFrame | None:
     """Tabulate the number of heads that each layer must keep in each order.
 
@@ -280,7 +280,7 @@ def tabulate_heads(
 
 
 def by_dataset(
-    results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25
+    results: SweepResults, kept: pd.DataFrame, tolerance: float, cap: float = 0.25
 ) -> pd.DataFrame | None:
     """Tabulate the error on every dataset, for two layers of each model.
 
@@ -320,7 +320,7 @@ def by_dataset(
     return _table(results, "datasets", title, parts, names, **about)
 
 
-def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+def _panel(results: SweepResults, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """Return a row per dataset and number of heads ablated.
 
     The heads are those of one layer, in one order.
@@ -343,7 +343,7 @@ def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFra
     return table.assign(largest_within=largest)
 
 
-def recipes(results: Results) -> pd.DataFrame | None:
+def recipes(results: SweepResults) -> pd.DataFrame | None:
     """Tabulate the change of every metric by heavy ablations.
 
     The kind is "sweep_recipes".
@@ -395,7 +395,7 @@ _DIFFERENCE = {
 _DIFFERENCE |= {"diff_significant": "significant", "n_worse": "n_worse"}
 
 
-def selection(results: Results) -> pd.DataFrame | None:
+def selection(results: SweepResults) -> pd.DataFrame | None:
     """Compare heads chosen by a rule with as many random heads.
 
     The kind is "sweep_selection".
@@ -422,7 +422,7 @@ def selection(results: Results) -> pd.DataFrame | None:
 
 
 def _table(
-    results: Results,
+    results: SweepResults,
     kind: str,
     title: str,
     parts: Sequence[pd.DataFrame],
@@ -536,7 +536,9 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         "n_windows": sum(dataset["windows"] for dataset in about["datasets"]),
         "distance_steps": config.distance_steps,
     }
-    results = Results(sums, plan, layers, config.statistics, limits, judged_by, attrs)
+    results = SweepResults(
+        sums, plan, layers, config.statistics, limits, judged_by, attrs
+    )
     retained = None
     if settings is not None:
         retained = tabulate_heads(results, tolerance, settings.search)
