@@ -321,12 +321,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     wanted = set(options.only.split(","))
     console = Console(width=170)
-    position = (
+    machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, "
         f"{options.threads} torch thread(s), torch {torch.__version__}"
     )
     if options.device.startswith("cuda"):
-        position += f", {torch.cuda.get_device_name(options.device)}"
+        machine += f", {torch.cuda.get_device_name(options.device)}"
     rows: list[Row] = []
     # (d) to (i) have models of their own
     for name in chosen if wanted & {"a", "b", "c"} else ():
@@ -349,7 +349,7 @@ def main() -> None:
         if options.json:
             options.json.write_text(
                 json.dumps(
-                    {"machine": position, "rows": rows}, indent=1, ensure_ascii=False
+                    {"machine": machine, "rows": rows}, indent=1, ensure_ascii=False
                 )
             )
     sections: dict[str, tuple[str, Callable[[], Iterable[Row]]]] = {
@@ -372,7 +372,7 @@ def main() -> None:
         if options.json:
             options.json.write_text(
                 json.dumps(
-                    {"machine": position, "rows": rows}, indent=1, ensure_ascii=False
+                    {"machine": machine, "rows": rows}, indent=1, ensure_ascii=False
                 )
             )
     table = Table(
@@ -381,7 +381,7 @@ def main() -> None:
         "range / note",
         "target",
         "met",
-        title=f"random weights; {position}",
+        title=f"random weights; {machine}",
     )
     for name, value, span, target, met in rows:
         table.add_row(
@@ -389,7 +389,7 @@ def main() -> None:
         )
     console.print(table)
     if not options.no_history:
-        append(rows, position)
+        append(rows, machine)
 
 
 if __name__ == "__main__":

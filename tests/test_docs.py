@@ -126,9 +126,9 @@ def test_the_commands_for_language_models_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.yaml").write_text(agents.SWEEP)
-    program, *text = shlex.split(command)
+    program, *arguments = shlex.split(command)
     assert program == "tsfm-lens"
-    result = CliRunner().invoke(app, text)
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
 
 

@@ -90,7 +90,7 @@ def check(number: int, folder: Path, counts: Counter) -> str:
     path.write_bytes(case.content)
     kind = case.damage or "whole"
     try:
-        expected, text = slow_reader.fair_reading(case)
+        expected, texts = slow_reader.fair_reading(case)
     except slow_reader.Unreadable:
         expected = None
     try:
@@ -104,7 +104,7 @@ def check(number: int, folder: Path, counts: Counter) -> str:
     if expected is None:
         return f"case {number} ({kind}) is damaged, or open, but read as {batch!r}"
     unread = next((note for note in batch.notes if note.startswith("not read: ")), "")
-    hidden = [name for name in text if repr(name) not in unread]
+    hidden = [name for name in texts if repr(name) not in unread]
     if hidden:
         return f"case {number} ({kind}): no note tells of {hidden}"
     wrong = disagreement(batch, expected)

@@ -31,11 +31,11 @@ NOTHING = "interrupted; nothing was left behind"
 
 def run(command: str, *arguments: str, out: Path | None = None) -> Result:
     if out is not None and command in PAGES:
-        position = ["--out", str(out)]
+        options = ["--out", str(out)]
     else:
-        position = []
+        options = []
     return CliRunner().invoke(
-        app, [*command.split(), "bolt-nano", *arguments, *position]
+        app, [*command.split(), "bolt-nano", *arguments, *options]
     )
 
 

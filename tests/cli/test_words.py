@@ -166,10 +166,10 @@ def test_short_help_and_completion() -> None:
         "report bolt-nano --sections forecast,abl": "forecast,ablation_effects",
     }
     for typed, expected in offered.items():
-        text = {
+        variables = {
             "_TSFM_LENS_COMPLETE": "complete_bash",
             "COMP_WORDS": f"tsfm-lens {typed}",
         }
-        text["COMP_CWORD"] = str(len(typed.split()))
-        result = RUNNER.invoke(app, [], env=text, prog_name="tsfm-lens")
+        variables["COMP_CWORD"] = str(len(typed.split()))
+        result = RUNNER.invoke(app, [], env=variables, prog_name="tsfm-lens")
         assert expected in result.output.split(), (typed, result.output)

@@ -151,11 +151,11 @@ def test_the_command_chooses_an_item(tmp_path: Path) -> None:
     table = tmp_path / "two.csv"
     frames = [pd.DataFrame({"id": name, "y": waves(1).values}) for name in "ab"]
     pd.concat(frames).to_csv(table, index=False)
-    text = f"report bolt-nano --data {table} --horizon 4 --out {tmp_path}".split()
-    text += ["--id-column", "id", "--sections", ",".join(("forecast", *OF_ONE))]
-    wrong = CliRunner().invoke(app, [*text, "--item", "c"])
+    arguments = f"report bolt-nano --data {table} --horizon 4 --out {tmp_path}".split()
+    arguments += ["--id-column", "id", "--sections", ",".join(("forecast", *OF_ONE))]
+    wrong = CliRunner().invoke(app, [*arguments, "--item", "c"])
     assert wrong.exit_code != 0
     assert "'c'" in str(wrong.exception) + wrong.output
-    done = CliRunner().invoke(app, [*text, "--item", "b"])
+    done = CliRunner().invoke(app, [*arguments, "--item", "b"])
     assert done.exit_code == 0, done.output
     assert item_sentence(tmp_path / "index.html").startswith("Of b alone")

@@ -212,10 +212,10 @@ def _arrange(
             boxes.append(box)
         top -= (height + above + below) / total
     for box, heading in zip(boxes, headings, strict=False):
-        position = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
+        placement = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
         over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
         style = {"xref": "paper", "yref": "paper", "font_size": 14}
-        sheet.add_annotation(text=f"<b>{heading}</b>", **position, **over, **style)
+        sheet.add_annotation(text=f"<b>{heading}</b>", **placement, **over, **style)
     entries: set[str] = set()
     for trace in sheet.data:
         if trace.showlegend:

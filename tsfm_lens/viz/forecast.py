@@ -166,9 +166,9 @@ def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
         table = quantile_table(ds, i)
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
-        text = [*remarks, *read_forecast(ds, i)]
+        sentences = [*remarks, *read_forecast(ds, i)]
         label = names(ds, "series")[i]
-        yield FigurePanel(forecast_fan(ds, series=i), table, text, series=label)
+        yield FigurePanel(forecast_fan(ds, series=i), table, sentences, series=label)
         remarks = []
 
 

@@ -270,10 +270,10 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         for name in ("forecast", "reference_forecast")
     )
     if view.line == view.middle:
-        text = {}
+        naming = {}
     else:
-        text = {"words": view.word}
-    window.forecast(above, forecast, "forecast", BLUE, 2, **text)
+        naming = {"words": view.word}
+    window.forecast(above, forecast, "forecast", BLUE, 2, **naming)
     window.forecast(
         above,
         reference,

@@ -130,8 +130,8 @@ def layer_name(label: str) -> str:
 
 def kind_word(kind: str) -> str:
     """Write a kind of component in words."""
-    text = {"mlp": "MLP", "embed": "embedding", "bias": "output biases"}
-    return text.get(kind) or kind.replace("_", "-").replace("attn", "attention")
+    labels = {"mlp": "MLP", "embed": "embedding", "bias": "output biases"}
+    return labels.get(kind) or kind.replace("_", "-").replace("attn", "attention")
 
 
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:

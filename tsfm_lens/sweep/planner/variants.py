@@ -283,11 +283,11 @@ class VariantPlanner:
             return []
         single: dict[str, int] = {}
         plural = "s"
-        location = f"layers {first} to {last}"
+        span = f"layers {first} to {last}"
         if first == last:
             single = {"layer": first}
             plural = ""
-            location = f"layer {first}"
+            span = f"layer {first}"
         noun = "rest"
         if all(component.kind == "mlp" for component in components):
             noun = "MLP"
@@ -296,7 +296,7 @@ class VariantPlanner:
             "heads": "all heads of ",
             "mlp": f"{noun}{plural} of ",
         }
-        label = prefixes[part] + location
+        label = prefixes[part] + span
         tags = {"first": first, "last": last, **single}
         return [self._entry(family, label, components, part=part, **tags)]
 
