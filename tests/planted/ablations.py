@@ -208,7 +208,7 @@ def stream_shares(on: xr.Dataset = THREE) -> xr.Dataset:
         head_size=(("writer", "head", "series"), heads),
     ).assign_coords(
         writer=["embed", "decoder.0.cross_attn", "decoder.0.mlp"],
-        layer_index=("writer", [-1, 0, 0]),
+        layer=("writer", [-1, 0, 0]),
         kind=("writer", ["embed", "cross_attn", "mlp"]),
         keys_from=("writer", ["", "encoder", ""]),
         head=[0, 1],

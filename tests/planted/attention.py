@@ -61,9 +61,7 @@ def _maps(
             "query", range(on.sizes["step"])
         )
     ds = described(first if kind == "attention_patterns" else None, kind, **about)
-    return ds.assign_coords(
-        layer=[str(i) for i in range(shape[0])], head=range(shape[1]), **places
-    )
+    return ds.assign_coords(layer=range(shape[0]), head=range(shape[1]), **places)
 
 
 def attention(
@@ -129,14 +127,14 @@ def attention_rollout(on: xr.Dataset = THREE) -> xr.Dataset:
         None, "attention_rollout", stack="encoder", series=str(on["series"].values[0])
     )
     ds["flow"] = (("layer", "query", "key"), np.stack([np.eye(4), late]))
-    return ds.assign_coords(layer=["0", "1"], **positions)
+    return ds.assign_coords(layer=[0, 1], **positions)
 
 
 def head_entropy() -> xr.Dataset:
     """0, 1 and 2, 4 nats; below 0.38 of the range are the two of layer 0."""
     entropy = np.array([[0.0, 1.0], [2.0, 4.0]])
     ds = described(None, "head_entropy", attention="cross_attn", sharp_below=0.38)
-    ds = ds.assign_coords(layer=["0", "1"], head=[0, 1])
+    ds = ds.assign_coords(layer=[0, 1], head=[0, 1])
     parts = {"entropy": entropy, "normalised": entropy / 4, "sharp": entropy / 4 < 0.38}
     return ds.assign({name: (GRID, values) for name, values in parts.items()})
 
@@ -156,7 +154,7 @@ def kernel_regression(on: xr.Dataset = THREE) -> xr.Dataset:
     bandwidth[0, 1, 0] = 0.5
     ds = described(None, "kernel_regression", series=str(on["series"].values[0]))
     by_query = {"missing": missing, "bound": bound, "applicable": applicable}
-    return ds.assign_coords(layer=["0", "1"], head=[0, 1]).assign(
+    return ds.assign_coords(layer=[0, 1], head=[0, 1]).assign(
         bandwidth=((*GRID, "mode"), bandwidth),
         tilt_share=(GRID, np.array([[0.25, 0.5], [2.0, 0.75]])),
         identity_error=(GRID, np.full((2, 2), 1e-7)),
@@ -172,7 +170,7 @@ def lag_attention(on: xr.Dataset = THREE) -> xr.Dataset:
         None, "lag_attention", lag=12, width=1, series=str(on["series"].values[0])
     )
     ds["mass"], ds["chance"] = (GRID, np.array([[0.1, 0.1], [0.1, 0.9]])), ((), 0.1)
-    return ds.assign_coords(layer=["0", "1"], head=[0, 1])
+    return ds.assign_coords(layer=[0, 1], head=[0, 1])
 
 
 def patch_attention(on: xr.Dataset = THREE) -> xr.Dataset:
@@ -190,7 +188,7 @@ def patch_attention(on: xr.Dataset = THREE) -> xr.Dataset:
     ds = described(
         on.isel(series=[0]), "patch_attention", stack="decoder", attention="cross_attn"
     )
-    ds = ds.assign_coords(quantile=levels, layer=["0", "1"], head=[0, 1])
+    ds = ds.assign_coords(quantile=levels, layer=[0, 1], head=[0, 1])
     ds["quantile_forecast"] = (
         ("series", "quantile", "step"),
         ds["truth"].values[:, None] + np.arange(3.0)[:, None],

@@ -24,7 +24,7 @@ def explore(on: xr.Dataset = THREE) -> xr.Dataset:
         "write_to": "expected value",
     }
     ds = described(on, "head_states", **about).assign_coords(
-        layer=["0", "1"], head=[0, 1, 2]
+        layer=[0, 1], head=[0, 1, 2]
     )
     n_series, n_steps, width = (ds.sizes[name] for name in ("series", "step", "time"))
     ds = ds.assign_coords(

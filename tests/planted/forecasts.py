@@ -8,11 +8,12 @@ import numpy as np
 import xarray as xr
 
 from planted.series import THREE, described
+from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.core.estimates import judge
 
 REACH = np.array([2.0, 2.0, 2.0, 0.5, 0.5])
 LEVELS = (0.1, 0.5, 0.9)
-LAYERS = ("embed", "0", "1")
+DEPTH = depth_coords("layer", 2)
 
 
 def forecast(
@@ -71,8 +72,9 @@ def token_lens(
         ).sum(-1)
     if value is None:
         value = np.arange(float(probability.shape[-1]))
-    layers = ["embed", *map(str, range(len(probability) - 1))]
-    ds = described(on, "logit_lens", readout="token").assign_coords(layer=layers)
+    ds = described(on, "logit_lens", readout="token").assign_coords(
+        depth_coords("layer", len(probability) - 1)
+    )
     ds["probability"] = (("layer", "series", "step", "bin"), probability)
     ds["value"] = (("series", "bin"), np.tile(value, (n, 1)))
     ds["entropy"] = (("layer", "series", "step"), entropy)
@@ -91,7 +93,7 @@ def token_lens(
 def quantile_lens(on: xr.Dataset = THREE) -> xr.Dataset:
     """Layer medians are 8, 2 and 0 metres above the truth."""
     ds = described(on, "logit_lens", readout="quantile").assign_coords(
-        layer=list(LAYERS), quantile=list(LEVELS)
+        DEPTH | {"quantile": list(LEVELS)}
     )
     median = ds["truth"].values + np.array([8.0, 2.0, 0.0])[:, None, None]
     band = np.array([-1.0, 0.0, 1.0])[:, None]
@@ -115,7 +117,7 @@ def layer_gain(
         gain[1, 1:] = 2.0
     axes = ("metric", "layer", "series")
     ds = described(on[["series", "units"]], "layer_gain", reference="truth")
-    ds = ds.assign_coords(metric=list(metrics), layer=list(LAYERS))
+    ds = ds.assign_coords(DEPTH | {"metric": list(metrics)})
     ds["gain"], ds["error"] = (axes, gain), (axes, np.ones_like(gain) / 3)
     floor = xr.DataArray(np.zeros(gain.shape), dims=axes)
     return judge(ds, "gain", floor=floor, signed=True, groups="metric")
@@ -125,7 +127,7 @@ def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
     """Bins of width 5 from -50; the logit of value v at step h in layer l is (l + 1) *
     -|v - 5 h|.
     """
-    ds = described(on, "logit_lens").assign_coords(layer=["embed", "0"])
+    ds = described(on, "logit_lens").assign_coords(depth_coords("layer", 1))
     value = np.tile(-50 + 5.0 * np.arange(40), (ds.sizes["series"], 1))
     gap = np.abs(value[:, None, :] - 5.0 * ds["step"].values[None, :, None])
     ds["logit"] = (("layer", "series", "step", "bin"), -np.stack([gap, 2 * gap]))

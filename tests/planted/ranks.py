@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import described
+from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.core.estimates import judge
 
 LEVELS = [0.1, 0.01]
@@ -42,7 +43,7 @@ def weight_ranks() -> xr.Dataset:
     )
     parts = ["W_Q", "W_Q", "W_in", "W_in"]
     kinds = ["self_attn", "self_attn", "mlp", "mlp"]
-    layers = ["0", "1", "0", "1"]
+    layers = [0, 1, 0, 1]
     return ds.assign_coords(
         matrix=[
             f"encoder.{layer}.{kind}.{part}"
@@ -90,9 +91,7 @@ def row_angles() -> xr.Dataset:
         closer_significant=("layer", [True, False]),
     )
     heads = {"head": [0, 1], "other_head": [0, 1], "row_head": ("row", [0, 0, 1, 1])}
-    return ds.assign_coords(
-        layer=["0", "1"], row_dimension=("row", [0, 1, 0, 1]), **heads
-    )
+    return ds.assign_coords(layer=[0, 1], row_dimension=("row", [0, 1, 0, 1]), **heads)
 
 
 def embedding_ranks() -> xr.Dataset:
@@ -167,8 +166,8 @@ def flow_of_ranks() -> xr.Dataset:
         **measures("stream", 1.0, 2.0, 4.0),
     )
     ds = ds.assign_coords(
-        stream=["embed", "0", "1"],
-        layer=["0", "1"],
+        **depth_coords("stream", 2),
+        layer=[0, 1],
         series=["a", "b", "c"],
         epsilon=LEVELS,
     )

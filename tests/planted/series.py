@@ -110,7 +110,7 @@ def with_components(
             axis: name,
             "stack": (axis, stack),
             "kind": (axis, kind),
-            "layer_index": (axis, layer),
+            "layer": (axis, layer),
             "head": (axis, head),
         }
     )

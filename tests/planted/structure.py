@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import THREE, described
+from tsfm_lens.core.axes import depth_coords
 
 
 def spectra() -> xr.Dataset:
@@ -21,7 +22,7 @@ def spectra() -> xr.Dataset:
         singular_value=((*axes, "mode"), values),
         stable_rank=(axes, ranks),
         order=(axes, np.broadcast_to([0, 1], (2, 2, 2))),
-    ).assign_coords(product=["QK", "OV"], layer=["0", "1"], head=[0, 1])
+    ).assign_coords(product=["QK", "OV"], layer=[0, 1], head=[0, 1])
 
 
 def entropic_rank(on: xr.Dataset = THREE) -> xr.Dataset:
@@ -33,14 +34,14 @@ def entropic_rank(on: xr.Dataset = THREE) -> xr.Dataset:
         (("layer", "series"), entropy),
         ("layer", np.exp(entropy.mean(axis=1))),
     )
-    return ds.assign_coords(layer=["0", "1"], series=on["series"].values)
+    return ds.assign_coords(layer=[0, 1], series=on["series"].values)
 
 
 def layer_similarity() -> xr.Dataset:
     """The stream changes most between layers 0 and 1 (0.25); updates of layers 0 and 1
     are opposed.
     """
-    streams = ["embed", "0", "1"]
+    streams = depth_coords("stream", 2) | depth_coords("other_stream", 2)
     ds = described(None, "layer_similarity")
     ds["cka"] = (
         ("stream", "other_stream"),
@@ -50,6 +51,4 @@ def layer_similarity() -> xr.Dataset:
         ("layer", "other_layer"),
         [[1.0, -0.5], [-0.5, 1.0]],
     )
-    return ds.assign_coords(
-        stream=streams, other_stream=streams, layer=streams[1:], other_layer=streams[1:]
-    )
+    return ds.assign_coords(streams | {"layer": [0, 1], "other_layer": [0, 1]})

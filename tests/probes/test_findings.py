@@ -15,6 +15,7 @@ from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.core import registry
+from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.core.estimates import corrected, judge, twins_of_reports, with_twins
 from tsfm_lens.core.stats import holm, ratio_units, sign_test
 from tsfm_lens.data import bundled
@@ -218,9 +219,9 @@ def test_heads_must_beat_chance_and_others() -> None:
         )
     leads = np.argwhere(found["prefix_matching_leads"].values)
     assert leads.tolist() == [[0, 0]]
-    assert not found["prefix_matching_significant"].sel(layer="0")[1:].any()
+    assert not found["prefix_matching_significant"].sel(layer=0)[1:].any()
     close_in_float32(found["prefix_matching_floor"], 1 / (motif * repeats + 1))
-    assert not bool(found["copy_score_significant"].sel(layer="1", head=2))
+    assert not bool(found["copy_score_significant"].sel(layer=1, head=2))
     for name in ("prefix_matching", "copy_score"):
         mean = found[f"{name}_by_sequence"].mean("sequence")
         xr.testing.assert_allclose(mean, found[name])
@@ -313,13 +314,13 @@ def test_gains_within_rounding_are_none() -> None:
             "truth": (("series", "step"), truth),
             "rounding": ("series", np.full(3, 1e-6)),
         },
-        coords={"layer": ["embed", "0", "1"], "step": [0, 1]},
+        coords={**depth_coords("layer", 2), "step": [0, 1]},
         attrs={"kind": "logit_lens"},
     )
     found = layer_gain(data)
     assert found["gain_acts"].sel(metric="MAE").values.tolist() == [0, 0, 3]
     without = layer_gain(data.drop_vars("rounding"))
-    assert int(without["gain_acts"].sel(metric="MAE", layer="0")) == 3
+    assert int(without["gain_acts"].sel(metric="MAE", layer=0)) == 3
 
 
 class CountedRun:

@@ -85,11 +85,11 @@ def test_hand_built_induction_heads_are_found(offset: int) -> None:
         other = induction_scores(lens, **options(offset=1 - offset))
         strict = induction_scores(lens, **options(offset=offset, copy_from=1e3))
     assert found.induction.values.tolist() == [[False] * 4, [False, True, False, False]]
-    assert float(found.prefix_matching.sel(layer="1", head=1)) == pytest.approx(1.0)
-    assert float(other.prefix_matching.sel(layer="1", head=1)) == 0
+    assert float(found.prefix_matching.sel(layer=1, head=1)) == pytest.approx(1.0)
+    assert float(other.prefix_matching.sel(layer=1, head=1)) == 0
     assert int(found.copy_score.values.argmax()) == 5
     # the start token's row is empty here, so it has no entropy either
-    close_in_float32(found.entropy.sel(layer="1", head=1), 0.0, depth=16, magnitude=1.0)
+    close_in_float32(found.entropy.sel(layer=1, head=1), 0.0, depth=16, magnitude=1.0)
     assert not strict.induction.any()
     assert strict.attrs["positions"] == "last"
 
@@ -112,7 +112,7 @@ def results(
     prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
 ) -> tuple[xr.Dataset, xr.Dataset]:
     layers, heads = prefix.shape
-    coords = {"layer": list(map(str, range(layers))), "head": range(heads)}
+    coords = {"layer": range(layers), "head": range(heads)}
     where = ("layer", "head")
     one = xr.Dataset(
         {"prefix_matching": (where, prefix), "copy_score": (where, copy)}, coords=coords
@@ -264,7 +264,7 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
         dot = f"{row.name}."
     with lens.edit(*(EditPattern(f"{dot}{layer}.{kind}", even) for layer in layers)):
         found = repeated_motif(lens, n_series=3, **few_draws(lens))
-    assert found["layer"].values.tolist() == list(map(str, layers))
+    assert found["layer"].values.tolist() == list(layers)
     expected = np.broadcast_to(
         found["chance"].values[:, None, None], found["prefix_matching"].shape
     )

@@ -13,6 +13,7 @@ import xarray as xr
 from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import expect_error
+from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.probes.lines_of_thought import trace_lines
 
 BINS = 101
@@ -42,7 +43,7 @@ def drawn(*layers: list[Ridge], context: list[float] | None = None) -> xr.Datase
             "context": (("series", "time"), past[None]),
         },
         coords={
-            "layer": ["embed", *map(str, range(len(layers) - 1))],
+            **depth_coords("layer", len(layers) - 1),
             "series": ["one"],
             "step": range(STEPS),
         },
@@ -63,14 +64,14 @@ def test_one_ridge_continues_the_other_ends() -> None:
     assert float(found["largest_step"][0]) == 2
     lines = pd.DataFrame(
         {
-            "line_layer": ["embed", "embed", "0", "0", "1"],
+            "line_layer": [-1, -1, 0, 0, 1],
             "mean_value": [50.0, 90.0, 51.0, 90.0, 50.0],
             "continuous": [True, False, True, False, True],
             "survives": [True, False, True, False, True],
             "spurious": [False, True, False, True, False],
             "thread": [0, 1, 0, 1, 0],
-            "birth": "embed",
-            "death": ["1", "0", "1", "0", "1"],
+            "birth": -1,
+            "death": [1, 0, 1, 0, 1],
             "mass": [0.7, 0.3, 0.7, 0.3, 1.0],
         }
     )

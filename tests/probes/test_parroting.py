@@ -206,10 +206,10 @@ def test_attention_mass_lies_at_the_lag() -> None:
 
     with lens.edit(EditPattern("decoder.0.cross_attn", make_reader(12))):
         at = lag_attention(lens.run(bundled("co2").tail(40), 6), 12, width=0).sel(
-            layer="0"
+            layer=0
         )
         off = lag_attention(lens.run(bundled("co2").tail(40), 6), 11, width=0).sel(
-            layer="0"
+            layer=0
         )
     assert_allclose(at["mass"], 1)
     assert_allclose(off["mass"], 0)
@@ -232,7 +232,7 @@ def test_changes_compare_forecasts_without_the_head(name: str) -> None:
         "parrot_error": found["parrot"].values,
         "truth_error": truth[0],
     }
-    layer = str(found["layer"].values[-1])
+    layer = int(found["layer"].values[-1])
     head = 1
     prefix = f"{lens.wiring.output_stack.name}.".lstrip(".")
     ablated = f"{prefix}{layer}.{found.attrs['attention']}.{head}"

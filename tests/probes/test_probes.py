@@ -13,6 +13,7 @@ from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import fresh
 from tiny_series import few_draws
+from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import (
@@ -58,16 +59,16 @@ def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
         assert model.config.scale_decoder_outputs
         logits = model.lm_head(model.decoder.final_layer_norm(stream) * 36**-0.5)
     p = torch.softmax(logits.double(), -1).numpy()
-    close_in_float32(result.entropy.sel(layer="0").values, scipy_entropy(p, axis=-1))
+    close_in_float32(result.entropy.sel(layer=0).values, scipy_entropy(p, axis=-1))
     assert_array_equal(
-        result.effective_vocabulary.sel(layer="0").values, (p > 0.01).sum(-1)
+        result.effective_vocabulary.sel(layer=0).values, (p > 0.01).sum(-1)
     )
     scale = np.nanmean(np.abs(BATCH.values[0]))
     centers = np.linspace(-15, 15, 61)
     close_in_float32(result.value[0].values, centers * scale)
-    best = result.probability.sel(layer="0").argmax("bin").values
+    best = result.probability.sel(layer=0).argmax("bin").values
     close_in_float32(
-        result.point_forecast.sel(layer="0")[0].values, centers[best[0]] * scale
+        result.point_forecast.sel(layer=0)[0].values, centers[best[0]] * scale
     )
 
 
@@ -94,7 +95,7 @@ def lens_result(forecasts: list[list[float]], truth: list[float]) -> xr.Dataset:
             ),
             "truth": (("series", "step"), np.array(truth)[None]),
         },
-        coords={"layer": ["embed", "0", "1"], "series": ["a"]},
+        coords={**depth_coords("layer", 2), "series": ["a"]},
         attrs={"kind": "logit_lens"},
     )
 

@@ -107,7 +107,7 @@ def test_sharp_and_diffuse_heads_differ_most() -> None:
     """Sharp and diffuse heads are the ends of the order by entropy."""
     entropy = xr.Dataset(
         {"entropy": (("layer", "head"), [[3.0, 0.5], [2.0, 4.0]])},
-        coords={"layer": ["1", "4"], "head": [0, 1]},
+        coords={"layer": [1, 4], "head": [0, 1]},
         attrs={"kind": "head_entropy", "stack": "decoder", "attention": "cross_attn"},
     )
     assert list(map(str, sharpest(entropy, 2))) == [

@@ -28,7 +28,7 @@ def test_a_planted_lag_is_a_band() -> None:
     lens = lens_of("chronos")
 
     with lens.edit(EditPattern("decoder.0.cross_attn", make_reader(12))):
-        found = autoregressive_attention(lens.run(make_series(lens), 6)).sel(layer="0")
+        found = autoregressive_attention(lens.run(make_series(lens), 6)).sel(layer=0)
     for query in range(6):
         column = found["attention"].isel(head=0, query=query).values
         key = int(column.argmax())
@@ -76,7 +76,7 @@ def test_long_maps_match_the_library_rollout() -> None:
     options = {"horizon": width + 5, "num_samples": 1, "seed": 4}
     run = lens.run(series, **options)
     found, window = (
-        autoregressive_attention(run, keys=keys)["attention"].sel(layer="1")
+        autoregressive_attention(run, keys=keys)["attention"].sel(layer=1)
         for keys in ("time", "window")
     )
     point = "decoder_blocks.1.cross_attn.hook_pattern"
@@ -145,7 +145,7 @@ def test_one_hot_patterns_contribute_the_write(name: str, at: str) -> None:
     with lens.edit(EditPattern(at, first_key)):
         run = lens.run(make_series(lens), 4)
         norms = norm_weighted_attention(run, kind=at.split(".")[-1])["norm"].sel(
-            layer="1"
+            layer=1
         )
         written = run.record([point])[point][0].norm(dim=-1).T.numpy()
     close_in_float32(norms.sum("key"), written)

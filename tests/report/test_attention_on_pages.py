@@ -155,7 +155,7 @@ def test_copying_head_is_described_with_lag(patch: int, tmp_path: Path) -> None:
     assert len(rows) == -(-HORIZON // patch)
     assert [top for top, _ in rows] == pytest.approx([0.97] * len(rows))
     assert state["spans"][-1] == [CONTEXT - patch, CONTEXT]
-    assert table["lag"].sel(layer="0", head=0).item() == LAG
+    assert table["lag"].sel(layer=0, head=0).item() == LAG
 
 
 @pytest.mark.parametrize("patch", PATCHES)

@@ -548,7 +548,7 @@ def test_effects_and_repair_show_sizes(results):
 def test_indistinguishable_heads_are_named_together():
     """Heads that cannot be told apart are named together."""
     entropy = np.array([[0.0, 1.0], [1e-6, 2.0]])
-    ds = xr.Dataset(coords={"layer": ["0", "1"], "head": [0, 1]})
+    ds = xr.Dataset(coords={"layer": [0, 1], "head": [0, 1]})
     text = summarize(
         ds,
         "{entropy:lowest nats}",

@@ -90,7 +90,7 @@ def test_every_score_of_every_architecture(name: str) -> None:
         expected = layers
         if order == "attention_entropy":
             expected = over_time
-        assert scores["layer"].values.tolist() == list(map(str, expected)), order
+        assert scores["layer"].values.tolist() == list(expected), order
         assert scores.sizes["head"] == stack.n_heads
         assert np.isfinite(scores).all()
         assert scores.attrs["attention"] == kind
@@ -146,7 +146,7 @@ def test_rankings_agree_with_the_chosen_heads() -> None:
 
 def test_ties_and_missing_scores_in_rankings() -> None:
     """Ties are broken by index, and missing scores are refused."""
-    coords = {"layer": ["0", "1"], "head": range(3)}
+    coords = {"layer": [0, 1], "head": range(3)}
     scores = xr.DataArray(
         [[2.0, 1.0, 1.0], [1.0, np.nan, 0.0]],
         dims=("layer", "head"),

@@ -30,8 +30,8 @@ def dated_forecast(forecast: xr.Dataset) -> xr.Dataset:
 
 @pytest.fixture
 def logit() -> xr.Dataset:
-    """40 bins of width 5 from -50; "embed" is uniform, "0" half uniform, "1" all on the
-    truth's bin.
+    """40 bins of width 5 from -50; the embedding is uniform, layer 0 half uniform,
+    layer 1 all on the truth's bin.
     """
     on = planted.rivers_and_roads()
     value = -50 + 5.0 * np.arange(40)

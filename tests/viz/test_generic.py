@@ -22,7 +22,7 @@ from tsfm_lens.viz.generic import generic_figure
 from viz.marks import heatmaps
 
 LABELS = {
-    "layer": ["0", "1", "2"],
+    "layer": [0, 1, 2],
     "head": [0, 1],
     "series": ["a", "b", "c", "d"],
     "step": [0, 1, 2, 3, 4],
@@ -118,7 +118,7 @@ def test_legend_names_numbered_members(registered: None, dim: str) -> None:
 
 def test_layer_pairs_share_names_on_axes(registered: None) -> None:
     """Pairs of layers have the same names on both axes."""
-    labels = ["embed", "0", "1"]
+    labels = [-1, 0, 1]
     coords = {"stream": labels, "other_stream": labels}
     values = xr.DataArray(np.eye(3), coords, ["stream", "other_stream"])
     ds = values.to_dataset(name="lean").assign_attrs(kind="leaning")

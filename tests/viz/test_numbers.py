@@ -34,7 +34,7 @@ MAPS: dict[str, Case] = {
     "patch_attention_grid": (
         "patch_attention",
         {"layer": -1},
-        lambda ds: ds["attention"].sel(layer="1"),
+        lambda ds: ds["attention"].sel(layer=1),
     ),
     "attention_rollout_map": ("flow", {}, lambda ds: ds["flow"]),
 }

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens import probes, viz
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.registry import find_figures
 from tsfm_lens.core.stats import holm, sign_test
 from tsfm_lens.data import bundled
@@ -119,10 +120,7 @@ def test_lines_appear_in_their_layers_panel() -> None:
     lines = np.flatnonzero(ds["line_series"].values == "elnino")
     assert len(drawn) == len(lines)
     for trace, line in zip(drawn, lines, strict=True):
-        label = str(ds["line_layer"].values[line])
-        assert panels[trace.xaxis] == (
-            "embedding" if label == "embed" else f"layer {label}"
-        )
+        assert panels[trace.xaxis] == layer_name(ds["line_layer"].values[line])
         np.testing.assert_array_equal(trace.y, ds["path"].values[line])
         assert (trace.name == "spurious line") == bool(ds["spurious"].values[line])
         low, high = (

@@ -58,7 +58,7 @@ def test_logit_maps_peak_where_planted():
 def test_selected_patch_starts_at_first_step():
     """The selected patch is marked at its first step."""
     patches = planted.patch_attention(planted.rivers_and_roads())
-    fig = viz.selected_patch(patches, layer="0")
+    fig = viz.selected_patch(patches, layer=0)
     (mark,) = (shape for shape in fig.layout.shapes if shape.line.dash == "6px,3px")
     assert mark.x0 == mark.x1 == -20
     assert "layer 0, head 1" in fig.layout.meta["title"]

@@ -120,7 +120,7 @@ def test_logit_map_has_truth_at_bin(logit):
 
 def test_lens_forecast_has_fan_per_layer(logit):
     """A forecast by layers has a fan for each layer, on shared axes."""
-    fig = viz.lens_forecast(logit, layers=["embed", 1])
+    fig = viz.lens_forecast(logit, layers=["embedding", 1])
     medians = named(fig, "median forecast")
     assert len(medians) == 2
     np.testing.assert_allclose(medians[1].y, np.arange(6))

@@ -14,7 +14,7 @@ from tsfm_lens.viz.summary import labelled, summarize, summary
 def result() -> xr.Dataset:
     """Four heads over three series, in ppm."""
     size = np.array([[0.5, 0.5], [0.0, -0.25]])
-    coords = {"layer": ["0", "1"], "head": [0, 1], "series": ["a", "b", "c"]}
+    coords = {"layer": [0, 1], "head": [0, 1], "series": ["a", "b", "c"]}
     values = size[..., None] + np.array([-0.1, 0.0, 0.1])
     ds = xr.Dataset({"rank": (("layer", "head", "series"), values)}, coords)
     return ds.assign_attrs(units="ppm", depth=12, way="zeroed")

@@ -75,7 +75,7 @@ _INPUT_DESCRIPTIONS = {
 _PARAMETERS = {
     "series": "id, or place counted from 0; all, or their mean, where it is None.",
     "layers": "labels to draw, all if None.",
-    "layer": "label; a negative integer counts from the last.",
+    "layer": "number; a negative one counts from the last, if it is not a label.",
     "head": "number.",
     "step": "of the forecast; the mean over all if None.",
     "context_steps": "how much of the context is drawn, a few horizons if None.",

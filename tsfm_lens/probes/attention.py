@@ -149,7 +149,7 @@ def pattern_coords(
     The patterns are (layer, head, query, key).
     """
     keys = stack.attention(kind, layers[0]).keys_from or stack.name
-    heads = {"layer": list(map(str, layers)), "head": range(stack.n_heads)}
+    heads = {"layer": list(layers), "head": range(stack.n_heads)}
     return heads | span_coords(
         query=run.encoded.spans[stack.name], key=run.encoded.spans[keys]
     )

@@ -482,7 +482,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         of the full branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
         same over the sum of all, with what :func:`.estimates.judge` adds; ``head_size``
         (writer, head, series), NaN where a writer has none. Coordinates
-        ``layer_index``, ``kind``, and ``keys_from``, the stack that an attention reads.
+        ``layer``, ``kind``, and ``keys_from``, the stack that an attention reads.
 
     Source:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
@@ -503,9 +503,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     parts = (
         of_median(result["attribution"]).transpose("component", "series", "step").values
     )
-    part_writers = [
-        *zip(result["layer_index"].values, result["kind"].values, strict=True)
-    ]
+    part_writers = [*zip(result["layer"].values, result["kind"].values, strict=True)]
     order = list(dict.fromkeys(part_writers))
     branch = np.array(list(map(order.index, part_writers)))
     heads = result["head"].values
@@ -534,7 +532,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
                 kind if layer < 0 else str(Component(stack.name, layer, kind))
                 for layer, kind in order
             ],
-            "layer_index": ("writer", [layer for layer, _ in order]),
+            "layer": ("writer", [layer for layer, _ in order]),
             "kind": ("writer", [kind for _, kind in order]),
             "keys_from": (
                 "writer",

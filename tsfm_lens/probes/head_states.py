@@ -201,7 +201,7 @@ def _select_effects(effects: xr.Dataset) -> xr.Dataset:
     retained = effects[[name for name in _EFFECT_VARIABLES if name in effects]]
     coords = {
         "kind": "component_kind",
-        "layer_index": "component_layer",
+        "layer": "component_layer",
         "head": "component_head",
     }
     unused = [name for name in retained.coords if name not in ("component", *coords)]

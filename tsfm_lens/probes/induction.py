@@ -190,7 +190,7 @@ def induction_scores(
             "matched": float(valid.float().mean()),
         },
         coords={
-            "layer": list(map(str, range(stack.n_layers))),
+            "layer": range(stack.n_layers),
             "head": range(stack.n_heads),
         },
     )

@@ -193,7 +193,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             for name, value in values.items()
         },
         coords={
-            "layer": list(map(str, range(stack.n_layers))),
+            "layer": range(stack.n_layers),
             "head": range(stack.n_heads),
         },
     )

@@ -401,7 +401,7 @@ def _add_table(data: xr.Dataset, lines: Sequence[_Line], steps: int) -> xr.Datas
         bounds[line.thread] = min(low, line.layer), max(high, line.layer)
     data = data.assign_coords(
         line=range(len(lines)),
-        line_layer=("line", [str(layers[line.layer]) for line in lines]),
+        line_layer=("line", [int(layers[line.layer]) for line in lines]),
         line_series=("line", [str(series[line.series]) for line in lines]),
     )
     names = ("start", "stop", "continuous", "survives", "spurious", "thread")
@@ -412,7 +412,7 @@ def _add_table(data: xr.Dataset, lines: Sequence[_Line], steps: int) -> xr.Datas
     columns["mean_value"] = [float(np.nanmean(line.path)) for line in lines]
     columns["mass"] = [float(line.mass.sum() / steps) for line in lines]
     for index, name in enumerate(("birth", "death")):
-        columns[name] = [str(layers[bounds[line.thread][index]]) for line in lines]
+        columns[name] = [int(layers[bounds[line.thread][index]]) for line in lines]
     for name, column in columns.items():
         data[name] = (("line",), np.array(column))
     data["path"] = (

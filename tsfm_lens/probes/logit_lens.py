@@ -16,6 +16,7 @@ import xarray as xr
 from scipy.signal import find_peaks
 from torch import Tensor
 
+from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
@@ -62,9 +63,10 @@ def logit_lens(
         logits: also the ``logit`` of every value bin, of a token model.
 
     Returns:
-        Dataset of kind "logit_lens" over ``layer`` ("embed", "0", …), ``series``,
-        ``step``, forecasts in data units. Token models: ``probability`` of every value
-        bin, its ``value``, ``entropy`` in nats over the full vocabulary, ``n_peaks``,
+        Dataset of kind "logit_lens" over ``layer`` (-1 for the embedding, named in
+        ``layer_label``), ``series`` and ``step``; forecasts are in data units. Token
+        models: ``probability`` of every value bin, its ``value``, ``entropy`` in nats
+        over the full vocabulary, ``n_peaks``,
         ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most
         probable bin). Patch models: ``quantile_forecast``, and as ``point_forecast``
         its median, or the mean if the head emits a distribution. The last layer is the
@@ -80,7 +82,7 @@ def logit_lens(
 
     Example:
         >>> probes.logit_lens(run)["layer"].values.tolist()
-        ['embed', '0', '1', '2']
+        [-1, 0, 1, 2]
     """
     readout = run.lens.emits
     if logits and readout != "token":
@@ -89,8 +91,9 @@ def logit_lens(
             " there are no logits"
         )
     check_additive(run.lens.wiring, run.lens.wiring.output_stack)
-    names, streams = layer_streams(run)
-    data = marked_dataset(run.in_one_pass(), layer=names)
+    streams = layer_streams(run)
+    depth = depth_coords("layer", len(streams) - 1)
+    data = marked_dataset(run.in_one_pass(), **depth)
     data["native_median"] = (("series", "step"), run.forecast.median)
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
     data.attrs = {"readout": readout, "first_step": run.first_step}
@@ -99,8 +102,8 @@ def logit_lens(
     return _quantile_lens(run, streams, data)
 
 
-def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
-    """Return the residual stream after the embedding and every block, with names.
+def layer_streams(run: Run) -> list[Tensor]:
+    """Return the residual stream after the embedding and after every block.
 
     Streams are (series, pos, d_model).
     """
@@ -109,9 +112,8 @@ def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
         f"{stack.name}.hook_embed".lstrip("."),
         *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers)),
     ]
-    names = ["embed", *map(str, range(stack.n_layers))]
     activations = run.in_one_pass().record(points)
-    return names, [activations[point] for point in points]
+    return [activations[point] for point in points]
 
 
 def _token_lens(
@@ -310,6 +312,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     coords = {
         "metric": list(METRICS),
         "layer": forecast["layer"],
+        "layer_label": forecast["layer_label"],
         "series": forecast["series"],
     }
     result = xr.Dataset({"error": (axes, error), "gain": (axes, gain)}, coords=coords)

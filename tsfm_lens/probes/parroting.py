@@ -496,7 +496,7 @@ def head_parroting(
     mass = np.where(has_lag, np.stack(mass_by_series, axis=-1), np.nan)
     chance = np.where(has_lag, [float(view["chance"]) for view in maps], np.nan)
     vacuous = [bool(view["vacuous"]) for view in maps]
-    data = marked_dataset(run, layer=list(map(str, layers)), head=range(stack.n_heads))
+    data = marked_dataset(run, layer=list(layers), head=range(stack.n_heads))
     data = data.assign(
         mass=(("layer", "head", "series"), mass),
         chance=("series", chance),

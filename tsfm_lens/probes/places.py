@@ -173,13 +173,13 @@ def find_site(wiring: Wiring, component: Component) -> PatchSite:
 def site_coords(places: Sequence[PatchSite], dim: str = "component") -> dict[str, Any]:
     """Return coordinates that name sites.
 
-    They are the label, stack, kind, layer_index and head (-1 where there is none).
+    They are the label, stack, kind, layer and head (-1 where there is none).
     """
     return {
         dim: [str(site.target) for site in places],
         "stack": (dim, [site.stack for site in places]),
         "kind": (dim, [site.kind for site in places]),
-        "layer_index": (dim, [site.layer for site in places]),
+        "layer": (dim, [site.layer for site in places]),
         "head": (dim, [-1 if site.head is None else site.head for site in places]),
     }
 
@@ -187,7 +187,7 @@ def site_coords(places: Sequence[PatchSite], dim: str = "component") -> dict[str
 def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
     """Return :func:`site_coords` of components, and of other writers by name.
 
-    The kind of another writer is its name, its layer_index -1.
+    The kind of another writer is its name, its layer -1.
     """
     sites = []
     for name in names:

@@ -88,9 +88,7 @@ def heads_by_stable_rank(
     ranks = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(
         product="QK"
     )
-    ascending = {
-        layer: np.argsort(ranks.sel(layer=str(layer)).values) for layer in keep
-    }
+    ascending = {layer: np.argsort(ranks.sel(layer=layer).values) for layer in keep}
     step = 1 if order == "low" else -1
     chosen = {
         layer: heads[::step][: n_heads - keep[layer]].tolist()

@@ -157,7 +157,7 @@ def repeated_motif(
     repeating, entropies, chance = _masses(run, points, targets)
     without, _, _ = _masses(control, points, targets)
     data = run.dataset().assign_coords(
-        target=list(TARGETS), layer=list(map(str, layers)), head=range(column.n_heads)
+        target=list(TARGETS), layer=list(layers), head=range(column.n_heads)
     )
     axes = ("target", "layer", "head")
     data = data.assign(

@@ -143,7 +143,7 @@ def autoregressive_attention(
             "entropy": (("layer", "head"), entropy, {"units": "nats"}),
             "sharpness_rank": (("layer", "head"), ranks.reshape(entropy.shape)),
         },
-        coords={"layer": list(map(str, layers)), "head": range(chosen.n_heads)},
+        coords={"layer": list(layers), "head": range(chosen.n_heads)},
     )
     data = data.assign_coords(span_coords(key=key_axis, query=query_axis))
     pass_start = np.repeat(

@@ -16,6 +16,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.recorder import by_row
@@ -43,7 +44,7 @@ def layer_similarity(run: Run) -> xr.Dataset:
         Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer)
         between what two layers add to the stream at a token, mean over tokens and
         series; ``cka`` (stream, other_stream), linear centred kernel alignment of the
-        streams over all tokens ("embed", then after every layer).
+        streams over all tokens (-1 is the embedding, then after every layer).
 
     Source:
         tsfm-lens paper, section 4; Kornblith et al. 2019, equation 6, for CKA.
@@ -55,7 +56,8 @@ def layer_similarity(run: Run) -> xr.Dataset:
         >>> probes.layer_similarity(run)["cka"].dims
         ('stream', 'other_stream')
     """
-    names, streams = layer_streams(run)
+    streams = layer_streams(run)
+    n_layers = len(streams) - 1
     updates = torch.stack(
         [after - before for before, after in pairwise(streams)]
     ).double()
@@ -70,10 +72,10 @@ def layer_similarity(run: Run) -> xr.Dataset:
             "cka": (("stream", "other_stream"), linear_cka(flat)),
         },
         coords={
-            "layer": names[1:],
-            "other_layer": names[1:],
-            "stream": names,
-            "other_stream": names,
+            "layer": range(n_layers),
+            "other_layer": range(n_layers),
+            **depth_coords("stream", n_layers),
+            **depth_coords("other_stream", n_layers),
         },
     )
 
@@ -197,7 +199,7 @@ def mean_over_tokens(
             "over_all": (("layer", *parts), over_all),
             "tokens": ("series", counts),
         },
-        coords={"layer": list(map(str, layers)), "series": rows},
+        coords={"layer": list(layers), "series": rows},
         attrs={"attention": attention},
     )
 

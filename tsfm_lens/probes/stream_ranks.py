@@ -17,6 +17,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.ranks import angles, epsilon_rank, flow_bound, measured_bound
@@ -352,8 +353,8 @@ def flow_of_ranks(
         apart: largest number of series with a rank of their own.
 
     Returns:
-        Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", then "0", … after
-        each layer) spectra and ranks (epsilon, stream) as of
+        Dataset of kind "flow_of_ranks". Over ``stream`` (-1 is the embedding, then
+        after each layer) spectra and ranks (epsilon, stream) as of
         :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series)
         of ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``,
         the same less that of the embedding, with what :func:`.estimates.judge` adds.
@@ -378,7 +379,7 @@ def flow_of_ranks(
 
     Example:
         >>> probes.flow_of_ranks(run)["stream"].values.tolist()
-        ['embed', '0', '1', '2']
+        [-1, 0, 1, 2]
     """
     levels = checked_levels(epsilon)
     if batch_size < 1:
@@ -443,9 +444,7 @@ def flow_of_ranks(
     data = data.assign(
         series_rank=(axes, ranks), rank_rise=(axes, ranks - ranks[:, :1])
     )
-    data = data.assign_coords(
-        stream=["embed", *map(str, range(column.n_layers))], series=series
-    )
+    data = data.assign_coords(**depth_coords("stream", column.n_layers), series=series)
     flat = dict(zip(run.batch.ids, flat_contexts(lens, run.batch), strict=True))
     data = data.assign_coords(
         flat=("series", [bool(flat.get(name, False)) for name in series])
@@ -509,7 +508,7 @@ def _weight_spectra(
         "query_key_norm": ("layer", norms[:, 0]),
         "value_norm": ("layer", norms[:, 1]),
         "bound": (("layer", "mode"), bound),
-        "layer": list(map(str, first)),
+        "layer": list(first),
     }
 
 

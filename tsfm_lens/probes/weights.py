@@ -116,7 +116,7 @@ def head_spectra(
         },
         coords={
             "product": names,
-            "layer": list(map(str, layers)),
+            "layer": list(layers),
             "head": range(column.n_heads),
         },
     )
@@ -267,7 +267,7 @@ def weight_ranks(
     )
     data = data.assign_coords(
         stack=("matrix", [matrix.stack for matrix in matrices]),
-        layer=("matrix", [str(matrix.layer) for matrix in matrices]),
+        layer=("matrix", [matrix.layer for matrix in matrices]),
         layer_kind=("matrix", [matrix.kind for matrix in matrices]),
         part=("matrix", [matrix.part for matrix in matrices]),
         head=("matrix", [matrix.head for matrix in matrices]),
@@ -584,7 +584,7 @@ def row_angles(
             "closer_significant": ("layer", significant),
         },
         coords={
-            "layer": list(map(str, layers)),
+            "layer": list(layers),
             "head": range(n_heads),
             "other_head": range(n_heads),
             "row_head": ("row", heads[sample]),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.verdict import verdict
 from tsfm_lens.viz.findings import WORTH_A_WORD, finding
 from tsfm_lens.viz.forecast import naive_forecast
@@ -24,7 +25,6 @@ from tsfm_lens.viz.select import (
     find_unit,
     flat_series,
     forecast_series,
-    layer_name,
     median_position,
     names,
 )

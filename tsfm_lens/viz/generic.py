@@ -17,6 +17,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.core.registry import (
     FigurePanel,
@@ -31,7 +32,6 @@ from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.select import (
     array,
-    layer_name,
     median_position,
     names,
     position,
@@ -444,7 +444,8 @@ def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
 def _is_axis(ds: xr.Dataset, dim: str) -> bool:
     """Test if a dimension is counted or measured, and its members have no names."""
     has_names = dim in ds.coords and ds[dim].dtype.kind not in "iufM"
-    return not has_names and dim not in (*_MEMBERS, *_DEPTH)
+    is_depth = dim.removeprefix("other_") in _DEPTH
+    return not has_names and not is_depth and dim not in _MEMBERS
 
 
 def _head_map(drawn: _Drawn) -> HeadMap:

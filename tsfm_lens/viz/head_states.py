@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.registry import FigurePanel, panels
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.findings import describe_flat
@@ -22,7 +23,6 @@ from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import (
     find_unit,
     kind_word,
-    layer_name,
     names,
 )
 from tsfm_lens.viz.summary import summarize

@@ -11,11 +11,12 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.logit_lens import logit_sheet
 from tsfm_lens.viz.panels import SeriesWindow, fitted_range, series_window
-from tsfm_lens.viz.select import array, layer_name, name_model, names, positions
+from tsfm_lens.viz.select import array, name_model, positions
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import summary
 from tsfm_lens.viz.theme import (
@@ -69,18 +70,16 @@ def thought_lines(
     """
     indices = positions(ds, "layer", layers)
     view = series_window(ds, series, max(ds.sizes["step"], 12))
-    labels = [names(ds, "layer")[i] for i in indices]
+    layers_drawn = ds["layer"].values[indices].tolist()
     in_series = ds["line_series"].values == ds["series"].values[view.place]
-    lines = np.flatnonzero(
-        in_series & np.isin(ds["line_layer"].values.astype(str), labels)
-    )
+    lines = np.flatnonzero(in_series & np.isin(ds["line_layer"].values, layers_drawn))
     paths = array(ds, "path", "line", "step")
     bounds, is_cut = fitted_range(view.observations, paths[lines], _MAX_DISTANCE)
     grid, _ = logit_sheet(ds, view, indices, bounds, _ROWS)
-    panels = dict(zip(labels, grid, strict=True))
+    panels = dict(zip(layers_drawn, grid, strict=True))
     for line in lines:
         _draw_line(
-            panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line]
+            panels[int(ds["line_layer"].values[line])], ds, view, int(line), paths[line]
         )
     # labels of neighbouring panels would run into each other
     grid.x(nticks=2 if len(panels) > 2 else 4)
@@ -100,7 +99,7 @@ def _draw_line(
     panel: Panel, ds: xr.Dataset, view: SeriesWindow, line: int, path: np.ndarray
 ) -> None:
     word, colour, symbol = _STYLES[bool(ds["spurious"].values[line])]
-    born, died = (layer_name(str(ds[end].values[line])) for end in ("birth", "death"))
+    born, died = (layer_name(int(ds[end].values[line])) for end in ("birth", "death"))
     if np.isfinite(ds["mass"].values[line]):
         mass = percent(float(ds["mass"].values[line]))
     else:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.head_states import (
     EVEN,
@@ -25,7 +26,6 @@ from tsfm_lens.viz.select import (
     array,
     find_unit,
     kind_word,
-    layer_name,
     name_statistic,
     names,
 )

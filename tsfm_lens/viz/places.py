@@ -125,7 +125,7 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
     """Return a coordinate of the components."""
     if name not in ds.coords:
         raise InputError(
-            f"the components need the coordinate {name!r} (stack, kind, layer_index and"
+            f"the components need the coordinate {name!r} (stack, kind, layer and"
             " head)."
         )
     return np.asarray(ds[name].values)
@@ -136,9 +136,7 @@ def find_positions(ds: xr.Dataset, dim: str = "component") -> Places:
 
     Those of one branch stay in the order of the result.
     """
-    along = {
-        name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")
-    }
+    along = {name: coordinate(ds, name) for name in ("stack", "kind", "layer", "head")}
     for name, values in along.items():
         if len(values) != ds.sizes[dim]:
             raise InputError(f"the coordinate {name!r} does not lie along {dim!r}.")

@@ -10,10 +10,11 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import LOG_AXIS
-from tsfm_lens.viz.select import array, layer_name, name_model, names
+from tsfm_lens.viz.select import array, name_model, names
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number

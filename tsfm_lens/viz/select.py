@@ -26,13 +26,16 @@ def names(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
-    """Return the position of a label along ``dim``.
+    """Return the position of a label along ``dim``, or of the name beside it.
 
-    A negative integer counts from the end.
+    A negative integer counts from the end, if it is not a label itself.
     """
     labels = names(ds, dim)
     if str(value) in labels:
         return labels.index(str(value))
+    named = f"{dim}_label"
+    if named in ds.coords and value in ds[named].values:
+        return ds[named].values.tolist().index(value)
     if not isinstance(value, str) and -len(labels) <= as_index(value) < 0:
         return as_index(value) % len(labels)
     raise unknown_name(dim, value, labels, hint=f"There are {len(labels)}.")
@@ -119,13 +122,6 @@ def value_title(ds: xr.Dataset, series: int | None = None, word: str = "value") 
 def name_model(ds: xr.Dataset) -> str:
     """Return the model's name for titles."""
     return str(ds.attrs.get("model", "") or "unnamed model")
-
-
-def layer_name(label: str) -> str:
-    """Write a layer's label in words: "embedding" or "layer 3"."""
-    if label == "embed":
-        return "embedding"
-    return f"layer {label}"
 
 
 def kind_word(kind: str) -> str:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.axes import EMBEDDING, layer_name
 from tsfm_lens.viz.findings import Finding, finding, judged
-from tsfm_lens.viz.select import find_unit, kind_word, layer_name, shown, varying
+from tsfm_lens.viz.select import find_unit, kind_word, shown, varying
 from tsfm_lens.viz.theme import nats, percent
 from tsfm_lens.viz.words import after_number, listed, measured, num, signed
 
@@ -299,7 +300,7 @@ def _labels(value: xr.DataArray) -> list[str]:
 
 def _word(name: str, dim: str) -> str:
     if dim in ("layer", "stream"):
-        if name == "embed":
+        if name == str(EMBEDDING):
             return "the embedding"
         return layer_name(name)
     if dim == "kind":

@@ -15,12 +15,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
 from tsfm_lens.viz.generic import generic_figure, with_range
 from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import array, layer_name, name_model, names, positions
+from tsfm_lens.viz.select import array, name_model, names, positions
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, percent, plain

@@ -15,11 +15,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.select import (
     kind_word,
-    layer_name,
     names,
     position,
 )

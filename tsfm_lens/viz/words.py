@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import xarray as xr
 
-from tsfm_lens.viz.select import layer_name, names, shown
+from tsfm_lens.core.axes import layer_name
+from tsfm_lens.viz.select import names, shown
 from tsfm_lens.viz.theme import nats, significant
 
 

@@ -148,7 +148,7 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
     """Tabulate the effect on every series and the mean, a row per component."""
     effect = array(ds, metric, "component", "series")
     table = pd.DataFrame({"component": names(ds, "component")})
-    for coord in ("stack", "kind", "layer_index", "head"):
+    for coord in ("stack", "kind", "layer", "head"):
         table[coord] = ds[coord].values
     table["median"] = medians(effect[:, varying(ds)])
     for i, name in enumerate(names(ds, "series")):

@@ -41,7 +41,7 @@ def test_forecasts_use_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
     """Forecasts are those of the model with edited weights."""
     stack = lens.wiring.output_stack
     kind = str(ds.attrs["attention"])
-    layer = str(ds["layer"].values[-1])
+    layer = int(ds["layer"].values[-1])
     head = 1
     row = stack.attention(kind, int(layer))
     matrix = lens.adapter.model.get_submodule(
@@ -151,7 +151,7 @@ def test_attention_shares_sum_to_one(lens: Lens, ds: xr.Dataset) -> None:
     assert ds["key_stop"].values.tolist() == [keys.stop[k] for k in past]
     expected = pattern[:, rows][:, :, past]
     assert_close(
-        ds["attention"].sel(layer=str(layer)),
+        ds["attention"].sel(layer=layer),
         expected,
         depth=16,
         magnitude=1.0,

@@ -45,7 +45,7 @@ def scores(heads: list[tuple[bool, bool]]) -> tuple[xr.Dataset, xr.Dataset]:
         np.array([head[column] for head in heads]).reshape(12, 12) for column in (0, 1)
     )
     where = ("layer", "head")
-    coords = {"layer": list(map(str, range(12))), "head": range(12)}
+    coords = {"layer": range(12), "head": range(12)}
     one = xr.Dataset(
         {
             "prefix_matching": (where, np.where(inducing, 0.5, 0.1)),

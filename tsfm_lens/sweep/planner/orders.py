@@ -132,7 +132,7 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
     Low or high scores come first; heads with equal scores are in the order of their
     indices.
     """
-    row = scores.sel(layer=str(layer)).values
+    row = scores.sel(layer=layer).values
     if not np.isfinite(row).all():
         undefined = int(np.flatnonzero(~np.isfinite(row))[0])
         raise InputError(
@@ -195,7 +195,7 @@ def _norm(run: Run, kind: str) -> xr.DataArray:
 
 
 def _array(values: np.ndarray, layers: Iterable[int]) -> xr.DataArray:
-    coords = {"layer": list(map(str, layers)), "head": range(values.shape[1])}
+    coords = {"layer": list(layers), "head": range(values.shape[1])}
     return xr.DataArray(values, dims=("layer", "head"), coords=coords)
 
 

@@ -204,7 +204,7 @@ def patches(context: Context) -> MeasuredValues:
     ordinary = np.flatnonzero(maps["key_special"].values == "")
     patch = int(
         maps["attention"]
-        .sel(layer=str(layer), head=head)
+        .sel(layer=layer, head=head)
         .values[ordinary]
         .sum(axis=1)
         .argmax()
@@ -230,12 +230,12 @@ def patches(context: Context) -> MeasuredValues:
         "stable_rank"
     ].sel(product="QK")
     if stack.n_heads > 7 and stack.n_layers > 3:
-        order = np.argsort(ranks.sel(layer="3").values)
+        order = np.argsort(ranks.sel(layer=3).values)
         last = any(set(end.tolist()) == {0, 7} for end in (order[:2], order[-2:]))
         result.claims["ablated_last"] = Verdict(
             (exactly("", last, "stable rank of the weights"),)
         )
     for row in dict.fromkeys((0, layer)):
-        for index, rank in enumerate(ranks.sel(layer=str(row)).values):
+        for index, rank in enumerate(ranks.sel(layer=row).values):
             result.add(f"stable rank of layer {row}, head {index}", rank)
     return result

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.axes import EMBEDDING
 from tsfm_lens.core.errors import InputError, MissingExtraError
 from tsfm_lens.data import as_series
 from tsfm_lens.hooks import Component
@@ -85,8 +86,8 @@ def _millions(lens: Lens) -> float:
 
 def _layer_values(data: xr.DataArray) -> np.ndarray:
     """Select the values of the numbered layers, the layer first."""
-    names = [name for name in data["layer"].values if str(name).isdigit()]
-    return np.asarray(data.sel(layer=names).transpose("layer", ...).values)
+    layers = [layer for layer in data["layer"].values if layer != EMBEDDING]
+    return np.asarray(data.sel(layer=layers).transpose("layer", ...).values)
 
 
 def _thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
