@@ -16,19 +16,15 @@ MODELS = ("chronos-nano", "bolt-nano")
 @cache
 def _work(model: str) -> Results:
     few = None
+    options = {"attribution": {"decompositions": "all"}}
     if model == "chronos-nano":
         few = 2
+        options["logit_lens"] = {"logits": True}
+        options["compression_quality"] = {"method": "svd"}
     run = load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few)
     # logits are what one figure is drawn of; how ranks are measured does not depend on
     # the model, and takes long
-    return Results(
-        run,
-        (
-            {"logit_lens": {"logits": True}, "compression_quality": {"method": "svd"}}
-            if few
-            else None
-        ),
-    )
+    return Results(run, options)
 
 
 @pytest.fixture(params=MODELS, scope="session")

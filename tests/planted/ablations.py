@@ -82,6 +82,7 @@ def attribution(
     )
     ds = ds.assign_coords(
         decomposition=["logit", "expected_value"],
+        quantile=[0.5],
         unit=("decomposition", ["logit", "data units"]),
     )
     if values is None:
@@ -90,14 +91,15 @@ def attribution(
         values[:, names.index("decoder.0.mlp")] = 3.0
         values[:, names.index("decoder.1.cross_attn.0")] = -0.5 * ds["step"].values
     every = np.repeat(values[:, :, None], ds.sizes["series"], axis=2)
-    ds["attribution"] = (("decomposition", "component", "series", "step"), every)
+    axes = ("decomposition", "component", "series", "quantile", "step")
+    ds["attribution"] = (axes, every[..., None, :])
     gaps = np.broadcast_to(gap, ds.sizes["series"])
     ds["completeness_error"] = (
         ("decomposition", "series"),
         np.stack([np.zeros_like(gaps, dtype=float), gaps]),
     )
-    ds["mean_attribution"] = ds["attribution"].mean("step")
-    ds["mean_absolute"] = abs(ds["attribution"]).mean("step")
+    ds["mean_attribution"] = ds["attribution"].mean(["quantile", "step"])
+    ds["mean_absolute"] = abs(ds["attribution"]).mean(["quantile", "step"])
     ds["size_share"] = ds["mean_absolute"] / ds["mean_absolute"].sum("component")
     ds["series_agreement"] = (
         np.sign(ds["mean_attribution"]) == np.sign(ds["mean_attribution"][..., :1])

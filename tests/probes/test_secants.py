@@ -46,8 +46,8 @@ def test_hidden_units_count_while_active() -> None:
     flat = ((parts @ w1.T) * active) @ w2.T + parts @ w3.T
     values = flat.reshape(*flat.shape[:-1], len(lens.levels), -1)[..., :3]
     expected = values * run.encoded.scale.numpy()[:, None, None]
-    assert found["nodes"].values.tolist() == [1]
-    close_in_float32(found["attribution"].values[0], expected, depth=1000)
+    assert int(found["nodes"]) == 1
+    close_in_float32(found["attribution"].values, expected, depth=1000)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,8 @@ def test_path_integrals_keep_their_tolerance(
                 3,
             )
             expected = expected + slopes[..., : run.horizon].double() / 64
-    gap = np.abs(found["attribution"].values[0][few] - expected.numpy()).max(
-        (0, -1, -2)
-    )
-    assert (gap <= 2 * TOLERANCE * np.abs(found["total"].values[0]).max((-1, -2))).all()
+    gap = np.abs(found["attribution"].values[few] - expected.numpy()).max((0, -1, -2))
+    assert (gap <= 2 * TOLERANCE * np.abs(found["total"].values).max((-1, -2))).all()
     assert float(found["path_error"].max()) <= TOLERANCE
 
 
@@ -87,7 +85,7 @@ def test_path_integrals_keep_their_tolerance(
 def test_unread_positions_are_not_needed(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(example_case(lens).encoded.batch, 3)
-    found = attribution(run, decompositions="lens_difference")["attribution"].values[0]
+    found = attribution(run, decompositions="lens_difference")["attribution"].values
     _, writes, last = writes_and_stream(run)
     with torch.no_grad():
         sums = [torch.zeros_like(last), *writes.cumsum(0)]

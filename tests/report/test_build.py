@@ -173,13 +173,11 @@ def test_tables_match_their_figures(found, results):
     np.testing.assert_allclose(second["truth"], ds["truth"])
     assert (second["series"].unique(), second["timestamp"][0]) == (["b"], "2001-01-25")
     entropy, cells = tables(found, 2)[:2]
-    assert entropy.query("layer == '1' and series == 'c'")["entropy"].item() == 1.0
+    assert entropy.query("layer == 1 and series == 'c'")["entropy"].item() == 1.0
     last = cells.query("layer == 'layer 1' and step == 4").iloc[0]
     assert last["value_from"] <= 14 <= last["value_to"]
     assert last["probability"] == 1.0
-    gain = tables(found, 3)[0].query(
-        "metric == 'MAE' and layer == '0' and series == 'b'"
-    )
+    gain = tables(found, 3)[0].query("metric == 'MAE' and layer == 0 and series == 'b'")
     assert gain["gain_percent"].item() == -20
     assert gain["error"].item() == 0.333333
     assert (
@@ -194,10 +192,7 @@ def test_tables_match_their_figures(found, results):
     heads, weights, _ = tables(found, 6)
     assert heads.query("layer == 1 and head == 0")["special_weight"].item() == 0.9
     assert (weights["query_start"] - weights["key_start"] == 7).all()
-    assert (
-        tables(found, 7)[0].query("layer == 'embed' and step == 2")["q0.5"].item()
-        == 20.0
-    )
+    assert tables(found, 7)[0].query("layer == -1 and step == 2")["q0.5"].item() == 20.0
 
 
 def test_long_tables_are_compressed_and_whole():

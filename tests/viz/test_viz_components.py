@@ -67,7 +67,7 @@ def test_bars_are_sorted_signed_and_complete(attribution):
     fine = attribution.isel(component=attribution["kind"].values != "layer")
     values = (
         fine["attribution"]
-        .sel(decomposition="logit", series="rivers")
+        .sel(decomposition="logit", series="rivers", quantile=0.5)
         .mean("step")
         .to_series()
     )
@@ -108,7 +108,10 @@ def test_attribution_uses_median_or_chosen_quantile(attribution):
     levels = xr.DataArray(
         [0.1, 0.5, 0.9], dims="quantile", coords={"quantile": [0.1, 0.5, 0.9]}
     )
-    patch = attribution.assign(attribution=attribution["attribution"] * levels)
+    labels = {"decomposition": ["integrated", "linearised"]}
+    whole = attribution["attribution"].squeeze("quantile", drop=True)
+    patch = attribution.drop_dims("quantile").assign(attribution=whole * levels)
+    patch = patch.assign_coords(labels)
     one = viz.attribution_bars(attribution, top=3).data[0].x
     np.testing.assert_allclose(
         viz.attribution_bars(patch, top=3).data[0].x, 0.5 * np.array(one)
@@ -129,7 +132,9 @@ def test_attribution_heatmap_is_symmetric_and_ordered(attribution):
     visible = list(fig.data[0].y)
     assert visible == sorted(visible, key=order.index)
     assert len(visible) == 5
-    truth = fine["attribution"].sel(decomposition="expected_value", series="rivers")
+    truth = fine["attribution"].sel(
+        decomposition="expected_value", series="rivers", quantile=0.5
+    )
     np.testing.assert_allclose(z, truth.sel(component=visible).values)
     assert (axis.cmin, axis.cmid) == (-axis.cmax, 0)
     assert axis.cmax == np.abs(z).max()

@@ -354,20 +354,14 @@ def attribute(
     if request.as_json:
         emit(result)
         return
-    decompositions = [str(name) for name in result["decomposition"].values]
-    sizes = result["mean_absolute"].isel(series=varying(result)).mean("series")
-    sizes = sizes.transpose("component", "decomposition")
-    order = np.argsort(-sizes.values[:, 0], kind="stable")[:top]
+    sizes = result["mean_absolute"].isel(series=varying(result)).mean("series").values
+    order = np.argsort(-sizes, kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
-    units = [str(unit) for unit in result["unit"].values]
-    header = [
-        f"{name} ({unit})" if unit else name
-        for name, unit in zip(decompositions, units, strict=True)
-    ]
+    header = f"{result['decomposition'].item()} ({result['unit'].item()})"
     echo("Mean size of each component's contribution, over series and steps.", err=True)
     show_rows(
-        ["component", *header],
-        [[names[i], *map(float, sizes.values[i])] for i in order],
+        ["component", header],
+        [[names[i], float(sizes[i])] for i in order],
     )
 
 

@@ -113,25 +113,25 @@ def attribution(
 
     Args:
         run: the forecast to explain.
-        decompositions: one or several of the above, or "all"; the default alone if
-            None.
+        decompositions: one of the above, several, or "all"; the default alone if None.
         tolerance: largest error of ``integrated``, as a share of a series' largest
             total. Points of the path are doubled, up to 1,024, until the sum of all
             parts is within it.
 
     Returns:
-        Dataset of kind "attribution": ``attribution`` and ``total`` over
-        ``decomposition``, ``component`` (not total), ``series``, (``quantile``),
-        ``step``. Over (decomposition, component, series), of the median, a token
-        decoder's first step left out: ``mean_absolute``, mean size over steps;
-        ``size_share``, the same over the sum of all, with what :func:`.estimates.judge`
+        Dataset of kind "attribution": ``attribution`` and ``total`` over ``component``
+        (not total), ``series``, ``quantile`` and ``step``. What is decomposed of a
+        token model has no quantiles; ``quantile`` is 0.5 alone there. Where several
+        decompositions are asked for, all that follows is over ``decomposition`` too;
+        the name of a single one is a coordinate. Over (component, series), of the
+        median, a token decoder's first step left out: ``mean_absolute``, mean size over
+        steps; ``size_share``, the same over the sum of all, with what :func:`.estimates.judge`
         adds, heads among heads; ``mean_attribution``, signed; ``attribution_share``,
         the same over the sum of all sizes; ``sign_agreement``, share of steps with its
-        sign. ``series_agreement`` (decomposition, component): share of series with the
-        more frequent sign. ``completeness_error`` (decomposition, series): the parts'
-        largest deviation from ``total``, over the largest total. ``nodes``
-        (decomposition): points of the path, 0 where there is none; ``path_error``, the
-        remaining error of the path.
+        sign. ``series_agreement`` (component): share of series with the more frequent
+        sign. ``completeness_error`` (series): the parts' largest deviation from
+        ``total``, over the largest total. ``nodes``: points of the path, 0 where there
+        is none; ``path_error``, the remaining error of the path.
 
     Raises:
         InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that
@@ -142,12 +142,15 @@ def attribution(
 
     Example:
         >>> parts = probes.attribution(run)
-        >>> parts["decomposition"].values.tolist()
-        ['logit']
+        >>> parts["decomposition"].item(), parts["attribution"].dims
+        ('logit', ('component', 'series', 'quantile', 'step'))
         >>> bool((parts["completeness_error"] < 1e-3).all())
         True
     """
-    return _add_statistics(decomposed(run, decompositions, tolerance), run)
+    result = _add_statistics(decomposed(run, decompositions, tolerance), run)
+    if isinstance(decompositions, str | None) and decompositions != "all":
+        return result.isel(decomposition=0)
+    return result
 
 
 def decomposed(
@@ -191,14 +194,17 @@ def decomposed(
         "decomposition",
         [name if name in ("logit", "probability") else "data units" for name in names],
     )
-    if run.tokens is None:
-        axes: tuple[str, ...] = ("series", "quantile", "step")
-        coords["quantile"] = list(run.lens.levels)
-    else:
-        axes = ("series", "step")
+    axes = ("series", "quantile", "step")
     found: list[_Decomposition] = [cache[key] for key in keys.values()]
     attribution = np.stack([part.attribution.numpy() for part in found])
     total = np.stack([part.total.numpy() for part in found])
+    if run.tokens is None:
+        coords["quantile"] = list(run.lens.levels)
+    else:
+        # one number a step, of the token or of the expectation over all
+        coords["quantile"] = [0.5]
+        attribution = attribution[..., None, :]
+        total = total[..., None, :]
     over = tuple(range(2, total.ndim))
     gap = np.abs(attribution.sum(axis=1) - total).max(axis=over)
     size = np.abs(total).max(axis=over)
@@ -260,10 +266,8 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
 
 
 def of_median(parts: xr.DataArray) -> xr.DataArray:
-    """Return the parts of the quantile nearest to the median, if there are several."""
-    if "quantile" in parts.dims:
-        return parts.sel(quantile=0.5, method="nearest")
-    return parts
+    """Return the parts of the quantile nearest to the median."""
+    return parts.sel(quantile=0.5, method="nearest")
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,11 +58,15 @@ _METHOD_WORDS = {
 }
 
 
+_OF_TOKENS = ("logit", "probability", "expected_value")
+
+
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe the components of largest size, and whether the sum is complete."""
     if flat := describe_flat(ds, series, "components"):
         return flat
     shares = _select_shares(ds, decomposition, series)
+    ds = with_decompositions(ds)
     index = names(ds, "decomposition").index(decomposition)
     return summarize(
         ds.isel(decomposition=index, series=series),
@@ -80,6 +84,13 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     )
 
 
+def with_decompositions(ds: xr.Dataset) -> xr.Dataset:
+    """Give the attribution by one decomposition the axis that several have."""
+    if "decomposition" in ds.dims:
+        return ds
+    return ds.expand_dims("decomposition")
+
+
 def _by_component(shares: _Shares, values: np.ndarray) -> xr.DataArray:
     return xr.DataArray(values, {"component": shares.components}, ["component"])
 
@@ -92,6 +103,7 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
     """
     if ds.sizes["series"] < 2:
         return []
+    ds = with_decompositions(ds)
     return summarize(
         ds.isel(decomposition=names(ds, "decomposition").index(decomposition)),
         "Largest components over all series, as shares of all "
@@ -276,6 +288,7 @@ def _select_shares(
 
     Layers as a whole are left out: they are sums of the other components.
     """
+    ds = with_decompositions(ds)
     at = series_position(ds, series)
     if decomposition is None:
         decomposition_index = 0
@@ -285,7 +298,7 @@ def _select_shares(
     selected = ds.isel(decomposition=decomposition_index, series=at)
     unit = ""
     if "unit" in ds.coords:
-        unit = str(ds["unit"].values[decomposition_index])
+        unit = str(np.atleast_1d(ds["unit"].values)[decomposition_index])
     data_unit = find_unit(ds, at)
     if unit in ("", "data units") and data_unit:
         unit = data_unit
@@ -326,7 +339,10 @@ def _select_shares(
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
         selected = selected.isel(quantile=quantile_index)
         is_median = abs(levels[quantile_index] - 0.5) < 1e-6
-        if is_median:
+        if label in _OF_TOKENS:
+            # these split one number a step, which no quantile names
+            pass
+        elif is_median:
             note.append(f"of the {name_statistic(ds)}")
         else:
             # only the median's noise is known
@@ -371,6 +387,7 @@ def _select_shares(
 
 @panels("attribution")
 def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    ds = with_decompositions(ds)
     decompositions = names(ds, "decomposition")
     main = decompositions[0]
     pairs = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]

@@ -84,13 +84,10 @@ def test_forecasts_use_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
 def test_writes_sum_to_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> None:
     """The writes of heads and the remainder sum to the attributed forecast."""
     parts = attribution(lens.run(CONTEXT, H), decompositions=ds.attrs["decomposition"])
-    attributed = (
-        parts["attribution"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
+    attributed, total = (
+        parts[name].isel(series=0).sel(quantile=0.5, method="nearest")
+        for name in ("attribution", "total")
     )
-    total = parts["total"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
-    if "quantile" in attributed.dims:
-        attributed = attributed.sel(quantile=0.5, method="nearest")
-        total = total.sel(quantile=0.5, method="nearest")
     heads = set(ds["name"].values.ravel())
     rest = attributed.isel(
         component=[str(c) not in heads for c in attributed["component"].values]
