@@ -53,7 +53,7 @@ def released_lists() -> dict[str, Released]:
         file = _FOLDER / "released_lists" / f"{name}.yaml"
         row = yaml.safe_load(file.read_text(encoding="utf-8"))
         ablated_heads = row.pop("heads", None)
-        # a layer without an entry loses no head
+        # None for a list of counts alone; else a layer without an entry loses no head
         heads = ablated_heads and {
             layer: tuple(ablated_heads.get(layer, ()))
             for layer in range(len(row["kept"]))
@@ -72,6 +72,7 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
     A layer corresponds if its relative middle lies within one of them; if none does,
     the nearest one is returned.
     """
+    # in layers of the other model, whose layer i spans i to i + 1
     middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
     matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
     if matching or not layers:
@@ -93,6 +94,7 @@ def middle_third(n_layers: int) -> list[int]:
             "a statement about middle layers needs three layers or more, this model"
             f" has {n_layers}"
         )
+    # rounded up at both ends, by which the paper's example of 20 layers comes out
     return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
 
 
@@ -132,6 +134,8 @@ class Recipe(Strict):
         try:
             orders = parse_orders([value])
         except UnknownNameError as error:
+            # pydantic names the field of a ValueError; our error is a KeyError, which
+            # would pass through it
             raise ValueError(str(error)) from error
         if len(orders) != 1:
             raise ValueError(
@@ -248,6 +252,8 @@ def select_targets(
             " same depths"
         )
     fitted = _FittedRecipe(recipe, lens, measured)
+    # in order of layers, and without those that lose nothing, which are no part of a
+    # variant
     by_layer = {
         layer: indices for layer, indices in sorted(fitted.heads().items()) if indices
     }
@@ -272,11 +278,13 @@ def to_entries(
         and not recipe.kept_heads
         and not recipe.measured
     )
+    # a list of counts alone is filled in by an order as well
     explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
     if explicit:
         selection = "listed"
     else:
         selection = recipe.order.partition(":")[0]
+    # by layer, as the random sets must differ in the choice of heads alone
     keep = {
         layer: planner.stack.n_heads - len(indices) for layer, indices in heads.items()
     }
@@ -321,6 +329,8 @@ class _FittedRecipe:
             if self.fits:
                 heads[layer] = list(dict.fromkeys(listed[layer]))
             else:
+                # indices of heads mean nothing in another model: as many are taken in
+                # the recipe's order
                 heads[layer] = self._first(layer, counts)
             for head in heads[layer]:
                 if head not in valid_heads:
@@ -332,6 +342,8 @@ class _FittedRecipe:
             for layer in self.layers(tuple(counted), self.attending)
         }
         for group in self.recipe.layers_at:
+            # after all layers that are named above or in earlier groups; a later group
+            # takes its layers from these
             if group.layers == "others":
                 layers = [layer for layer in self.attending if layer not in heads]
             else:
@@ -354,6 +366,7 @@ class _FittedRecipe:
                 for layer in at_depth(selection, self.of_layers, self.stack.n_layers)
                 if layer in valid
             ]
+        # a layer that is scaled lies within the model, one that is written may not
         for layer in selection:
             if layer not in valid:
                 label = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
@@ -380,6 +393,7 @@ class _FittedRecipe:
 
         So many heads of the layer stay as ``counts`` says for this depth.
         """
+        # the layer of the recipe's model in which the middle of this one lies
         depth = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
         if depth not in counts:
             # a model so shallow that no layer lies at this depth has the nearest
@@ -389,6 +403,7 @@ class _FittedRecipe:
                 f"layer {depth} cannot keep {counts[depth]} heads, it has"
                 f" {self.of_heads}"
             )
+        # the same share of heads, in whole heads of this model
         n_kept = round(counts[depth] / self.of_heads * self.stack.n_heads)
         return self._ranking[layer][: self.stack.n_heads - n_kept]
 
@@ -409,6 +424,7 @@ def is_applicable(recipe: Recipe, lens: Lens) -> bool:
     stack = lens.wiring.output_stack
     layers, heads = recipe.sizes
     return (
+        # what a recipe does not state, it does not require
         recipe.architecture in ("", architecture)
         and layers in (None, stack.n_layers)
         and heads in (None, stack.n_heads)
