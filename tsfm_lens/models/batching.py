@@ -45,7 +45,7 @@ On a GPU the part is as large as possible, until its memory runs out.
 LITTLE = 2**28
 """Bytes below which the free memory is not looked up."""
 
-# of the free memory, left to others
+# of the free memory, the share that results may take; the rest is left to others
 _SHARE = 0.5
 DRAWN = 64
 """Series whose sample paths are drawn together, in one native call."""

@@ -92,7 +92,7 @@ class Checkpoint:
                 try:
                     os.symlink(path, Path(name, file))
                 except OSError:
-                    # links need a privilege on Windows
+                    # on Windows links need a privilege that few users have
                     shutil.copyfile(path, Path(name, file))
             yield Path(name)
 

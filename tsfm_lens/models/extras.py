@@ -141,6 +141,8 @@ def packages_of_extras() -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         marker = requirement.marker
+        # what holds without an extra is needed by all, and a requirement of this
+        # package itself only joins extras
         if (
             marker is None
             or marker.evaluate({"extra": ""})
@@ -168,4 +170,5 @@ def _has_code(module: str) -> bool:
     except ValueError:
         # imported already, by something that gave it no spec
         return True
+    # an empty folder is a namespace package, which has no file of its own
     return spec is not None and spec.origin is not None
