@@ -49,7 +49,7 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     together.
     """
     if any(f"{name}_by_sequence" not in ds for name in _THRESHOLDS):
-        # without single sequences there is nothing to test
+        # without values of single sequences there is nothing to test, and means decide
         passing = array(ds, "induction", "layer", "head") > 0
         return passing, np.zeros_like(passing)
     away = np.stack(
@@ -59,6 +59,8 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
             for name, key in _THRESHOLDS.items()
         ]
     )
+    # One-sided tests in both directions: a head that passes neither is undecided. The
+    # scores and heads of one direction are one family, (score, layer, head) flattened.
     above, below = (
         holm(sign_test(side, sides=1).ravel()).reshape(away.shape[:-1]) <= LEVEL
         for side in (away, -away)
@@ -192,6 +194,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         panel.y(_AXES[upwards], nticks=5)
         panel.vline(thresholds[across], dash="4px,3px")
         panel.hline(thresholds[upwards], dash="4px,3px")
+    # (induction, sharp), each of which has "yes" first
     count = ds["count"].values
     return canvas.finalize(
         f"Induction and sharpness of the {int(count.sum())} heads of {name_model(ds)}",

@@ -94,12 +94,14 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     before = _middle(ds, "forecast")
     after = _middle(ds, "changed_forecast")
     move = after - before
+    # of the median, (change, step), and the mean over steps
     effects = _middle(ds, "effect", "change").mean(1)
     width, new_width = (
         np.subtract(*reversed(_outer_quantiles(ds, name))).mean()
         for name in ("forecast", "changed_forecast")
     )
     is_changed = _changed_steps(ds)
+    # a change of the past alone has no steps of the forecast to set apart
     inside = None
     outside = None
     if is_changed.any() and not is_changed.all():
@@ -200,7 +202,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
             mixed(colour, 0.22),
             f"{text} (interval)",
         )
-    # over both bands, so that none hides a line
+    # after both bands, so that no band hides a line
     for name, text, colour in lines:
         view.forecast(above, _middle(ds, name), text, colour, 2)
     view.draw(above)
@@ -259,8 +261,10 @@ def read_change(ds: xr.Dataset) -> list[str]:
     effect = effect.assign_coords(part=_parts(ds))
     size = abs(effect).mean("step")
     mean = effect.mean("step")
+    # a part is a difference of two forecasts, each of which is rounded
     acting = size > 2 * float(ds.attrs.get("rounding", 0.0))
     largest = np.argsort(-size.where(acting, 0).values, kind="stable")[:_MAX_PARTS]
+    # parts that do not act were counted as 0, and may be among the three largest
     largest = largest[acting.values[largest]]
     origin = names(ds, "part").index("origin")
     return summarize(

@@ -1,7 +1,8 @@
 """Zero-ablation of single components: a map, and the forecasts without them.
 
 :func:`ablation_heatmap` draws the effects of all components, :func:`ablation_forecasts`
-the forecasts without some. ``MEASURES`` has the effects that can be drawn.
+the forecasts without some. ``MEASURES`` has the effects that can be drawn. Many
+components that are ablated together are in :mod:`tsfm_lens.viz.recipes`.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
 
     A sentence says how it can differ from the leader in shape.
     """
+    # a whole layer holds several of the others, and would lead them
     parts = ds["kind"].values.astype(str) != "layer"
     farthest = judged(ds, "mean_shift", "component").named(1, parts)
     if not farthest:
@@ -293,6 +295,7 @@ class Measure:
     def write(self, value: float) -> str:
         """Write a value for its cell."""
         if not self.relative:
+            # from here on two decimals show two digits; smaller values keep one
             if abs(value) >= 0.095:
                 return f"{value:.2f}"
             return f"{value:.1g}"
@@ -361,6 +364,7 @@ def _draw_blocks(
     blocks = _blocks(sites)
     n_rows = sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
+    # -(-a // b) rounds up, so that all rows together have 120 pixels or more
     height = max(int(np.clip(330 / n_rows, 20, 46)), -(-120 // n_rows))
     grids = [
         (stack, block, _grid(sites, rows[stack], stack, *block))
@@ -397,7 +401,7 @@ def _draw_blocks(
             layers,
             "%{customdata}",
             write=measure.write if heads <= 8 or not count else None,
-            # where there is no component -1 picks the last one, which stays hidden
+            # where there is no component, -1 picks the last one, whose cell is empty
             noise=noise and noise.at(grid),
             customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
         )
@@ -454,6 +458,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         for metric in ("mase_change", "mae_change")
         if metric in ds and np.isfinite(ds[metric].values).any()
     ]
+    # one of the two: the scale of MASE cancels in a relative change, and MAE serves
+    # where a series has no seasonal error
     metrics = changes[:1]
     if "spearman_distance" in ds:
         metrics.insert(0, "spearman_distance")
