@@ -335,14 +335,14 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     :func:`_folded_gaps`.
     """
     lags = np.arange(1, len(context))
-    # a copy has so many different values; relative to its mean absolute error, chance
-    # moves the difference of two errors by so much
+    # a copy at a lag has so many different values; relative to a copy's error, chance
+    # moves the difference of two errors by the deviation below
     n_values = np.minimum(lags, len(forecast))
     # a difference of two errors has twice the variance of one
     relative_deviation = _DEVIATION * np.sqrt(2 / n_values)
-    # corrected for the number of lags
+    # Bonferroni's correction for the number of lags
     lag_level = _LEVEL / len(context)
-    # once more, since the best error is the smallest of as many
+    # divided by that number once more, since the best error is the smallest of as many
     tolerance = norm.isf(lag_level / len(context)) * relative_deviation
     rounding = _rounding_distance(context)
     candidates = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
@@ -507,10 +507,11 @@ def head_parroting(
     ]
     # a lag of 0 means that there is none; lag_attention was then asked for lag 1
     has_lag = lags > 0
-    mass_by_series = [view["mass"].values.astype(float) for view in maps]
+    mass_by_series = [lag_map["mass"].values.astype(float) for lag_map in maps]
     mass = np.where(has_lag, np.stack(mass_by_series, axis=-1), np.nan)
-    chance = np.where(has_lag, [float(view["chance"]) for view in maps], np.nan)
-    vacuous = [bool(view["vacuous"]) for view in maps]
+    chances = [float(lag_map["chance"]) for lag_map in maps]
+    chance = np.where(has_lag, chances, np.nan)
+    vacuous = [bool(lag_map["vacuous"]) for lag_map in maps]
     data = marked_dataset(run, layer=list(map(str, layers)), head=range(stack.n_heads))
     data = data.assign(
         mass=(("layer", "head", "series"), mass),

@@ -139,7 +139,7 @@ def autoregressive_attention(
             continue
         with torch.no_grad():
             run.lens.run_with_cache(encoded, names_filter=points, reduce=fill)
-    # sums over queries of all passes, whose numbers differ
+    # each pass has added sums over its queries, of which passes have different numbers
     entropy /= max(len(query_axis), 1)
     # sorting the order of a sort gives ranks; a stable sort ranks equal heads by their
     # index
@@ -164,7 +164,7 @@ def autoregressive_attention(
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
     """Return the forward passes of a rollout.
 
-    Of each pass: the number of forecast steps that it has read, and its input.
+    Each pass has the number of forecast steps that it has read, and its input.
     """
     lens = run.lens
     batch = run.batch

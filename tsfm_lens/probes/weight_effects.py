@@ -319,7 +319,7 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
                 continue
             difference.slices[name] = part
             difference.values[name] = old[name]
-            # the squares are added up here; the root is taken below
+            # squares until all slices are in; the root is taken below
             difference.norm += float(change.square().sum())
             rank, full = _rank(change, new[name])
             if rank > difference.rank:
