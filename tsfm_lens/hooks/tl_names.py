@@ -260,8 +260,8 @@ ARGUMENTS = {
 }
 """Arguments of TransformerLens's forward that a lens lacks -> the replacement."""
 
-# beyond the aliases of get_act_name; an attention call gets its queries and keys rotated
-# already, so that hook_q and hook_k are those after rotary embeddings
+# beyond the aliases of get_act_name; an attention call gets queries and keys that are
+# rotated already, so that hook_q and hook_k are those after rotary embeddings
 _SAME = {"in": "resid_pre", "rot_k": "k", "rot_q": "q"}
 _DOTTED = re.compile(r"(?:(?:(\w+)_)?blocks\.(\d+)\.)?(?:([\w.]+)\.)?hook_(\w+)")
 # the first lookahead keeps "decoder_blocks.3" from being a stack of that name, the
