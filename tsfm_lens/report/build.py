@@ -388,8 +388,6 @@ def download(table: pd.DataFrame, name: str) -> dict[str, str]:
     if len(content) > _PLAIN:
         content = gzip.compress(content, mtime=0)
         kind = "application/gzip"
-        # the gzip of a short table would be hardly smaller, and is one step more to
-        # open
         name = f"{name}.gz"
     href = f"data:{kind};base64,{base64.b64encode(content).decode()}"
     if len(content) >= 1000:

@@ -362,8 +362,8 @@ class Brush(widgets.VBox):
                 "no step of the past lies there: drag to the left of the dotted line,"
                 " over one step or more"
             )
-        # the band of ``mark`` shows the stretch in whole steps, so its outline goes; this
-        # calls back once more, without a selection
+        # the band of ``mark`` shows the stretch in whole steps, so the outline goes;
+        # this calls back once more, without a selection
         self.figure.plotly_relayout({"selections": []})
 
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:

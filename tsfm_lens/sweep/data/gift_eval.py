@@ -82,6 +82,7 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
     if term not in TERMS:
         raise unknown_name("term", term, TERMS)
     horizons = HORIZONS
+    # as the benchmark itself finds the datasets of M4
     if "m4" in folder:
         horizons = M4_HORIZONS
     letter = parse_frequency(freq)[1]
@@ -178,6 +179,7 @@ def gift_eval(
             raise InputError(
                 f'{message}. missing="skip" leaves out those that are not there.'
             )
+        # names what is left out, so that no mean over sets is taken for that of all 97
         warnings.warn(message, stacklevel=2)
     sets = []
     # one folder is enough: the terms of a dataset follow one another
@@ -287,6 +289,7 @@ def _set(
         windows = 1
     else:
         windows = min(max(1, share), MOST_WINDOWS)
+    # windows of labels that follow one another, as in the benchmark
     min_length = steps_needed(horizon, windows, horizon)
     all_windows: list[Window] = []
     notes: list[str] = []

@@ -319,7 +319,6 @@ class _Sweep:
         for stage in model.stages(self._rows):
             if stage is not model.first:
                 self._add(stage.cells, stage.entries)
-                # the variants of this stage are no longer among those to come
                 later -= len({entry.spec.id for entry in stage.entries})
             self.progress.expect(model.name, max(0, later) * len(model.tasks))
             keys = set(stage.cells["key"])

@@ -83,6 +83,8 @@ class Worker:
         """Begin to compute a group; in the calling process, it is computed at once."""
         future: Future[pa.Table] = Future()
         try:
+            # at the first group, so that an error of making becomes that of a future,
+            # as in other processes
             self._work = self._work or self._make()
             future.set_result(self._work(task))
         except Exception as error:
@@ -126,6 +128,7 @@ def compute_remotely(work: RemoteWork, task: GroupTask, data: bytes) -> pa.Table
 
     The process keeps its worker and its last data for the next group.
     """
+    # before the data are unpickled, which imports libraries, too
     compute = _make_once(work)
     return compute(replace(task, data=_unpickle(data)))
 
@@ -145,6 +148,7 @@ def limit_threads(threads: int) -> None:
     """Let the libraries of this process take so many threads."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     pa.set_cpu_count(threads)
+    # a worker whose groups need no torch should not load it
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
 

@@ -137,6 +137,7 @@ def _result(of: int, retained: int, changes: Mapping[int, float]) -> SearchResul
     change = 0.0
     if retained != of:
         change = changes[retained]
+    # exact where every smaller count was evaluated, and so is known to fail
     is_exact = set(range(retained)) <= set(changes)
     return SearchResult(of, retained, change, float(len(changes)), is_exact)
 
@@ -155,6 +156,7 @@ def sequential(
     evaluations = 0
     is_exact = True
     for retained in range(of):
+        # NaN for units that no look has added yet
         ablated, plain = np.full((2, looks.total), np.nan)
         visible = np.zeros(looks.total, dtype=bool)
         for look, units in enumerate(looks.added):
@@ -163,6 +165,8 @@ def sequential(
             ablated[units], plain[units] = answers[retained, look]  # type: ignore[misc]
             visible[units] = True
             estimate, error, freedom = log_change(ablated, plain, looks.groups, visible)
+            # the last bound is 0: once all units are seen, the sign of the difference
+            # decides
             if abs(estimate - limit) > student_bound(bounds[look], freedom) * error:
                 break
         is_exact = is_exact and look + 1 == len(looks.added)
