@@ -176,7 +176,11 @@ def causal_effects(
 
 
 def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """Compute the share of a direct effect that later components undo."""
+    """Compute the share of a direct effect that later components undo.
+
+    Effects are (…, step). The share (…) is NaN where the mask ``none`` (…) says that
+    there is no direct effect.
+    """
     # the projection of the total on the direct effect, which counts steps by their size
     share = ratio((total * direct).sum(-1), np.square(direct).sum(-1))
     return np.where(none, np.nan, 1.0 - share)

@@ -518,7 +518,7 @@ def induction_overlap(
 def _table(data: xr.Dataset) -> xr.Dataset:
     """Add counts, proportions and both conditional ones."""
     induction, sharp = (
-        # of each state, index 0 is being such a head, and index 1 is not
+        # along a state, index 0 marks the heads that are in it, index 1 all others
         xr.concat([data[name], ~data[name]], dim=f"{name}_state")
         for name in ("induction", "sharp")
     )

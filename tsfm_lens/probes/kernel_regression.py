@@ -31,7 +31,8 @@ def spectral_kernel(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log kernel, log tilt, attention weights, and bandwidths.
 
-    The weights are softmax(q M kᵀ), in the singular directions of M (equation 1).
+    The weights are softmax(q M kᵀ), in the singular directions of M (equation 1). The
+    kernel and the weights are (query, key), the tilt is (key,), bandwidths are (mode,).
     """
     u, s, vt = core_svd(product[0], product[1].T)
     q = queries.double() @ u
@@ -49,6 +50,9 @@ def concentration_bound(
     queries: Tensor, keys: Tensor, product: Product, rank: int | None = None
 ) -> dict[str, Tensor]:
     """Bound the weight outside one key, from leading singular directions alone.
+
+    All entries of the result are (query,); :func:`kernel_regression` says what they
+    are.
 
     Source: tsfm-lens paper, proposition C.1.
     """

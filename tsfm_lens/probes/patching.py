@@ -256,7 +256,11 @@ Direction = Literal["denoise", "noise"]
 
 @dataclass(frozen=True)
 class RunPair:
-    """Two runs of batches of equal shape, and what was recorded of them."""
+    """Two runs of batches of equal shape, and what was recorded of them.
+
+    ``base`` is the run that is patched, ``source`` the one whose activations are put
+    into it.
+    """
 
     base: Run
     source: Run

@@ -149,8 +149,8 @@ def repeated_motif(
         "num_samples": num_samples,
         "seed": seed,
     }
-    # both are forced along their own continuation, so that what a decoder reads is the
-    # same for every model
+    # both are forced along their own continuation, so that what a decoder reads does
+    # not depend on what the model forecasts
     run = lens.run(context, steps, truth=future, forced_path=future, **options)
     context, future, _ = _draw(lens, plan, seed, repeating=False)
     control = lens.run(context, steps, forced_path=future, **options)
@@ -205,7 +205,7 @@ def repeated_motif(
 
 def _token_steps(lens: Lens, stack: str) -> int:
     """Return the number of steps that one token of a stack shows."""
-    # a token covers as many steps whatever the values are
+    # random values will do: the steps that a token covers do not depend on them
     values = _values(lens, np.random.default_rng(0), (1, min(lens.context_length, 256)))
     start, stop, ordinary = token_steps(lens.encode(as_series(values)).spans[stack])
     widths = sorted(set((stop - start)[ordinary].tolist()))

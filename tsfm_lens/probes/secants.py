@@ -16,6 +16,8 @@ from numpy.polynomial import legendre
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+# functions of one number at a time; those that mix numbers, such as a softmax, have no
+# line through their values
 _ELEMENTWISE = frozenset(
     "relu relu6 silu gelu elu selu celu mish softplus hardswish leaky_relu sigmoid tanh"
     " sinh asinh exp".split()

@@ -100,13 +100,14 @@ def weight_effects(
     tuned_run = _rerun(tuned_lens, run)
     plain = tuned_run.point
     base_forecast = _rerun(base_lens, run).point
-    single = []
+    component_forecasts = []
     for done, difference in enumerate(differences):
         with _set_back(tuned_lens, difference):
-            single.append(_rerun(tuned_lens, run).point)
+            component_forecasts.append(_rerun(tuned_lens, run).point)
         if progress is not None:
             progress(done + 1, 2 * len(differences))
-    forecasts = np.array(single).reshape(len(differences), *plain.shape)
+    # reshaped, since no differences leave an array without the other axes
+    forecasts = np.array(component_forecasts).reshape(len(differences), *plain.shape)
     if differences:
         effects = _with_effects(tuned_run, differences, forecasts, plain)
         # a component has no share where no series has a range, and is then among the

@@ -288,7 +288,7 @@ def weight_ranks(
 class Matrix:
     """Weight matrix: where it is in the model, and its values (rows, columns).
 
-    It acts from the right.
+    It acts from the right, ``x @ weight``.
     """
 
     stack: str
