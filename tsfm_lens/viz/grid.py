@@ -1,6 +1,7 @@
 """Grids of small panels that share their axes.
 
-:func:`panel_grid` makes the grid, :func:`title_axes` labels it once it is drawn.
+:func:`panel_grid` makes the grid, :func:`title_axes` labels it once it is drawn. Grids
+whose rows differ in height are made by :func:`.sheet.sheet` itself.
 """
 
 from __future__ import annotations
@@ -79,11 +80,14 @@ def panel_grid(
     for row, column in empty:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
+    # plotly shows the ticks of shared axes in the last row alone, where a column may be
+    # without a panel
     for row, column in positions:
         canvas.panel(row, column).x(
             showticklabels=own_x or (row + 1, column) not in positions
         )
         canvas.panel(row, column).y(showticklabels=column == 1)
+    # whoever draws goes through the panels of the sheet, and is to meet no empty place
     canvas.places = positions
     return canvas
 

@@ -1,7 +1,8 @@
 """Context parroting, heads that copy, attention at a lag, and seasons.
 
 :func:`generic_figure` makes the figures; :func:`read_parroting`, :func:`read_lag` and
-:func:`read_seasons` describe them.
+:func:`read_seasons` describe them. To parrot is to repeat what followed the best match
+of the latest steps in the context.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
         ]
     truth = one["truth"] if "truth" in ds else np.nan
     spread = one["context"].std()
+    # in standard deviations of the context, as both errors of copies are
     error = np.abs(one["forecast"] - truth).mean() / spread.where(spread > 0)
+    # fmin takes the other one where there was no match to parrot
     nearest = np.fmin(one["copy_error"], one["parrot_error"])
     copies = "a copy of its context than to the truth"
     return summarize(
@@ -115,6 +118,7 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
             "Amplitude of the forecast as a share of the context's, at its strongest"
             " period: {ratio:each percent}; periods: {periods:each}."
         )
+    # a comparison with NaN is False, and would count a series without a truth
     known = ds.get("truth_amplitude", ratio * np.nan).where(np.isfinite(ratio))
     weaker = (ds["forecast_amplitude"] < known).where(np.isfinite(known))
     return summarize(

@@ -1,7 +1,8 @@
 """Sweeps of heads: one by one, in growing numbers, and those that must stay.
 
 Each measurement is declared beside its sentences and its :func:`generic_figure`;
-:mod:`tsfm_lens.viz.sweep_entries` has what they share.
+:mod:`tsfm_lens.viz.sweep_entries` has what they share. Changes are ratios of MASE to
+that of the whole model, less 1.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     valid = layers[layers["within"] >= 0]
     if valid.empty:
         return []
+    # within is the most heads that can go, of is all heads of the layer
     free = (valid["within"] == valid["of"]).sum()
     needs = sweep.describe_minimum(valid.assign(kept=valid["of"] - valid["within"]))
     return [

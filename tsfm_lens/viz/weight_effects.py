@@ -65,7 +65,7 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
         components=ds.sizes["component"],
         adapters=ds.attrs["adapters"] or None,
     )
-    # untrained models are no rivals of a tuned one
+    # the last sentence compares with untrained models, no rivals of a tuned one
     out = out[:-1]
     if "base_error_change" in ds:
         out += _read_errors(ds)
@@ -84,6 +84,7 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
         return [
             f"Tuning left the error of the {name_statistic(ds)} forecast as it was."
         ]
+    # together[n] is the change with the first n components set back, the last with all
     first = None
     if len(together) > 2 and together[-1]:
         first = int(np.argmax(together / together[-1] >= _HALF))
