@@ -262,6 +262,8 @@ def _row_index(
     rows_are_tokens = (
         point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
     )
+    # what has rows of its own: a series, or where rows are (item, token) an item, whose
+    # variates share them
     units = series
     if rows_are_tokens:
         units = series // variates
@@ -281,6 +283,7 @@ def _row_index(
         return (
             index[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]
         ).reshape(-1)
+    # rows are (sample path, series, rest), unlike above, where paths are innermost
     copies = max(1, state.sizes["series"] * variates // series)
     inner = rows_of_unit // copies
     starts = (

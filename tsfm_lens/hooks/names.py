@@ -119,6 +119,7 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
         block = stack.block(layer)
         prefix = f"{stack.prefix}.{layer}"
         sublayers = stack.rows(layer)
+        # not strict, as most blocks have fewer branches than there are names
         for name, writer in zip(RESIDUAL_NAMES, sublayers, strict=False):
             branch = f"{prefix}.{writer.kind}"
             location = (stack.name, layer, writer.kind)

@@ -53,7 +53,7 @@ from tsfm_lens.hooks.wiring import Stack, Wiring
 
 ModuleSide = tuple[str, Side]
 
-# ranks before and behind those of hook points
+# ranks of callbacks that come before, and behind, those of all hook points
 _FIRST = -1.0
 _LAST = float("inf")
 

@@ -55,8 +55,8 @@ class HookScope(Scope[T]):
         self._value = value
         self._hooks = tuple(hooks)
         self._after = after
-        # points that it connects and that the model must pass; and these with the
-        # writes that carry their edits
+        # names: points that it connects and that the model must pass; targets: these,
+        # and the writes that carry their edits
         self.names = list[str]()
         self.targets = set[str]()
         self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
@@ -67,8 +67,8 @@ class HookScope(Scope[T]):
         """Set the hooks and connect their points."""
         registry = self._registry
         self._dispatcher = dispatcher = registry.session
-        # hook points that the run has passed, modules that ran to their end, and
-        # whether some ran in another thread
+        # trace: hook points that the run has passed; full_runs: modules that ran to
+        # their end; elsewhere: whether some ran in another thread or task
         self.targets = set()
         self.trace = set[str]()
         self.full_runs = set[str]()
@@ -103,7 +103,8 @@ class HookScope(Scope[T]):
     def _connect(self, names: Iterable[str], connected: Collection[str]) -> None:
         """Connect those hook points that are not connected already."""
         registry = self._registry
-        # a write that carries edits of the stream is shown first, as it is without them
+        # a write that carries edits of the stream is a target, too: its hooks come
+        # before the edits are added, and see the write without them
         targets = {
             *names,
             *filter(None, [registry.points[name].aside for name in names]),
@@ -298,8 +299,8 @@ class ScopedHook:
         self.scope = scope
         self.direction = direction
         self.calls = 0
-        # it never changes what it sees; it treats every row of a batch by itself; it
-        # does so once it knows which rows run
+        # reads_only: it never changes what it sees; by_row: it treats every row of a
+        # batch by itself; by_place: it does so once it knows which rows run
         marks = [
             bool(getattr(function, mark, False))
             for mark in ("reads_only", "by_row", "by_place")

@@ -307,7 +307,7 @@ class Weights:
         if projection.parts > 1:
             sizes["part"] = projection.parts
             axes = tuple(f"part {side}" for side in axes)
-        # an MLP's single part is in order
+        # the rows of an MLP whose matrices are not fused are in order already
         if sizes:
             weight = rearrange(
                 weight, f"{projection.layout} d_model -> {axes[0]}", **sizes

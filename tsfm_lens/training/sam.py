@@ -116,7 +116,8 @@ class SAM(Optimizer):
         """
         norms = [
             # weights may lie on several devices, and norms add up on one
-            torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights
+            torch.linalg.vector_norm(weight.grad).to(weights[0])
+            for weight in weights
         ]
         norm = 0.0
         if norms:

@@ -29,7 +29,7 @@ SHORTEST = 16
 """Steps of the shortest context that is trained on."""
 
 NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
-"""Observation noise, in standard deviations of the row."""
+"""Observation noise, in standard deviations of the row; each row draws one of them."""
 
 FAR_SHARE = 0.25
 """Share of the rows with a level whose level is far from 0 relative to their spread."""
@@ -150,6 +150,7 @@ class SeriesSource:
         spread = rng.choice(NOISE, (rows, 1))
         level = np.where(
             rng.random(rows) < far,
+            # 2 to 200 standard deviations
             10 ** rng.uniform(0.3, 2.3, rows),
             rng.normal(0, 2.0, rows),
         )

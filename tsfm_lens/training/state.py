@@ -272,7 +272,8 @@ def cut(file: Path, step: int) -> None:
             part.write_text(
                 # an incomplete last line is gone with it, so that append begins a line
                 # of its own
-                "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+                "".join(json.dumps(line) + "\n" for line in lines),
+                encoding="utf-8",
             )
 
 

@@ -33,6 +33,7 @@ __all__ = ["GradientNoise", "Sharpness", "gradient_noise", "sharpness"]
 Product = Callable[[Tensor], Tensor]
 # name of the node that torch puts behind what is differentiable once
 _ONCE = "torch::autograd::Error"
+# what torch says in the errors of operations without a second derivative
 _SECOND = ("not implemented", "not differentiable", "double backward")
 
 
