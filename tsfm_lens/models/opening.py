@@ -224,7 +224,7 @@ def _open(
         raise CheckpointError(
             f"{model_id} has no {checkpoint.CONFIG}, which says of which architecture"
             f" {weights} is; copy that of the model into the folder"
-            # the error before it would list every architecture, which is beside the point
+            # the first error would list every architecture, which is beside the point
         ) from None
     if entry.keys is not None:
         check_unknown(files.config, model_id, HUB | entry.keys)

@@ -171,6 +171,7 @@ class Chronos2Adapter(Adapter):
         futures = list(batch.futures)
         for group in np.unique(batch.group_index):
             rows = np.flatnonzero(batch.group_index == group)
+            # a category's number depends on the targets of its own item alone
             targets = [
                 batch.values[row] for row in rows if batch.roles[row] == "target"
             ]
@@ -197,6 +198,7 @@ class Chronos2Adapter(Adapter):
             if levels is None:
                 tables.append(None)
                 continue
+            # the last row is that of a missing value
             table = np.full(len(levels) + 1, np.nan)
             parts = ((batch.values, numbered.values), (batch.futures, numbered.futures))
             for codes, numbers in parts:
@@ -216,6 +218,8 @@ class Chronos2Adapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
+        # 256 is the library's default. It counts rows, and a larger batch would be
+        # split into native calls whose padding differs.
         rows = max(256, len(batch))
         numbered = self.numbered(batch)
         inputs: Any = self.lengthened(_common.items(numbered))

@@ -63,6 +63,7 @@ class BoltAdapter(Adapter):
         context = self.native._prepare_and_validate_context(
             self.lengthened(_common.contexts(batch.values))
         )
+        # as the library's ``predict``, which cuts before the first pass
         context = context[..., -self.context_length :].to(
             device=self.device, dtype=torch.float32
         )
@@ -89,6 +90,7 @@ class BoltAdapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run the pipeline for its own quantiles; it draws no samples."""
+        # beyond its levels the library returns the nearest one, with a warning alone
         check_tails(self.levels, levels)
         quantiles, mean = self.native.predict_quantiles(
             self.lengthened(_common.contexts(batch.values)),

@@ -156,6 +156,7 @@ class TimesFm3Adapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
+        # whole patches, to which the library pads by itself; here spans need the length
         length = -(-self.longest(batch) // self.patch) * self.patch
         inputs: dict[str, Any] = {"horizon": horizon}
         for role, values in _common.by_role(batch, length, horizon).items():
@@ -193,11 +194,14 @@ class TimesFm3Adapter(Adapter):
         leading = normalized.shape[:-3]
         copies = math.prod(leading)
         items = len(encoded.inputs["target"])
+        # (copy and item, variate, pos, d_model)
         stream = normalized.reshape(copies * items, -1, *normalized.shape[-2:])
 
         def forward(*_args: Any, **_kwargs: Any) -> tuple[Tensor, None, None]:
             return stream, None, None
 
+        # everything around the transformer depends on the context, so that it runs
+        # again
         with shadowed([(self.model.transformer_stack, lambda _plain: forward)]):
             quantiles = self.run(encoded.repeated(copies))
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
