@@ -49,6 +49,7 @@ class _OrRun(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command first where no command is named."""
+        # an option alone, such as --help, is of the group
         if (
             args
             and args[0] not in self.commands
@@ -103,6 +104,7 @@ def run(
             progress=display.update,
         )
     _show_outcome(outcome, folder, as_json)
+    # the outcome is printed even so, since finished cells are kept
     if outcome.cancelled:
         raise typer.Exit(interrupt_code())
     if outcome.failed:

@@ -68,6 +68,7 @@ class Results:
         if entry.function is None or not entry.of_run:
             raise InputError(f"a result of kind {kind!r} is {entry.origin}")
         entry.check(self.run.lens)
+        # only some probes show progress; `wraps` keeps their signature
         parameters = signature(entry.function).parameters
         if self.progress is not None and "progress" in parameters:
             options["progress"] = self.progress

@@ -180,6 +180,7 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     controls = {
         str(name): float(value)
         for name, value in zip(names, values, strict=True)
+        # NaN is a control that was not tried
         if value == value
     }
     better = [
@@ -203,6 +204,7 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         ),
     }
     reasons = [fault for fault, is_found in faults.items() if is_found]
+    # the text names the strongest of those that must be worse without a margin
     best = max(
         (name for name in controls if name != EXCHANGED),
         key=lambda name: controls[name],
@@ -249,9 +251,11 @@ def _floored(value: float) -> float:
 def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
     verdicts: list[Word] = []
     reasons: list[str] = []
+    # the p-value if no draw comes as near, as the routes themselves count as one
     smallest = 1 / (1 + test.sizes["draw"])
     for index, segment in enumerate(test["segment"].values):
         routes = test.isel(segment=index)
+        # the last entry is all components together, and shorter rows end in ""
         names = [str(name) for name in routes["cut_name"].values[:-1] if name]
         properties = []
         parts = []
@@ -283,6 +287,7 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
             f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring"
             f" {pronoun} {parts[1]}. So the routes are {summary}."
         )
+        # so written, a NaN is said as well
         if not error < HALF:
             reasons[-1] += (
                 " The forecast without the segment is predicted with an error of"
