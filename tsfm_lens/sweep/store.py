@@ -124,7 +124,7 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         self.path = Path(path).absolute()
-        # by file: when it was read, and its cells
+        # by file: its time and size when it was read, and its cells
         self._files: dict[Path, tuple[tuple[int, int], tuple[str, ...]]] = {}
         with as_store_error(self.path):
             schema = self._open(create)

@@ -34,6 +34,7 @@ from tsfm_lens.viz.words import capital
 from tsfm_lens.zoo import checkpoint_names
 
 _BY_RULE = "found by rule"
+# titles of menus by option of read_series: of one column each, and of any number
 _ONE = {"id_column": "ids", "time_column": "time stamps"}
 _MANY = {
     "targets": "forecast",

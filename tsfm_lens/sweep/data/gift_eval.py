@@ -39,9 +39,13 @@ VARIABLE = "GIFT_EVAL"
 TERMS = {"short": 1, "medium": 10, "long": 15}
 """Multiples of the short horizon."""
 HORIZONS = {"M": 12, "W": 8, "D": 30, "H": 48, "T": 48, "S": 60}
+"""Steps of the short term, by letter of the frequency."""
 M4_HORIZONS = {"A": 6, "Q": 8, "M": 18, "W": 13, "D": 14, "H": 48}
+"""The same for the datasets of M4."""
 TEST_SHARE = 0.1
+"""Share of the shortest series that the windows of a dataset are to cover."""
 MOST_WINDOWS = 20
+"""Limit of the windows of one item."""
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ def compute_remotely(work: RemoteWork, task: GroupTask, data: bytes) -> pa.Table
     """
     # before the data are unpickled, which imports libraries, too
     compute = _make_once(work)
+    # the same bytes are unpickled once: the cache compares them by content
     return compute(replace(task, data=_unpickle(data)))
 
 

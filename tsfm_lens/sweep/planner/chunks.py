@@ -22,7 +22,11 @@ LEVELS = tuple(level / 10 for level in range(1, 10))
 
 
 class Windows(NamedTuple):
-    """Loaded windows of a chunk, one row per series."""
+    """Loaded windows of a chunk, one row per series.
+
+    ``truth`` is (series, horizon) and ``scale`` (series,), the seasonal errors. Each
+    row is told by its item, the number of its window, and its variate.
+    """
 
     dataset: str
     batch: SeriesBatch

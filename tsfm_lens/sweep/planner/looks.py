@@ -133,8 +133,8 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
         raise InputError(f"alpha is {alpha}, expected a chance between 0 and 0.5")
     early = np.array(shares[:-1])
     # Lan and DeMets' spending function of Pocock's type, all of alpha spent by the last
-    # early look: at the end nothing is uncertain, and no bound is needed; a slice, since
-    # there may be no early look
+    # early look: at the end nothing is uncertain, and no bound is needed; a slice,
+    # since there may be no early look
     costs = alpha * np.log1p((np.e - 1) * (early / early[-1:]))
     # one over the variance of the estimate, but for a factor: with a share f seen of a
     # finite set, the variance goes with (1 - f) / f

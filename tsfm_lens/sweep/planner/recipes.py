@@ -32,7 +32,16 @@ _FOLDER = files("tsfm_lens.sweep.planner")
 
 @dataclass(frozen=True)
 class Released:
-    """heads@1pp of one model as its authors released them."""
+    """heads@1pp of one model as its authors released them.
+
+    Attributes:
+        architecture, model: what they were measured on.
+        n_heads: number of heads in each layer.
+        kept: number of heads that each layer keeps.
+        heads: ablated heads by layer, the first to go first; None if only their numbers
+            are known.
+        source: where the numbers are from.
+    """
 
     architecture: str
     model: str
@@ -109,7 +118,22 @@ class LayersAt(Strict):
 
 
 class Recipe(Strict):
-    """Heads and MLPs that are ablated together."""
+    """Heads and MLPs that are ablated together.
+
+    Attributes:
+        name, title, source, model, note: for readers; the name tells recipes apart.
+        architecture, n_layers, n_heads: the models that it is written for; any of them
+            if empty or None.
+        heads: ablated heads by layer.
+        kept_heads: number of heads that stay, by layer.
+        layers_at: layers that are ablated down to heads@k.
+        released: released list that heads@k are taken from; measured on the model if
+            None.
+        mlps: layers whose MLP is ablated.
+        order: by which heads are chosen where the recipe has only their number.
+        scale: whether it is scaled to models of other sizes.
+        unknown: why the recipe cannot be run, where its publication leaves it open.
+    """
 
     name: str
     title: str = ""

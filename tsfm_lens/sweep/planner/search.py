@@ -41,7 +41,9 @@ units that a look adds.
 class SearchResult(NamedTuple):
     """Smallest number of heads kept, with its relative change and the cost.
 
-    ``evaluations`` counts evaluations of one number of heads on all windows.
+    ``of`` is the number of heads in the layer. ``evaluations`` counts evaluations of
+    one number of heads on all windows. ``exact`` says that a scan would have the same
+    result for certain.
     """
 
     of: int

@@ -104,6 +104,8 @@ class SweepPlan:
     """Plan of a sweep, model by model.
 
     ``device`` is where this process opens models; the one of the configuration if None.
+    ``all_cells`` has a row for each cell of each model that needs no results, and
+    ``first`` those with distinct keys.
     """
 
     def __init__(self, config: SweepConfig, device: str | None = None) -> None:
@@ -212,7 +214,16 @@ def _naive_cells(sets: Sequence[EvaluationSet], size: int) -> pd.DataFrame:
 
 
 class ModelPlan:
-    """Variants of one model and their cells, stage by stage."""
+    """Variants of one model and their cells, stage by stage.
+
+    Attributes:
+        first: stage that needs no results.
+        later: number of variants, at most, in the stages after that.
+        results: of the searches for heads@k, a line each, once they have ended.
+        unfit: recipes of the configuration that are for another model.
+        tasks: the chunks on which every variant is forecast.
+        fingerprint: what determines the forecasts of the plain model.
+    """
 
     def __init__(
         self,

@@ -27,9 +27,13 @@ from tsfm_lens.sweep.statistics.scores import (
 )
 
 LEADS = ("leads", "lead_share")
+"""Columns of :func:`leaders`."""
 CHANGE = (*SIZES, "p_value", "p_holm", "significant", "tests", "unit", "units", *LEADS)
+"""Columns on the change of a metric by an entry, and on its test."""
 EFFECTS = ("layers", "groups", "ranges", "heads_per_layer", "components")
+"""Families whose effects are tabulated beside each other."""
 HEAVY = ("recipes", "random", "components")
+"""Families that ablate much at once, and are judged by all metrics."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,46 +48,43 @@ _DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
 # which type pandas gives a column depends on which entries lack a value; the columns of
 # these names have one type in the tables of every sweep
 _TEXT_COLUMNS = (
-    *(
-        "model",
-        "family",
-        "recipe",
-        "selection",
-        "label",
-        "part",
-        "order",
-        "dataset",
-        "metric",
-        "attention",
-    ),
-    *("leads", "distance_leads", "judged_by", "unit"),
+    "model",
+    "family",
+    "recipe",
+    "selection",
+    "label",
+    "part",
+    "order",
+    "dataset",
+    "metric",
+    "attention",
+    "leads",
+    "distance_leads",
+    "judged_by",
+    "unit",
 )
 _FLAG_COLUMNS = ("significant", "diff_significant", "better", "order_significant")
 _INTEGER_COLUMNS = (
-    *(
-        "seed",
-        "first",
-        "last",
-        "layer",
-        "head",
-        "ablated",
-        "of",
-        "heads_ablated",
-        "heads_total",
-        "n_mlps",
-        "n_layers",
-    ),
-    *(
-        "tests",
-        "units",
-        "n_worse",
-        "within",
-        "largest_within",
-        "kept",
-        "n_resilient",
-        "n_improved",
-        "n_datasets",
-    ),
+    "seed",
+    "first",
+    "last",
+    "layer",
+    "head",
+    "ablated",
+    "of",
+    "heads_ablated",
+    "heads_total",
+    "n_mlps",
+    "n_layers",
+    "tests",
+    "units",
+    "n_worse",
+    "within",
+    "largest_within",
+    "kept",
+    "n_resilient",
+    "n_improved",
+    "n_datasets",
 )
 
 
@@ -146,7 +143,9 @@ def _with_distance(results: SweepResults, entries: pd.DataFrame) -> pd.DataFrame
 _EFFECT_COLUMNS = (
     *(f"distance_{name}" for name in LEADS),
     *(f"spearman_distance{suffix}" for suffix in _DISTANCE.values()),
-    *("baseline_mase", "mase", *CHANGE),
+    "baseline_mase",
+    "mase",
+    *CHANGE,
 )
 
 
@@ -294,7 +293,9 @@ def by_dataset(
 ) -> pd.DataFrame | None:
     """Tabulate the error on every dataset, for two layers of each model.
 
-    They are the layers that keep the most and the fewest heads.
+    They are the layers that keep the most and the fewest heads. ``tolerance`` and
+    ``cap`` become attributes of the table; ``largest_within`` is the largest number of
+    heads of the layer whose ablation changes the error by less than the tolerance.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):

@@ -74,7 +74,15 @@ def changes(
 class _Pairs:
     """Sums of a model's variants and of the plain model, side by side.
 
-    Each is (variant, series), and 0 where the two cannot be compared.
+    Attributes:
+        model, metric: what the sums are of.
+        variants: names of the variants, without the plain model.
+        sides: of the variants and of the plain model, the sums that make the metric;
+            each is (variant, series), and 0 where the two cannot be compared.
+        usable: (variant, series), whether they can be compared.
+        dataset: (series,) of indices into ``datasets``, in rising order.
+        items: (series,), the item of each.
+        datasets: names, sorted.
     """
 
     model: str
@@ -114,6 +122,8 @@ class _Pairs:
 
     def totals(self) -> list[list[np.ndarray]]:
         """Sum both sides over the series of each dataset."""
+        # reduceat adds from each start to the next, so the series of a dataset must
+        # stand together
         starts = np.searchsorted(self.dataset, range(len(self.datasets)))
         return [
             [np.add.reduceat(sums, starts, axis=1) for sums in side]
@@ -132,6 +142,7 @@ class _Pairs:
         names = np.array([find_source(name) for name in self.datasets], dtype=object)
         sources = pd.factorize(names)[0]
         if sources.max() > 0:
+            # pandas groups rows: (dataset, variant) becomes (source, variant)
             by_source = pd.DataFrame(change.T).groupby(sources)
             mean = by_source.mean()
             counts = by_source.count()
@@ -154,6 +165,8 @@ class _Pairs:
         moves = _by_item(moved, self.items).sum(min_count=1)
         # a series moves the mean over datasets by its share of them
         moves = moves / np.isfinite(change).sum(1).clip(1)
+        # pseudo-values of the jackknife, n times the change less n - 1 times that
+        # without the series
         influence = size - (moves.count() - 1) * moves
         return effects.to_numpy().T, influence.to_numpy().T, "series"
 
@@ -184,6 +197,8 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
         wide = (
             rows.drop(columns="model")
             .set_index(["dataset", "item", "variant"])
+            # sorted by dataset and item, on which sums over the series of a dataset
+            # rely
             .unstack("variant", fill_value=0)
         )
         wide = wide[wide["n_rows", PLAIN] > 0]
@@ -235,6 +250,7 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
             name: np.clip(sizes[name], 0.0, LARGEST[pairs.metric])
             for name in ("lower", "upper")
         }
+        # a distance is no change of an error, and has its size in ``value``
         sizes["change"] = np.full(len(value), np.nan)
     absent = ~np.isfinite(by_dataset[0])
     names = np.array(pairs.datasets)
@@ -285,6 +301,7 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
         and table["units"].iloc[0] > 1
     ):
         sizes = np.stack(table["by_unit"].tolist())
+        # units (variant, unit) on which all of them are measured
         sizes = sizes[:, np.isfinite(sizes).all(axis=0)]
         for side, sign in (("highest", 1), ("lowest", -1)):
             first = leader(sign * sizes, round(1 - confidence, 12))

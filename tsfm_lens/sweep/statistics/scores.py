@@ -18,36 +18,31 @@ from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.data.stored import gluonts_module
 
 SUMS = (
-    *(
-        "n",
-        "n_invalid",
-        "abs_label",
-        "abs_error",
-        "squared_error",
-        "squared_error_mean",
-        "quantile_loss",
-    ),
-    *(
-        "scaled_error",
-        "n_scaled",
-        "interval_score",
-        "n_interval",
-        "percentage_error",
-        "n_percentage",
-    ),
-    *("symmetric_error", "n_symmetric"),
+    "n",
+    "n_invalid",
+    "abs_label",
+    "abs_error",
+    "squared_error",
+    "squared_error_mean",
+    "quantile_loss",
+    "scaled_error",
+    "n_scaled",
+    "interval_score",
+    "n_interval",
+    "percentage_error",
+    "n_percentage",
+    "symmetric_error",
+    "n_symmetric",
 )
 """Sums of a window; a metric is a ratio of such sums over all windows, not a mean of
 ratios.
 """
 DISTANCES = (
-    *(
-        "spearman_distance",
-        "pearson_distance",
-        "spectral_distance",
-        "shape_distance",
-        "slope_disagreement",
-    ),
+    "spearman_distance",
+    "pearson_distance",
+    "spectral_distance",
+    "shape_distance",
+    "slope_disagreement",
     "mean_shift",
 )
 # distances that ask for the shape of a forecast, which a flat one does not have
