@@ -47,7 +47,7 @@ _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _GRID_CELLS = 100_000  # in the whole figure
 _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
-# share of attention on tokens that stand for no step, above which a head rests on them
+# A head rests on tokens that stand for no step if it gives them more than this share.
 _RESTING = 0.5
 
 

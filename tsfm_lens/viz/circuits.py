@@ -42,7 +42,7 @@ from tsfm_lens.viz.theme import (
 from tsfm_lens.viz.words import num
 
 __all__ = ["circuit_graph"]
-# pixels that the nodes share
+# Sizes in pixels of the area that the nodes share.
 _HEIGHT = 340
 _WIDTH = 640
 _LAYER_GAP = 0.8  # between layers, in columns

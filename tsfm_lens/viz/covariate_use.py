@@ -69,7 +69,7 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         if values is None:
             return None
         value = values[index].item()
-        # only NaN differs from itself; JSON has none
+        # only NaN differs from itself; answers as JSON have no NaN
         if value != value:
             return None
         if name.endswith("_significant"):

@@ -304,6 +304,7 @@ class Finding:
             )
         test = f"sign tests over {self.over}, {family} tests together"
         count = int((self.significant & mask).sum())
+        # so few units have too large a p-value even if all have effects of one sign
         if not count and units < needed:
             return (
                 f"{units} {self._noun} are too few for {family} tests on {target};"
@@ -366,6 +367,7 @@ def describe_units(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) 
     if effect is None:
         return over_series(ds, rows, "median")
     facts = effect.facts
+    # the series of the figure alone would then not say what the median is over
     leaves_out = bool(facts.get("flat", 0))
     has_windows = facts.get("entries") != facts.get("units")
     if leaves_out or has_windows:
@@ -375,6 +377,7 @@ def describe_units(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
     """Average (seed,) values, with a 95 % t interval from three values on."""
+    # a finding of one member, (1,), that is not tested and so not marked as pale
     mean, low, high = (item[None] for item in mean_interval(values))
     return Finding(mean, low, high, np.array([1]), np.array([True]))
 
@@ -389,6 +392,7 @@ def finding(
     variables = [
         f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")
     ]
+    # a test over other dimensions, such as all positions together, is another test
     if any(
         variable not in ds or set(ds[variable].dims) - set(at) != set(dims)
         for variable in variables

@@ -107,7 +107,7 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
         last_season,
         last_season[np.isfinite(last_season)].mean(),
     )
-    # np.resize repeats the season, and cuts the last one
+    # np.resize repeats, where the method of an array would fill up with zeros
     return f"last season repeated ({season} steps)", np.resize(filled, ds.sizes["step"])
 
 

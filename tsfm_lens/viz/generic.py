@@ -46,17 +46,18 @@ _SPECTRAL = ("mode", "weight_mode")
 _LOGARITHMIC = ("epsilon", "decade", "trial_period")
 # These are numbered, and still no axis: nothing lies between two heads.
 _MEMBERS = ("head", "seed", "draw", "sample", "quantile")
-_MAX_LINES = 8
-_MAX_GROUPS = 5
-_MAX_ROWS = 30
+_MAX_LINES = 8  # in a figure; more members make a map
+_MAX_GROUPS = 5  # dots in one row
+_MAX_ROWS = 30  # unless a caller asks for more
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
-# cells and columns that have room for numbers
+# Most cells and most columns of a map that have room for numbers.
 _PRINTED = 200
 _MAX_NUMBERED = 12
 _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # of the largest value of a map
 _MAP_WIDTH = 480  # pixels that the columns of a map share
 _SPREAD = 0.5  # of a row, over which its dots stand
+# endings of the variables that core.estimates.judge() adds to those that it tests
 _TEST_PARTS = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
 _PARTS = (*_TEST_PARTS, "learned", "p", "floor")
 _DOCUMENTATION = """\

@@ -11,12 +11,12 @@ from typing import Any
 
 from tsfm_lens.viz.sheet import Sheet, sheet, shortened
 
-# pixels between two rows of panels, and of an axis with a title
+# Pixels between two rows of panels, and those of an axis with a title.
 _GAP = 36
 _AXIS = 34
 LOG_AXIS: dict[str, Any] = {"type": "log", "exponentformat": "power"}
 """Settings of a logarithmic axis."""
-# pixels: of a line of a panel's title, and its type
+# Pixels of a line of a panel's title, and of its type.
 _LONGEST = 250
 _TYPE = 11
 
@@ -28,7 +28,8 @@ def choose_columns(panels: int, most: int = 5) -> int:
     """
     if panels <= 4 or most < 3:
         return min(max(panels, 1), most)
-    # the fewest empty cells, then the most columns
+    # First the fewest empty cells, then the most columns. More than nine panels may
+    # stand five abreast.
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 

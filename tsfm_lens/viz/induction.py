@@ -151,6 +151,8 @@ _AXES = {
     "copy_score": "copy score (std)",
     "normalised": "normalised entropy",
 }
+# Name, induction head or not, sharp or not, and the form of its dots; drawn in this
+# order, so that heads that are both lie above.
 _GROUPS = (
     ("neither", False, False, PALE, "circle"),
     ("sharp", False, True, BLUE, "square"),
@@ -181,6 +183,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     pairs = list(combinations(_AXES, 2))
     titles = []
     for across, upwards in pairs:
+        # a score that is the same for all heads correlates with nothing
         r = float(ds["correlation"].sel(score=across, other_score=upwards))
         known = np.isfinite(r)
         titles.append(true_minus(f"r = {r:+.2f}") if known else "r undefined")
@@ -213,6 +216,7 @@ def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> 
             for head in names(ds, "head")
         ]
     )
+    # array() returns floats, also of marks
     induction, sharp = (
         array(ds, name, "layer", "head").ravel() > 0 for name in ("induction", "sharp")
     )

@@ -51,7 +51,7 @@ from tsfm_lens.viz.words import listed, measured, num, signed
 
 __all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
 
-# pixels of a strip, and of a bar
+# Heights in pixels of a strip, and of a bar.
 _STRIP = 24
 _BAR = 22
 _DASHES = "5px,2px"
@@ -504,8 +504,13 @@ def _draw_waterfall(
 class _Part:
     """One quantile of an attribution, or the width between two, in data units.
 
-    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, mean
-    size.
+    Attributes:
+        middle: position of the median.
+        line: position of the quantile whose forecast is drawn.
+        values: effects (segment, step); of two quantiles those on the width.
+        effect, strength: means of the values and of their sizes over steps, (segment,).
+        half_width: half of the interval of ``effect``, (segment,); 0 if it is unknown.
+        word, when, how, sampled: what a figure is about, as its subtitle says it.
     """
 
     def __init__(self, ds: xr.Dataset, quantile: Quantile) -> None:

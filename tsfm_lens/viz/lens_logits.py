@@ -53,8 +53,8 @@ def lens_logit_map(
     order = np.argsort(centres)
     logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
     centres = centres[order]
-    # Softmax of the last layer, up to a factor. Unless the largest is subtracted, exp could
-    # overflow.
+    # Softmax of the last layer, up to a factor. Unless the largest logit is subtracted,
+    # exp could overflow.
     weights = np.exp(logits[-1] - logits[-1].max(axis=-1, keepdims=True))
     bounds = value_range or central_range(centres, weights, view.observations)
     # visible_rows sums over the bins of a row, so sums of ones count them
@@ -80,6 +80,7 @@ def lens_logit_map(
         grid, indices, colour_limits, labels, strict=True
     ):
         panel.cells(
+            # one colour bar serves all panels, each in shares of its own limit
             (means[i].T / limit).astype(np.float32),
             x,
             edges,

@@ -22,7 +22,7 @@ from tsfm_lens.viz.words import layer_names
 
 _MAX_NUMBERED = 60  # cells of one of several maps that still have room for their number
 _ABREAST = 3  # maps in one row; of more, two
-# pixels under the maps for the head axis, and for colour bars
+# Pixels under the maps for the head axis, and for colour bars.
 _FOOT = 46
 _BAR = 62
 
@@ -207,7 +207,7 @@ def head_maps(
         shared_yaxes=True,
     )
     for index, (head_map, panel) in enumerate(zip(maps, canvas, strict=False)):
-        # plotly's first colour axis has no number
+        # plotly's first colour axis has no number, the others have 2, 3, …
         axis = f"coloraxis{index + 1 if index else ''}"
         printed = PRINTED
         if several:

@@ -116,7 +116,7 @@ class SeriesWindow:
             colour=colour,
             width=width,
             dash=dash,
-            # a line of one step is none
+            # a line needs two points, so a forecast of one step is a dot
             dots=6 if len(values) == 1 else 0,
         )
 
@@ -229,6 +229,7 @@ def draw_bands(
     x = view.time.at(view.future)
     middle = statistic or view.statistic
     for rank, (low, high) in enumerate(pairs if bands else []):
+        # the narrower, the darker, up to less than half of the median's blue
         colour = mixed(BLUE, 0.16 + 0.3 * rank / max(len(pairs) - 1, 1))
         # in the legend the first of a row of shares says what all of them are
         panel.band(
@@ -240,6 +241,7 @@ def draw_bands(
             legend=True,
         )
     unit = plain(after_number(view.unit))
+    # one text a step, as a band has no hover box of its own
     intervals = [
         "".join(
             f"<br>with {share} probability {number(step[low])} to {number(step[high])}"

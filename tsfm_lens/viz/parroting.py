@@ -35,6 +35,7 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
             f"The context of {name} is too short or constant, so there is nothing to"
             " copy."
         ]
+    # the probe gives no best lag where shuffled values of the context come as near
     if not np.isfinite(one["best_lag"]):
         return [
             f"The forecast of {name} copies its context at no lag: the context's values"
@@ -71,6 +72,7 @@ _MOST_SERIES = 6  # in a sentence
 def read_lag(ds: xr.Dataset) -> list[str]:
     """Name the heads that read at the lag more than uniform attention would."""
     chance = float(ds["chance"])
+    # a share that attention has by chance nearly always tells no head from another
     if chance > 0.9:
         return [
             f"Forecast tokens cover so many steps that {percent(chance)} of the context"
@@ -139,6 +141,7 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
 
 def _amplitudes(ds: xr.Dataset) -> xr.Dataset:
     """Say what amplitudes and periods are measured in."""
+    # the generic drawing takes titles of axes from the attributes
     period = ds["trial_period"].assign_attrs(long_name="period", units="steps")
     ds = ds.assign_coords(trial_period=period)
     metadata = {"units": "standard deviations of the context"}

@@ -52,7 +52,7 @@ WORDS = {
     "first_order": "estimated share recovered",
     "error": "error of the estimate",
 }
-# pixels: the panel of the series, and what parts it from the next
+# Pixels of the panel of the series, and between it and the next.
 _UPPER = 170
 _GAP = 34
 _BAR = 210  # pixels: the shortest colour bar that its title fits beside
@@ -290,7 +290,8 @@ def _colours(
     bar: Style = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
         return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
-    # a corrupted forecast near the clean one makes shares that are large by division
+    # Shares are divided by the distance of both forecasts, and are huge where these are
+    # near each other. A limit keeps the colours of all others.
     limit = min(
         float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND
     )
@@ -418,7 +419,7 @@ class Contrast:
 
     @classmethod
     def of(cls, ds: xr.Dataset, series: str | int) -> Contrast:
-        """Read it from a result, from the first step known on."""
+        """Read it from a result, without the steps before the first known one."""
         check(
             ds,
             str(ds.attrs.get("kind")),
@@ -434,6 +435,7 @@ class Contrast:
         )
         return cls(
             view,
+            # the view has left out the padding of a shorter series
             array(ds, "corrupted_context", "time", series=view.place)[
                 -len(view.past) :
             ],
@@ -474,8 +476,7 @@ class Contrast:
             ]
             panel.shape("rect", bounds, (0, 1), **shade)
         steps = view.time.at(np.concatenate([view.past, view.future]))
-        # the clean series is drawn last and lies above, as it hides the other where
-        # both are equal
+        # the clean series is drawn last, so the other shows only where it differs
         for name, colour, context, forecast in (
             ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
             ("clean", BLUE, view.context, self.forecasts[0]),

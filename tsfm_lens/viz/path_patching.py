@@ -47,6 +47,7 @@ def path_values(
 
     It is NaN where there is no path.
     """
+    # all series are read, also for one, to see which edges have a score in any
     values = array(ds, value, "sender", "receiver", "series")
     if ds.attrs.get("kind") == "edge_attribution":
         # edge_attribution() scores pairs that no edge joins as exactly 0

@@ -30,7 +30,8 @@ COLUMNS = {"single": 89.0, "double": 183.0}
 PIXELS_PER_MM = 96 / 25.4
 PIXELS_PER_POINT = 96 / 72
 SMALLEST = 10  # pixels of the smallest type on the screen
-# sizes in print over sizes on the screen: with SCALE the smallest type has 6 points
+# Sizes in print over sizes on the screen. With SCALE the smallest type has 6 points,
+# with LEAST_SCALE 5, below which a column is refused.
 SCALE = 6 * PIXELS_PER_POINT / SMALLEST
 LEAST_TYPE = 5  # points
 LEAST_SCALE = LEAST_TYPE * PIXELS_PER_POINT / SMALLEST

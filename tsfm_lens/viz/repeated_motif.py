@@ -26,7 +26,7 @@ def read_motif(ds: xr.Dataset) -> list[str]:
 
     They are compared with the same steps of a series without a motif.
     """
-    # side=1, as a head that attends less than in the control does not look for the motif
+    # side=1, as a head that attends less than in the control seeks no motif
     return summarize(
         ds.isel(target=0),
         "Attention to the motif's last instance, beyond that in a control without "
@@ -45,7 +45,7 @@ generic_figure(
     table=("prefix_matching", "control", "advantage"),
     sentences=read_motif,
 )
-# pixels
+# Pixels of a row of the figure, and between two rows.
 _ROW = 130
 _GAP = 26
 _OF_HEADS = (
@@ -79,6 +79,7 @@ def read_history(ds: xr.Dataset) -> list[str]:
     if "prefix_matching" in ds:
         name = "prefix_matching"
         control = "uniform attention would"
+    # a head may also attend significantly less
     significant = ds[f"{name}_significant"].astype(bool) & (ds[name] > 0)
     copied = None
     final = None
@@ -89,6 +90,7 @@ def read_history(ds: xr.Dataset) -> list[str]:
         reached = ds["training_step"][ds["copying"] >= final / 2]
         if final > 0:
             half = reached[0]
+        # a model of values is measured by its error, a model of tokens by its hits
         copied = "of the distance from the mean to a perfect copy"
         if "copy_score" in ds:
             copied = "of the motif's tokens"

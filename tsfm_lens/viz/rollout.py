@@ -63,6 +63,7 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
     Heads that read special tokens are named too.
     """
     maps = array(ds, "attention", "layer", "head", "query", "key")
+    # of each head (layer, head), summed over special keys and averaged over queries
     special = maps[..., token_axis(ds, "key", overlaps=True).aside].sum(-1).mean(-1)
     which = "Sharpest head on {series}: {entropy:lowest nats}."
     if heads != "sharp":
@@ -132,6 +133,7 @@ def autoregressive_attention_map(
     ranks = array(ds, "sharpness_rank", "layer", "head")
     if count is None:
         count = count_drawn_heads(ranks.size)
+    # rank 0 is the sharpest head of all layers
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
     indices = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (
@@ -277,6 +279,7 @@ def _draw_maps(
         tickvals=across.ticks({1: 8, 2: 6}.get(columns, 4)),
         range=[across.edges[0], across.edges[-1]],
     )
+    # queries go downwards, as the rows of a matrix do
     bounds = [up.edges[0], up.edges[-1]]
     grid.y(tickvals=up.ticks(), range=bounds if upwards else bounds[::-1])
     return group
@@ -362,6 +365,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
                 f"head {plain(head)}, forecast token %{{y}}<br>context token %{{x}}"
                 " %{text}<br>weight %{z:.3g}"
             ),
+            # every cell has its own text in the file, which would grow with the map
             text=[texts] * ds.sizes["query"] if weights.size <= 20_000 else None,
             xgap=0,
             ygap=0,

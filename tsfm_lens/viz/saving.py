@@ -37,7 +37,8 @@ BROWSER_CONFIG = {
 # Milliseconds of a page's own clock for its scripts, and seconds of ours for all of it.
 _PATIENCE = 60_000
 _LONGEST = 600
-# pixels of a static image whose figure sets no width: two journal columns at 12 px type
+# Width in pixels of a static image whose figure sets none: two columns of a journal
+# with type of 12 pixels.
 _WIDTH = 800
 
 

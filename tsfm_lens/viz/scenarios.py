@@ -68,6 +68,7 @@ measurement(
 
 
 def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
+    """Return the median of a variable, (…, step)."""
     return array(
         ds, name, *dims, "step", quantile=median_position(ds["quantile"].values)
     )
@@ -112,6 +113,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     through = None
     if "through" in ds:
         through_statistic = ds["through"].attrs["statistic"]
+        # sizes, so that effects of opposite sign do not cancel over steps and changes
         total = abs(ds["through_total"]).mean("step").sum()
         through = abs(ds["through"]).mean("step").sum("change") / total
     return summarize(
@@ -141,6 +143,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         word=through_statistic,
         whole=total,
         through=through,
+        # a model of a single quantile has no interval
         width=width if width > 0 else None,
         new_width=new_width,
     )
@@ -229,11 +232,13 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: SeriesWindow, row: int) -> No
     steps = np.concatenate([view.past, view.future])
     length = len(view.past)
     unit = find_unit(ds, row)
+    # "as it was" is drawn last, so that the other shows only where it was changed
     for past, future, name, colour in (
         ("changed_context", "changed_future", "changed", VERMILION),
         ("context", "known_future", "as it was", GREY),
     ):
         values = array(ds, past, "time", series=row)[-length:]
+        # no future is known where no covariate has one
         if future in ds:
             ahead = array(ds, future, "step", series=row)
         else:

@@ -42,7 +42,7 @@ PRINTED = 500  # most cells of a map that have room for their numbers
 _MAX_DOTS = 60  # most rows or columns of a map that have room for dots
 # Without this plotly draws no lines and bands on a panel that has no trace yet.
 _ALWAYS: Style = {"exclude_empty_subplots": False}
-# of a colour bar, in pixels
+# Sizes of a colour bar in pixels.
 _BAR_MARGIN = 96  # room to the right of the panels
 _BAR_LENGTH = 320  # greatest length
 _BAR_TICK = 36  # distance between two numbers

@@ -67,6 +67,7 @@ def read_heads(table: pd.DataFrame) -> list[str]:
 def read_curves(table: pd.DataFrame) -> list[str]:
     """State how many heads the layers of one model can lose."""
     layers = table[np.isfinite(table["change"])].drop_duplicates("layer")
+    # where no order was searched, within is NaN, and no comparison with it is true
     valid = layers[layers["within"] >= 0]
     if valid.empty:
         return []
@@ -87,6 +88,7 @@ def _single_heads(table: pd.DataFrame) -> xr.Dataset:
     A layer has a row for each of its kinds of attention.
     """
     rows = table.assign(layer=table["layer"].astype(str))
+    # heads of two kinds of attention have the same numbers in a layer
     if rows["attention"].nunique() > 1:
         rows["layer"] += " " + rows["attention"].map(kind_word)
     return sweep.labelled(rows, ["model", "layer", "head"], "change")

@@ -114,6 +114,7 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
 def _recipes(table: pd.DataFrame) -> xr.Dataset:
     """Return the change of every metric by recipe, (entry, metric)."""
     rows = recipe_rows(table)
+    # a map has a row for each entry, so two choices of the same size need two names
     rows["entry"] = rows["label"]
     if rows["chosen"].nunique() > 1:
         rows["entry"] += ", " + rows["chosen"]
@@ -187,7 +188,7 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
     for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
         total = int(rows["of"].iloc[0])
         n_kept = int(rows["kept"].iloc[0])
-        # without any ablation the error has not risen, so none is the least that can go
+        # without any ablation the error has not risen, so 0 heads can always go
         largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
         datasets = sweep.counted(len(largest), "dataset")
         out.append(

@@ -56,19 +56,19 @@ SEQUENTIAL = tuple(zip((0.0, 0.06, 0.2, 0.4, 0.6, 0.8, 1.0), _AMOUNTS, strict=Tr
 _SIDES = ("#144E72", "#5A9DC8", "#D5E6F2", "#FFFFFF", "#F7DDC9", "#CA7D44", "#743100")
 DIVERGING = tuple(zip((0.0, 0.25, 0.45, 0.5, 0.55, 0.75, 1.0), _SIDES, strict=True))
 
-# pixels: titles of axes, and all other type
+# Type in pixels of titles of axes, and of all else.
 TITLE_TYPE = 13
 LABEL_TYPE = 12
 LEGEND_ROW = 24  # pixels
 LETTER = 7.2  # pixels, about the width of one in labels
-# pixels of a figure, for which titles are broken and rows of the legend counted
+# Width in pixels for which titles are broken and rows of the legend are counted.
 USUAL = 640
 _DATE = 100  # pixels of the widest date
 _SIGN = 45  # pixels of an entry of the legend beside its name
 _TITLE_CHARACTERS = 84
 _SUBTITLE_CHARACTERS = 116
 _TOOLS = 32  # pixels, for the buttons that show when a figure is hovered
-# pixels
+# Pixels of a line of the title and of the subtitle, above both, and of a capital.
 _TITLE_LINE = 21
 _SUBTITLE_LINE = 17
 _TOP_PAD = 12

@@ -30,7 +30,7 @@ from tsfm_lens.viz.words import capital
 __all__ = ["attention_snapshots", "training_measures"]
 
 
-# pixels
+# Pixels of a row of the figure, and between two rows.
 _ROW = 130
 _GAP = 26
 STEEP = 30  # times the smallest value from which on an axis is logarithmic
@@ -38,7 +38,12 @@ STEEP = 30  # times the smallest value from which on an axis is logarithmic
 
 @dataclass(frozen=True)
 class _Row:
-    """One measure of a training, and how figures and sentences name it."""
+    """One measure of a training, and how figures and sentences name it.
+
+    Attributes:
+        name: of the variable.
+        title, word, phrase: on its axis, in hover boxes and in sentences.
+    """
 
     name: str
     title: str
@@ -132,6 +137,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
             )
     if "sharpness_residual" in ds:
         share = abs(ds["sharpness_residual"] / ds["sharpness"]).max()
+        # for a symmetric matrix a residual bounds the distance to an eigenvalue
         out.append(
             f"Each sharpness is within {percent(float(share))} of an eigenvalue."
         )
@@ -240,6 +246,7 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[_RunLine]:
         for position, run in enumerate(names(ds, "run")):
             one = value.isel(run=position)
             colour = CATEGORICAL[position % len(CATEGORICAL)]
+            # as a single seed, whose mean, least and largest value are the value itself
             if "seed" not in one.dims:
                 one = one.expand_dims("seed")
             middle, low, high = (

@@ -80,6 +80,7 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     change = judged(ds, "base_error_change")
     together = array(ds, "cumulative_error_change_size", "back")
     gain = float(change.size)
+    # change is of no dimensions: one number over series, and how many it acts on
     if not gain or not change.acts:
         return [
             f"Tuning left the error of the {name_statistic(ds)} forecast as it was."
@@ -106,6 +107,7 @@ def _of_base(change: float) -> str:
 
     ``change`` is the logarithm of the base model's error over the tuned model's.
     """
+    # the logarithm is of base over tuned, so its negative is of tuned over base
     share = math.expm1(-change)
     return f"{'+' if share >= 0 else ''}{percent(share)}"
 

@@ -58,6 +58,7 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     unit = ""
     if measure.relative:
         unit = " percent"
+    # a component that is no head has a negative number there
     heads = ds["head"].values >= 0
     mlps = ds["kind"].values.astype(str) == "mlp"
     out = []
@@ -142,6 +143,7 @@ def read_ablation_forecasts(
         shift=shift,
         before=before,
         after=after,
+        # a flat forecast has no range to be a share of
         share=shift / before if before > 0 else None,
     )
 
@@ -152,6 +154,7 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
     table = pd.DataFrame({"component": names(ds, "component")})
     for coord in ("stack", "kind", "layer_index", "head"):
         table[coord] = ds[coord].values
+    # without flat series, as the test of the effect
     table["median"] = medians(effect[:, varying(ds)])
     for i, name in enumerate(names(ds, "series")):
         table[f"{metric}: {name}"] = effect[:, i]
@@ -184,6 +187,7 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     The strongest comes first; a flat series has none.
     """
     effect = array(ds, "spearman_distance", "component", series=series)
+    # a whole layer and the embedding are no single components, and would come first
     kinds = coordinate(ds, "kind")
     fine = [
         i
@@ -268,6 +272,7 @@ def ablation_forecasts(
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
         view.forecast(panel, values, "ablated forecast", VERMILION)
+    # a forecast without a strong component may explode; the axis follows it one span
     cut_remark = fit(
         grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0
     )
@@ -327,15 +332,16 @@ def _blocks(sites: Places) -> list[tuple[str, int]]:
 def _grid(
     sites: Places, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
-    """Locate the component at (layer, column) of a block in the result.
+    """Return the index in the result of the component at (layer, column) of a block.
 
     It is -1 where there is none.
     """
     grid = np.full((len(layers), max(heads, 1)), -1)
-    for at, *where, layer, head in zip(
+    for at, *stack_and_kind, layer, head in zip(
         sites.order, sites.stack, sites.kind, sites.layer, sites.head, strict=True
     ):
-        if where == [stack, kind] and layer >= 0 and (head >= 0) == bool(heads):
+        in_block = stack_and_kind == [stack, kind] and (head >= 0) == bool(heads)
+        if in_block and layer >= 0:
             grid[layers.index(layer), max(head, 0)] = at
     return grid
 
@@ -393,8 +399,11 @@ def _draw_blocks(
             panel.y(visible=False)
             continue
         layers = rows[stack]
+        # A stack may have no component in its first block, so that the first panel that
+        # is drawn has the axis.
         first = stack not in stacks
         stacks.add(stack)
+        # few heads have room for numbers, and single columns always
         panel.cells(
             np.where(exists, middle[grid], np.nan),
             np.arange(grid.shape[1]),
