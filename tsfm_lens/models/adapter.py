@@ -32,6 +32,7 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
 )
 
+# divided, not added up, so that each is the number that its decimal is written as
 DECILES = tuple(level / 10 for level in range(1, 10))
 ALL_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -223,6 +224,7 @@ class Adapter(ABC):
 
         handle = self.model.get_submodule(path).register_forward_hook(replace)
         try:
+            # the product of no axes is 1: then the batch itself runs
             quantiles = self.run(encoded.repeated(math.prod(leading)))
         finally:
             handle.remove()
@@ -314,6 +316,7 @@ class Adapter(ABC):
             return tensors
         first, *rest = tensors
         padding = self.least_steps - first.shape[-1]
+        # libraries pad with NaN, too, which they read as missing
         padded = torch.nn.functional.pad(first, (padding, 0), value=float("nan"))
         return [padded, *rest]
 
@@ -515,5 +518,6 @@ def versions(package: str) -> str:
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
+    # a library on the path without its distribution runs as well
     except metadata.PackageNotFoundError:
         return "(unknown version)"

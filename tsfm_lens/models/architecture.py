@@ -169,7 +169,10 @@ class Encoded:
         return table
 
     def repeated(self, copies: int) -> dict[str, Any]:
-        """Repeat all series of the inputs, copy-major."""
+        """Repeat all series of the inputs, copy-major.
+
+        The first copy of all series comes first, then the second copy of all.
+        """
         repeated = dict(self.inputs)
         for key, value in self.inputs.items():
             if isinstance(value, Tensor) and copies > 1:

@@ -53,8 +53,10 @@ HookList = Iterable[tuple[Any, Callable[..., Any]]]
 A point is given by name, glob, predicate on names, or (short name, layer, …).
 """
 
+# names of the arguments that a forward and a forecast take beside the series
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
 OF_A_FORECAST = ("batch_size", "horizon", "num_samples", "quantiles", "seed")
+# hooks set by ``add_hook``: name of the hook point, "fwd" or "bwd", and handle of each
 Lasting = list[tuple[str, str, LensHandle]]
 
 
@@ -103,7 +105,8 @@ def _of_adapter(name: str, doc: str) -> Any:
 class LensBase(NativeModule):
     """Lens without whole forecasts; see :class:`tsfm_lens.models.Lens`.
 
-    The modules that add forecasts take this class.
+    Functions that make forecasts or recordings take a lens by this class, since
+    ``Lens`` itself calls them.
     """
 
     native = _of_adapter("native", "Pipeline of the model's own library.")
@@ -674,7 +677,7 @@ def check_unknown(
             continue
         near = get_close_matches(name, allowed, n=1, cutoff=0.4)
         if near:
-            nearest = f"did you mean {near[0]}?"
+            hint = f"did you mean {near[0]}?"
         else:
-            nearest = f"it takes {', '.join(allowed)}"
-        raise InputError(f"a {label} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")
+            hint = f"it takes {', '.join(allowed)}"
+        raise InputError(f"a {label} takes no {name!r}; {ARGUMENTS.get(name, hint)}")

@@ -101,7 +101,7 @@ class ForecastRequest:
 
     @cached_property
     def rows(self) -> int:
-        """Number of rows that hooks see."""
+        """Number of rows that hooks see of the whole batch."""
         return len(name_rows(self.batch, self.lens.adapter.packed))
 
     @cached_property
@@ -199,8 +199,9 @@ class ForecastRequest:
     def need(self, items: int) -> int:
         """Estimate from above the bytes that one item needs.
 
-        The first estimate takes every step as a token. Where so many items would need
-        much, it is repeated with the true number of tokens.
+        The first estimate takes every step as a token. Where ``items`` of them together
+        would need more than ``BYTES_AT_ONCE``, it is repeated with the true number of
+        tokens.
         """
         longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
         tokens = (longest + self.horizon + 8) * self.per_item
@@ -261,7 +262,7 @@ def plan(
     """Plan the parts of a forecast.
 
     ``batch_coupled`` names the hooks that need the batch in one piece; ``stored_bytes``
-    are those of the activations that one item keeps.
+    is the size of the activations that one item keeps.
     """
     if batch_coupled:
         return [(0, len(request.batch))]

@@ -79,6 +79,12 @@ class Piece:
     """Consecutive units of a run that belong to one block.
 
     Units are series, items or variants.
+
+    Attributes:
+        seed: of the block.
+        count: number of units of the piece.
+        first: index of the first of them in the block.
+        size: number of units of the block.
     """
 
     seed: int
@@ -100,6 +106,18 @@ class BlockDraws(TorchDispatchMode):
     """Dispatch mode under which blocks of rows draw independently.
 
     Every block draws what a native call on it alone would draw.
+
+    Args:
+        pieces: of blocks, in the order of the rows that run.
+        axis: of random tensors, along which the rows lie.
+        outer: number of groups of rows, such as sample paths, each of which holds all
+            pieces.
+        guarded: note invalid probabilities of a categorical draw and go on, where torch
+            would raise.
+
+    Attributes:
+        seed: of the first block, under which the run itself is seeded.
+        failures: indices of the pieces that gave invalid probabilities.
     """
 
     def __init__(

@@ -53,6 +53,8 @@ class Extra:
         extra = install_command(self.name)
         if not self.alone:
             return (extra,)
+        # these libraries ask for old versions of torch or jaxtyping, or for tools that
+        # they never import; what they do import is in the extra
         pins = " ".join(
             f"{name}=={version}" for name, version in self.distributions.items()
         )

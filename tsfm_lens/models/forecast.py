@@ -48,6 +48,7 @@ class Forecast:
     context: SeriesBatch
     attrs: dict[str, object] = field(default_factory=dict)
     if not TYPE_CHECKING:
+        # code for TransformerLens asks for logits: the error says where they are
         __getattr__ = refuse_logits
 
     @classmethod
@@ -59,6 +60,7 @@ class Forecast:
         attrs: dict[str, object],
     ) -> Forecast:
         """Make the forecast of a native prediction."""
+        # adapters return tensors on the CPU, in a precision that NumPy has
         if prediction.samples is None:
             samples = None
         else:

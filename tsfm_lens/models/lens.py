@@ -33,6 +33,7 @@ from tsfm_lens.models.forecast import Forecast, check_finite
 from tsfm_lens.models.recording import Capture, check_recordable, select_names
 from tsfm_lens.models.unread import unread_notes
 
+# read off the signature, so that the two cannot diverge
 READING = [name for name in signature(as_series).parameters if name != "data"]
 """Arguments of ``as_series`` apart from the series.
 
@@ -267,6 +268,7 @@ class Lens(LensBase):
         # the library draws, and is left one token to draw
         with self.hooks([("unembed.hook_out", choose_median)]):
             forecast = self.forecast(batch, horizon, num_samples=1)
+        # every token model draws
         assert forecast.samples is not None
         return forecast.samples[:, 0].astype(float)
 

@@ -355,7 +355,7 @@ SpansAt = Callable[[str, int, int, int, int], TokenSpans]
 """Function that gives the spans of the tokens of a pass.
 
 It takes the stack, the number of forecast steps read out before, the position of the
-first token, the number of tokens, and that of the first pass.
+first token, the number of tokens, and the number of tokens of the first pass.
 """
 
 

@@ -17,7 +17,7 @@ QUICK = -1
 
 They are made only where each takes little work.
 """
-_NEW = 5  # every so many twins have new weights
+_NEW = 5  # every fifth twin has new weights
 
 
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:

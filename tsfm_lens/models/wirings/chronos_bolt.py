@@ -75,6 +75,7 @@ class BoltAdapter(Adapter):
             "encoder": TokenSpans.patches(
                 -length, (length - width) // stride + 1, width, special, stride=stride
             ),
+            # one token, from which the head reads every step of the horizon
             "decoder": TokenSpans.patches(0, 1, self.prediction_length),
         }
         _, (loc, scale) = self.model.instance_norm(context)

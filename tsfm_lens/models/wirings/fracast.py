@@ -87,6 +87,7 @@ def _wiring(core: Any, steps: int) -> Wiring:
         Site("head", layout="batch step d_out"),
         "core.scale",
         steps,
+        # the head also reads the context, from which it fills the season ahead
         bypass=True,
     )
 
@@ -102,6 +103,7 @@ class _Head(nn.Module):
         result: Tensor = self.native.forward_horizon(*args, **kwargs)
         return result
 
+    # the library calls this method: it goes through ``__call__``, which runs hooks
     def forward_horizon(self, *args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = self(*args, **kwargs)
         return result

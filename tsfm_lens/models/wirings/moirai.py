@@ -35,6 +35,7 @@ KEYS = keys(
     " scaling"
 )
 TARGET = re.compile(r"uni2ts\.distribution(\.[a-z_]+)?\.[A-Z][A-Za-z]*Output")
+# patch size of models that leave the choice to the library
 PATCH = 32
 
 

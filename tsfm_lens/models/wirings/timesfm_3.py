@@ -161,6 +161,7 @@ class TimesFm3Adapter(Adapter):
         inputs: dict[str, Any] = {"horizon": horizon}
         for role, values in _common.by_role(batch, length, horizon).items():
             gaps = torch.isnan(values).to(self.device)
+            # masks of this library are True where there is no value
             name, mask = NAMES[role]
             inputs |= {name: torch.where(gaps, 0.0, values.to(self.device)), mask: gaps}
         return inputs
@@ -173,6 +174,7 @@ class TimesFm3Adapter(Adapter):
         if not self.model.use_stitching:
             result: int = -(-horizon // self.prediction_length) * self.model.rolls
             return result
+        # the arithmetic of ``decode``, which keeps the number to itself
         overlap = self.model._stitching_extract_len - self.patch
         passes: int = (
             max(math.ceil((horizon - overlap) / self.patch), 1) + self.model.rolls - 1

@@ -177,7 +177,9 @@ class TimestralAdapter(Adapter):
     # attention over variates compares every two rows of a batch, whatever their groups
     rows_at_once = 128
     package = "timecopilot-timestral"
+    # the library feeds the median back
     unrolled = (0.5,)
+    # off, since a recorded run has to make one forward per pass
     clampsym = False
 
     def __init__(self, native: Any) -> None:
@@ -213,6 +215,7 @@ class TimestralAdapter(Adapter):
         n_future = -(-steps // self.patch)
         library = self.native
         native = self._native_input(batch, steps)
+        # what is left in the dictionary are the covariates
         values, mask = library._as_context(native.pop("context"), None)
         # known covariates continue over the horizon
         lengths = {

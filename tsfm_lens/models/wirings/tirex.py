@@ -151,7 +151,9 @@ class TirexAdapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run ``TiRexZero.forecast``."""
+        # the library pads to the model's own length by itself, whatever the batch
         context = _common.padded(batch, max(batch.lengths))
+        # the second result is the median, which ``at`` takes for the mean by itself
         quantiles, _ = self.native.forecast(
             context, prediction_length=horizon, batch_size=max(1, len(batch))
         )

@@ -57,6 +57,8 @@ KEYS = keys(
     " trend_register_tokens use_decoder use_fft_embedding use_positional_encoding"
     " width_penalty_mode"
 )
+# features of the library that change its modules, at the values that the table
+# describes
 VALUES = {
     "decoder_raw_residual": False,
     "enable_forecast_channel_mixing": False,
@@ -245,6 +247,7 @@ def _library() -> Any:
 register(
     Architecture(
         title="TinyTimeMixer",
+        # all sizes are revisions of one repository
         published=dict.fromkeys(("512-96", "1024-96", "1536-96"), HUB),
         claims=lambda config: config.get("model_type") == "tinytimemixer",
         classes=(MODEL,),
