@@ -219,6 +219,7 @@ def save_compressed(
 
 
 def _write_native(lens: Lens, folder: Path) -> None:
+    """Let the model's own library write it into a folder."""
     architectures()[lens.wiring.architecture].write(lens.native, folder)
     # large models are written in shards, with an index
     if not (folder / WEIGHTS).exists() and not any(folder.glob("*.index.json")):
@@ -283,6 +284,7 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
 
 
 def _refuse_other(lens: Lens, folder: Path) -> None:
+    """Raise CheckpointError unless a folder opens as the same model."""
     # the state of the model and not of the files is compared, so that all steps of
     # opening are tested as well
     read = load(folder, check=False).adapter.model.state_dict()

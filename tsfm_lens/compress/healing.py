@@ -149,7 +149,7 @@ def healed(
     if not training.run(quiet=True, progress=progress):
         raise KeyboardInterrupt
     for part in weights:
-        # they would be copied and kept with the model
+        # gradients would be copied and kept with the model
         part.grad = None
     for part in frozen:
         part.requires_grad_(True)

@@ -33,7 +33,8 @@ from tsfm_lens.models.lens import Lens
 
 __all__ = ["WeightMatrix", "factorised", "parameter_share", "matrices"]
 
-# of what a layer gives to what its matrix gives, in single precision
+# largest difference of what a layer gives from what its matrix gives, as a share of the
+# latter, in single precision
 _SAME = 1e-4
 
 

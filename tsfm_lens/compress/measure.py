@@ -205,6 +205,7 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
 
 
 def _scores(run: Run) -> dict[str, np.ndarray]:
+    """Compute MASE and WQL of a run's forecast, (series,) each."""
     truth = np.asarray(run.truth, dtype=float)
     forecast = run.forecast
     seasons = run.batch.seasonalities
@@ -224,6 +225,7 @@ def _scores(run: Run) -> dict[str, np.ndarray]:
 
 
 def _tokens(run: Run, other: Lens) -> dict[str, Any]:
+    """Compare the next-token distributions of two models along the truth."""
     encoded = run.lens.encode(run.batch, future=run.truth)
     truth: Any = run.lens.adapter.tokenize(torch.as_tensor(run.truth), encoded)  # type: ignore[attr-defined]
     tops = []
@@ -451,7 +453,7 @@ def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.D
 
 
 ROUNDS = 9
-SHAPES = ((1, 512), (16, 512))
+SHAPES = ((1, 512), (16, 512))  # (series, steps of context)
 
 
 def cost(
@@ -519,6 +521,7 @@ def cost(
 def _row(
     whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: int
 ) -> dict[str, Any]:
+    """Measure both models on inputs of one shape, (batch, steps) of context."""
     walks = np.random.default_rng(seed).standard_normal((batch, steps)).cumsum(axis=1)
     # a token model's decoder needs values to read, of which both models get the same
     future = None

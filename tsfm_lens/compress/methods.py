@@ -37,7 +37,7 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed", "deviation"]
 
-WINDOWS = 8
+WINDOWS = 8  # forecast origins of each series that calibrate, at most
 # shares of the full rank at which a matrix is tried
 SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
 # into how many steps a budget of entries is divided

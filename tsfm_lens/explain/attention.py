@@ -234,17 +234,19 @@ def _parts(
     parts = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
-        # a token that may attend to nothing keeps to itself
+        # a token that may attend to nothing keeps to itself, or reads all of another stack
         if rows.shape[0] == rows.shape[1]:
             alone = np.eye(*rows.shape)
         else:
             alone = np.full(rows.shape, 1 / rows.shape[1])
-        mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
+        weights = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
         if over_variates:
             # one position in every series, whose rows are sizes[0] tokens apart
-            targets = sources = first_target + index + sizes[0] * np.arange(len(mean))
+            targets = sources = (
+                first_target + index + sizes[0] * np.arange(len(weights))
+            )
         else:
             targets = first_target + index * sizes[0] + np.arange(sizes[0])
             sources = first_source + index * sizes[1] + np.arange(sizes[1])
-        parts.append((targets, sources, mean))
+        parts.append((targets, sources, weights))
     return parts

@@ -33,7 +33,7 @@ WAYS = ("removed", "constant", "shuffled")
 PARTS = ("past", "known future")
 SHIFTS = (-2, -1, 0, 1, 2)
 """Standard deviations by which a covariate is shifted for its response."""
-_MANY = 32  # series
+_MANY = 32  # series beyond which two shuffles are enough, since series vary themselves
 Edit = Callable[[int, np.ndarray], np.ndarray]
 """Row, past with known future (time + ahead,) -> its other values."""
 
@@ -250,7 +250,6 @@ def _trials(
         if batch.categories[row] is None:
             level = np.nanmean(past)
         else:
-            # codes of categories are whole numbers from 0, as bincount takes them
             level = np.bincount(finite.astype(int)).argmax()
         inside = (np.arange(len(both)) < len(past)) == (part == "past")
         return np.where(inside | (part == "constant"), float(level), both)
@@ -368,7 +367,6 @@ def _measure(
         ]
         out["error_without"] = np.stack(errors) + blank
     full = plain - medians["constant"][0]
-    # without a known future all of the change is of the past
     future_change = np.zeros_like(full)
     if PARTS[0] in medians:
         # the Shapley value of one of two parts is the mean over both orders

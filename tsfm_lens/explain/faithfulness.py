@@ -206,8 +206,8 @@ def route_faithfulness(
     )
     total = routes["total"].values[numbers]
     single = np.empty(len(numbers))
-    # of the effect, lost without and restored by the named components and random ones
-    # the named set is at position 0 of the last axis, its random controls follow
+    # shares of the effect, lost without components and restored by them; the named set
+    # comes first on the last axis, its random controls follow
     shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
     for row, number in enumerate(numbers):
@@ -627,7 +627,6 @@ def median_effects(explanation: Any) -> Any:
         return None
     values = explanation["attribution"]
     if "quantile" in values.dims:
-        # levels of some models have no exact 0.5
         median = np.argmin(np.abs(values["quantile"].values - 0.5))
         values = values.isel(quantile=int(median))
     return values.transpose("segment", ...).values

@@ -32,9 +32,11 @@ CALENDAR = {
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
 """Units of an explanation; see :func:`tsfm_lens.explain.input_attribution`."""
 COMPONENTS = "components"
-# rounds in which events and the rest of the series find each other
+# rounds in which the series without its events is smoothed, and filled in where they
+# are from the result
 _ROUNDS = 8
-# of the past, which a trend without seasons is smoothed over
+# share of the past that is read for each step of a trend, where there are no seasons
+# (lowess)
 _SPAN = 0.5
 
 
@@ -102,8 +104,8 @@ def components(
                 " seasons (none: seasons=[]), a longer past, or stretches of it"
                 " (parts=6)"
             )
-    # neither smoother takes gaps; with them, the parts take away their values from
-    # steps that are NaN, which stay so
+    # neither smoother takes gaps; in masked copies they stay gaps, since NaN less a
+    # number is NaN
     filled = _interpolated(batch.values[row][-length:])
     occasions = _occasions(batch, row, length, events or {})
     prefix = f"{past.name}, " if len(batch) > 1 else ""

@@ -503,8 +503,8 @@ def _terms(
         for row in stack.attentions(layer)
     ]
     no_component, no_attention = (
-        # from the run without the segment: all branches write what they wrote with it,
-        # so that what is still missing went through none of them
+        # in the run without the segment, these components write what they wrote with
+        # it, so that what is still missing went through none of them
         pair.change([Variant("fixed", patches)], without)[0]
         for patches in (
             tuple(PatchFrom(branch, full) for branch in branches),

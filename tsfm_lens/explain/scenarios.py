@@ -415,9 +415,8 @@ def _shift(old: Run, new: Run) -> int:
     # with ahead=1 the last timestamp is that of the forecast start
     first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
     if first is not None and last is not None:
-        # steps are counted on the calendar, since months and years differ in length
-        # date_range counts forwards only; the result below 0 is refused by the caller,
-        # who names both starts
+        # steps are counted on the calendar, since months and years differ in length;
+        # date_range counts forwards only, and the caller refuses what is below 0
         if first[-1] > last[-1]:
             return 1 - len(
                 pd.date_range(last[-1], first[-1], freq=read_offset(new.batch.freqs[0]))
@@ -433,7 +432,8 @@ def _shift(old: Run, new: Run) -> int:
         return len(between) - 1
     before = old.batch.values[0]
     after = new.batch.values[0]
-    # contexts that were cut to the model's length move along and cannot be compared so
+    # a context that was cut to the model's length loses its oldest steps as it moves
+    # on, and so needs dates
     if np.array_equal(before, after[: len(before)], equal_nan=True):
         return len(after) - len(before)
     raise InputError(
@@ -451,9 +451,8 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
         before = old.batch.values[row]
         coded = partial(_coded, old.batch, new.batch, row)
-        steps = (
-            np.arange(len(value)) - length + ahead
-        )  # from the earlier forecast start
+        # from the earlier forecast start
+        steps = np.arange(len(value)) - length + ahead
         observed = (-len(before) <= steps) & (steps < 0)
         # steps before the forecast start are negative, and so index the earlier context
         # from its end

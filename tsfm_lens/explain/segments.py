@@ -32,7 +32,7 @@ WAYS = ("past and future", "whole", "stretches")
 """How series other than the target are cut."""
 EXACT = 12
 """Largest number of segments for which all 2 ** n masks are run."""
-_FEWEST = 4
+_FEWEST = 4  # stretches of the target's past, however many other series there are
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ Value = Callable[[NDArray[np.bool_]], Array]
 _MOST = 20
 _JOINT = 2.0  # expected interactions of a player with all others
 _LEAST = 0.1  # smallest size of a player, in mean sizes
-_NOISE = 1e-9  # variance of a half difference
+_NOISE = 1e-9  # variance of a half difference that no interaction explains
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
@@ -69,7 +69,7 @@ def exact_shapley(values: Any, players: int) -> Array:
     )
     return np.tensordot(
         # a mask with the player is the end of its step, one without it the beginning;
-        # where the minimum or size - 1 is out of place, the other branch is taken
+        # where an index is out of place, np.where takes the other side
         np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)]),
         table,
         1,

@@ -48,7 +48,8 @@ __all__ = ["Masks", "forecasts"]
 _NUMBERS = 2**21
 # rows of one forward of a model that draws
 _ROWS = 256
-# bounds on rounding within which two forecasts are the same
+# two forecasts are the same if they differ by no more than so many times the bound on
+# rounding
 _FAR = 10
 
 
@@ -149,7 +150,6 @@ class Masks:
     _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        # from here on, the run is of one item, its only one
         self.run = self.run.item(self.item)
         self.row = target_row(self.run.batch, self.target)
         self.segments: tuple[Segment, ...] = find_segments(
@@ -297,7 +297,6 @@ class Masks:
         if not forecast_exists.all():
             hidden = [
                 self.segments[index].name
-                # argmin of bools is the first mask without a forecast
                 for index in np.flatnonzero(~visible[forecast_exists.argmin()])
             ]
             raise InputError(
