@@ -93,6 +93,7 @@ class Encoded:
         """
         spans = self.spans[stack]
         names = self.batch.groups if self.packed else self.batch.ids
+        # the series of a group share one time axis, so that its name has one length
         lengths = dict(zip(names, self.batch.lengths, strict=True))
         # steps count from the forecast start: a series of n steps begins at -n
         first_steps = -torch.tensor([lengths[row] for row in self.rows])
@@ -109,6 +110,8 @@ class Encoded:
             n_entries = len(self.rows)
         else:
             n_entries = self.items
+        # entries of several series have equally many, since they are stacked in one
+        # tensor
         series_per_entry = len(self.batch) // n_entries
         series = slice(start, stop)
         entries = slice(start // series_per_entry, stop // series_per_entry)

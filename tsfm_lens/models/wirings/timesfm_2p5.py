@@ -134,7 +134,11 @@ def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[None]:
-    """Let a native module compute common prefixes once while the block runs."""
+    """Let a native module compute common prefixes once while the block runs.
+
+    ``prefixes``, (row, patch), number what a row holds up to each patch: rows with the
+    same number are equal up to there.
+    """
 
     def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
         plain = type(model).forward
@@ -164,8 +168,8 @@ def _in_pieces(
     Pieces are ranges of patches within which no two rows begin to differ.
     """
     outputs: list[tuple[Tensor, ...]] = []
-    # by row, which row of the last piece is its beginning; at first all begin with
-    # nothing
+    # for each row, the row of the piece before that it continues; all rows continue the
+    # empty cache at first
     previous = np.zeros(len(inputs), dtype=int)
     state = caches
     for start, stop in pieces(prefixes):
@@ -203,6 +207,7 @@ def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
     """
     # where the number of distinct prefixes grows, some rows begin to differ
     counts = [len(np.unique(column)) for column in prefixes.T]
+    # rows that differ never agree again, so that the number does not fall
     splits = [
         index for index in range(1, len(counts)) if counts[index] > counts[index - 1]
     ]
