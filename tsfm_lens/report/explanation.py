@@ -43,8 +43,9 @@ _MASKING_KINDS = (
     "route_faithfulness",
 )
 SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
-"""Kinds of the measurements that an explanation has unless it is asked for others;
-effects over several items alone.
+"""Kinds of the measurements that an explanation has unless it is asked for others.
+
+"input_effects" are among them for several items only.
 """
 # stretches of the target's past for effects over many items
 _PARTS = 2
@@ -224,11 +225,13 @@ def explain(
         kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")
     }
     over_items = defaults["input_effects"]
-    # over many items few stretches, and no more masks than the segments need
+    # over many items few stretches, and no more masks than the segments need; their
+    # number is bounded from above: one more stretch, past and future of each series
     max_segments = _PARTS + 1 + 2 * max(map(len, items.values()))
     over_items["parts"] = _PARTS
     if method in (None, "shapley"):
         over_items["exact"] = _EXACT
+        # sampling takes four masks for each segment, at least
         over_items["budget"] = max(2**_EXACT, 4 * max_segments)
     if parts is not None:
         for kind, probe_options in defaults.items():

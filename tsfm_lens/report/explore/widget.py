@@ -305,7 +305,8 @@ class Brush(widgets.VBox):
         figure.add_trace(without)
         figure.update_layout(dragmode="select", selectdirection="h")
         self.figure = figure_widget(figure)
-        # without points plotly offers no way back from zooming
+        # plotly offers the tool of selecting only where a trace has points; without it
+        # there would be no way back from zooming
         self.figure._config = {
             **self.figure._config,
             "modeBarButtonsToAdd": ["select2d"],

@@ -100,12 +100,15 @@ border-color: #0072b2; background: #eaf3f9; }
 
 
 class Dropped(anywidget.AnyWidget):
-    """Last file that was dropped."""
+    """Last file that was dropped.
+
+    ``count`` rises with each, so that a file of the same name and content is noticed.
+    """
 
     _esm = _SCRIPT
     _css = _STYLE
     name = traitlets.Unicode("").tag(sync=True)
-    # a browser sends a view of memory, which traitlets takes for no bytes
+    # a file arrives as a memoryview, which traitlets.Bytes refuses
     content = traitlets.Any(b"").tag(sync=True)
     count = traitlets.Int(0).tag(sync=True)
     accept = traitlets.Unicode("").tag(sync=True)
@@ -290,7 +293,7 @@ class Page(widgets.VBox):
                 # reversed, so that of the series of an item the first one stays
                 zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True)
             )
-            # by the name of its first series, which a file gives it
+            # items are listed by the name of their first series, as the file has it
             items = [
                 (first[group], group) for group in dict.fromkeys(self.batch.groups)
             ]

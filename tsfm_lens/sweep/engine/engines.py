@@ -149,6 +149,7 @@ def _compute(
                         running[future] = _Running(worker, task, start, lock.pop_all())
             pending += held
             if not running:
+                # workers are idle, so other processes hold all groups that are left
                 time.sleep(_RETRY_SECONDS if pending else 0)
                 continue
             timeout = None

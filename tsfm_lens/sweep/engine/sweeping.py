@@ -94,7 +94,8 @@ class SweepProgress:
     def begin(self, title: str, finished: int, pending: int) -> None:
         """Begin a stage.
 
-        So many of its cells are in the store, and so many are to be computed.
+        ``finished`` is the number of its cells in the store that were not counted yet,
+        and ``pending`` of those to be computed.
         """
         self._title = title
         self._finished += finished
@@ -302,7 +303,7 @@ class _Sweep:
             self.progress.expect(model.name, model.later * len(model.tasks) + missing)
         # a report of a run that is killed knows what was to come
         self.save(complete=False)
-        # it takes no model, and no other process
+        # the seasonal naive forecast takes no model, and no other process
         run(self.plan.naive, self.store)
         for model in self.plan.models.values():
             try:

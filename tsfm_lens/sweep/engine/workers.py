@@ -146,7 +146,8 @@ _unpickle = lru_cache(maxsize=1)(pickle.loads)
 
 
 def limit_threads(threads: int) -> None:
-    """Let the libraries of this process take so many threads."""
+    """Limit the libraries of this process to a number of threads."""
+    # for libraries that are still to be imported; below, for those that are
     os.environ["OMP_NUM_THREADS"] = str(threads)
     pa.set_cpu_count(threads)
     # a worker whose groups need no torch should not load it

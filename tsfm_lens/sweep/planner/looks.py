@@ -23,6 +23,7 @@ from tsfm_lens.core.errors import InputError
 SHARES = (0.25, 0.5, 0.75, 1.0)
 # units of a group in the first look, if there are as many: a variance needs a few
 _MIN_UNITS = 4
+# points at which the density between two looks is computed
 _GRID = 801
 
 
@@ -185,7 +186,7 @@ def _excess(
 def student_bound(bound: float, freedom: float) -> float:
     """Return the bound of the same tail probability with an estimated variance.
 
-    The variance is estimated with so many degrees of freedom.
+    ``freedom`` is the number of degrees of freedom of that estimate.
     """
     if np.isinf(freedom):
         return bound

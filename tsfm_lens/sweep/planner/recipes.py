@@ -415,7 +415,7 @@ class _FittedRecipe:
     def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
         """Return the first heads in the recipe's order, of those that are ablated.
 
-        So many heads of the layer stay as ``counts`` says for this depth.
+        ``counts`` has the number of heads that stay, by layer of the recipe's model.
         """
         # the layer of the recipe's model in which the middle of this one lies
         depth = int((layer + 0.5) / self.stack.n_layers * self.of_layers)

@@ -108,7 +108,7 @@ def scan(of: int, tolerance: float) -> Steps:
 def bisection(of: int, tolerance: float) -> Steps:
     """Halve the range of counts, and then check some counts just below the result.
 
-    It takes every count above one that passes as passing too.
+    It assumes that every count above one that passes would pass, too.
     """
     changes: dict[int, float] = {}
     fails = -1

@@ -589,7 +589,7 @@ def _comparable(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Select the finished cells that can be compared.
 
-    For each model, they are all variants on the same windows.
+    For each model, they are cells of variants that all have the same windows.
     """
     parts = []
     texts = []

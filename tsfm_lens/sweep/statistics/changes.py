@@ -32,10 +32,11 @@ from tsfm_lens.sweep.statistics.scores import (
     formula,
 )
 
-# the count of steps without which a series has no part in a metric; n for the others
+# by metric, the column that counts its steps, "n" for others; a series with a count of
+# 0 has no part in the metric
 _COUNT_COLUMNS = {"MASE": "n_scaled", "MSIS": "n_interval"}
-# equal forecasts differ by this in the logarithm of a metric, their sums being added up
-# in different order
+# equal forecasts may differ by less than this in the logarithm of a metric, as their
+# sums are added up in different orders
 _ROUNDING = 1e-12
 SIZES = ("change", "lower", "upper", "median", "least", "most")
 
@@ -225,8 +226,8 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
             items,
             list(map(str, datasets)),
         ).masked(valid)
-        # of a dataset with an invalid forecast, or whose metric is 0 or infinite on a
-        # side, no series is compared
+        # no series is compared of a dataset that has an invalid forecast, or whose
+        # metric is 0 or infinite for the variant or the plain model
         starts = np.searchsorted(dataset, range(len(datasets)))
         finite = np.isfinite(np.subtract(*pairs.measure(pairs.totals())))
         finite &= ~np.logical_or.reduceat(invalid & valid, starts, axis=1)

@@ -52,9 +52,9 @@ _OF_SHAPE = (
     "spectral_distance",
     "shape_distance",
 )
-# of the continuous ranked probability score, as the benchmarks approximate it
+# levels of the quantile losses by which the benchmarks approximate the CRPS
 CRPS_LEVELS = tuple(k / 10 for k in range(1, 10))
-# of the scaled interval score: outside its interval lies this share
+# share outside the interval of the scaled interval score
 ALPHA = 0.05
 # gluonts wants a date, and none of these scores looks at it
 _ANY_DATE = pd.Period("2000-01", freq="M")
