@@ -205,6 +205,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         min_width=400,
         shared_xaxes="all" if with_series else False,
     )
+    # the map is the lower one of two panels, or alone
     panel = canvas.panel(1 + with_series)
     texts = None
     hover = "query around step %{y}<br>key around step %{x}<br>weight %{z:.3g}"

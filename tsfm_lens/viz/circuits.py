@@ -173,6 +173,7 @@ class _Board:
 
     @classmethod
     def of(cls, sites: Places) -> _Board:
+        """Lay out places, which are sorted by depth."""
         rows = list(zip(sites.stack, sites.layer.tolist(), sites.kind, strict=True))
         columns: dict[Any, float] = {}
         at = -1.0
@@ -211,6 +212,7 @@ class _Board:
 
 
 def _draw_nodes(panel: Panel, board: _Board, sites: Places, mask: np.ndarray) -> None:
+    """Draw the components, those of the circuit, where ``mask`` is true, filled."""
     height = _HEIGHT / (2 * board.half_height + 2)
     width = _WIDTH / (board.output[0] + 1)
     size = float(np.clip(0.75 * min(height, width), 7, 24))

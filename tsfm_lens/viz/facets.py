@@ -200,7 +200,7 @@ def _arrange(
     margin = {"l": left, "r": right, "t": above, "b": below}
     sheet.update_layout(margin=margin, height=total + above + below)
     boxes: list[Box] = []
-    first = 0
+    n_before = 0  # panels of the figures that are on the sheet already
     top = 1.0
     for row, height in zip(rows, heights, strict=True):
         gap = (
@@ -214,8 +214,8 @@ def _arrange(
             # rounding may leave it below 0, and plotly takes a domain from 0 to 1 alone
             foot = max(0, top - figure.layout.meta["plot_height"] / total)
             box = {"x": across.get_subplot(1, column).xaxis.domain, "y": (foot, top)}
-            _add_figure(sheet, figure, first, box)
-            first += _panel_count(figure)
+            _add_figure(sheet, figure, n_before, box)
+            n_before += _panel_count(figure)
             boxes.append(box)
         top -= (height + above + below) / total
     for box, heading in zip(boxes, headings, strict=False):
@@ -260,14 +260,14 @@ def _number(name: str) -> int:
     return int(re.sub(r"\D", "", name) or 1)
 
 
-def _shift_axis(name: str, first: int) -> str:
+def _shift_axis(name: str, n_before: int) -> str:
     """Return the name of an axis after so many axes of other figures.
 
     Examples of names are "x2" and "y domain".
     """
     axis, _, domain = name.partition(" ")
     kind = axis.rstrip("0123456789")
-    number = _number(axis) + first
+    number = _number(axis) + n_before
     if number > 1:
         kind += str(number)
     return f"{kind} {domain}".strip()
@@ -278,16 +278,16 @@ def _interpolate(bounds: tuple[float, float], share: float) -> float:
     return bounds[0] + share * (bounds[1] - bounds[0])
 
 
-def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> None:
+def _add_figure(sheet: go.Figure, figure: go.Figure, n_before: int, box: Box) -> None:
     """Add a figure to its box on a sheet, after so many panels of others."""
-    columns = [first + _number(trace.xaxis or "x") for trace in figure.data]
+    columns = [n_before + _number(trace.xaxis or "x") for trace in figure.data]
     # add_traces() copies, so the traces to change are those at the end of the sheet
     start = len(sheet.data)
     sheet.add_traces(figure.data, rows=[1] * len(columns), cols=columns)
     for trace in sheet.data[start:]:
         for part in (trace, getattr(trace, "marker", None)):
             if part is not None and "coloraxis" in part and part.coloraxis:
-                part.coloraxis = _shift_axis(part.coloraxis, first)
+                part.coloraxis = _shift_axis(part.coloraxis, n_before)
     # a copy, so that the figure stays what it is
     layout = figure.layout.to_plotly_json()
     if layout.get("showlegend") is False:
@@ -306,8 +306,8 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
             axis = name.replace("axis", "")
             leader = leaders.setdefault(part.pop("matches", axis), axis)
             if leader != axis:
-                part["matches"] = _shift_axis(leader, first)
-            sheet.layout[_shift_axis(name, first)].update(part)
+                part["matches"] = _shift_axis(leader, n_before)
+            sheet.layout[_shift_axis(name, n_before)].update(part)
         elif name.startswith("coloraxis"):
             bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
             side = "y"
@@ -316,15 +316,17 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
             bar["len"] *= box[side][1] - box[side][0]
             bar["x"] = _interpolate(box["x"], bar["x"])
             bar["y"] = _interpolate(box["y"], bar["y"])
-            sheet.update_layout({_shift_axis(name, first): {**part, "colorbar": bar}})
+            sheet.update_layout(
+                {_shift_axis(name, n_before): {**part, "colorbar": bar}}
+            )
         elif name in ("barmode", "bargap"):
             sheet.update_layout({name: part})
         elif name in ("annotations", "shapes"):
-            placed = [_placed(item, first, box) for item in part]
+            placed = [_placed(item, n_before, box) for item in part]
             sheet.layout[name] = [*sheet.layout[name], *placed]
 
 
-def _placed(item: Part, first: int, box: Box) -> Part:
+def _placed(item: Part, n_before: int, box: Box) -> Part:
     """Return a shape or a note of a figure, moved to its box on a sheet."""
     # plotly leaves out the reference to the first axes
     item = {"xref": "x", "yref": "y", **item}
@@ -335,5 +337,5 @@ def _placed(item: Part, first: int, box: Box) -> Part:
         # axref and ayref are of the tails of arrows; "paper" and "pixel" are no axes
         for key in (f"{side}ref", f"a{side}ref"):
             if item.get(key, "paper")[0] == side:
-                item[key] = _shift_axis(item[key], first)
+                item[key] = _shift_axis(item[key], n_before)
     return item

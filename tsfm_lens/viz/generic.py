@@ -331,6 +331,7 @@ def _drop_unused_labels(ds: xr.Dataset, name: str, at: Mapping[str, int]) -> xr.
 
 
 def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
+    """Return the position of a label, or the position itself."""
     if dim == "series":
         return series_position(ds, value)
     # a label comes before an index: layer=3 is layer "3", wherever it stands
@@ -388,6 +389,7 @@ def _write_title(ds: xr.Dataset, label: str) -> str:
 
 
 def _find_label(ds: xr.Dataset, dim: str, index: int) -> str:
+    """Name the member that is drawn, as a subtitle does."""
     label = names(ds, dim)[index]
     if dim in _DEPTH:
         return layer_name(label)
@@ -417,6 +419,7 @@ def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def _axis_title(ds: xr.Dataset, dim: str) -> str:
+    """Write what a dimension counts, with its unit."""
     if dim in ds.coords:
         attrs = ds[dim].attrs
     else:
@@ -590,6 +593,7 @@ def _name_whiskers(drawn: _Drawn) -> str:
 
 
 def _axis_values(ds: xr.Dataset, dim: str) -> Any:
+    """Return where the points of a curve stand along a dimension."""
     if dim in _DEPTH:
         return _labels(ds, dim)
     if dim not in ds.coords:
@@ -606,6 +610,7 @@ def _axis_values(ds: xr.Dataset, dim: str) -> Any:
 
 
 def _category(dim: str) -> dict[str, Any]:
+    """Return the settings of the horizontal axis of curves along a dimension."""
     if dim in _DEPTH:
         return {"type": "category", "nticks": 16}
     if dim in _LOGARITHMIC:

@@ -209,6 +209,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 
 
 def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
+    """Draw a dot for each head, by two of its scores, (layer × head,) each."""
     labels = np.array(
         [
             f"layer {layer}, head {head}"

@@ -221,12 +221,12 @@ def _draw_maps(
     height = max(len(sites.names) * int(np.clip(480 / len(sites.names), 8, 32)), 130)
     has_special = any(len(axis.aside) for _, axis in axes)
     # None leaves the place empty: beside the series there are no special tokens
-    first: list[Any] = [{}, None] if has_special else [{}]
-    rest: list[Any] = [{}, {}] if has_special else [{}]
+    of_series: list[Any] = [{}, None] if has_special else [{}]
+    of_maps: list[Any] = [{}, {}] if has_special else [{}]
     room: Style = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
     heights = [_UPPER, *(height for _ in axes)]
     widths = [0.9, 0.1] if has_special else [1.0]
-    canvas = sheet(heights, widths, specs=[first, *(rest for _ in axes)], **room)
+    canvas = sheet(heights, widths, specs=[of_series, *(of_maps for _ in axes)], **room)
     view = pair.view
     top = canvas.panel(1, 1)
     pair.draw(top)
@@ -239,6 +239,7 @@ def _draw_maps(
     for row, (lane, axis) in enumerate(axes, start=2):
         cells, owner = axis.cells()
         edges += cells.tolist()
+        # column of the sheet, places on its axis, and the token in each cell
         maps: list[tuple[int, Any, np.ndarray]] = (
             [(1, view.time.at(cells), owner)] if len(owner) else []
         )

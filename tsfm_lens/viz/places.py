@@ -183,6 +183,7 @@ def _sort(
 
 
 def _label(name: str, stack: str, layer: int, one_stack: bool) -> str:
+    """Name one place; see :attr:`Places.labels`."""
     point = name.rsplit(".", 1)[-1]
     of_stack = ""
     if stack and not one_stack:

@@ -350,18 +350,19 @@ def _draw_blocks(
     ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: Finding | None
 ) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
-
-    def title(kind: str, heads: int) -> str:
-        if heads:
-            return kind_word(kind).replace("-", "-\n")
-        if kind not in ("mlp", "layer") and kind in with_heads:
-            return "all\nheads"
-        return kind_word(kind)
-
     sites = find_positions(ds)
     with_heads = {
         kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
+
+    def title(kind: str, heads: int) -> str:
+        if heads:
+            return kind_word(kind).replace("-", "-\n")
+        # a column beside the heads of the same attention, ablated all at once
+        if kind not in ("mlp", "layer") and kind in with_heads:
+            return "all\nheads"
+        return kind_word(kind)
+
     rows: dict[str, list[int]] = {}
     for stack, layer in zip(sites.stack, sites.layer, strict=True):
         if layer >= 0 and int(layer) not in rows.setdefault(stack, []):
