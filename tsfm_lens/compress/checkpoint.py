@@ -213,7 +213,6 @@ def save_compressed(
             partial.rename(target)
         WRITTEN.append(target)
     finally:
-        # after the rename there is no such folder, and nothing happens
         shutil.rmtree(partial, ignore_errors=True)
     return target
 

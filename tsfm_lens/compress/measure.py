@@ -493,7 +493,6 @@ def cost(
             " least one of each"
         )
     longest = whole.adapter.context_length
-    # several long contexts may become the same one when they are cut
     unique_shapes = dict.fromkeys(
         (batch, min(steps, longest)) for batch, steps in shapes
     )

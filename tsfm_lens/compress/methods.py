@@ -192,7 +192,6 @@ def allocate(
         for row, price, effect in zip(
             table, prices[name], by_rank.values(), strict=True
         ):
-            # a price beyond the budget leaves the row infinite, and is never chosen
             row[price:] = best[: max(len(row) - price, 0)] + effect
         # a matrix has fewer than 256 candidates
         choices.append(table.argmin(axis=0).astype(np.uint8))
@@ -203,7 +202,6 @@ def allocate(
         # paid
         ranks[name] = list(effects[name])[choice[left]]
         left -= prices[name][choice[left]]
-    # the backward pass collected them in reverse
     return {name: ranks[name] for name in effects}, float(best[-1])
 
 
@@ -230,8 +228,8 @@ def allocated(
     effects = rank_effects(run, candidates, by_head=by_head, progress=progress)
     budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
     ranks, _ = allocate(effects, forms, budget)
-    # single effects need not add up, and weights from few series may mislead: the
-    # choice is measured as a whole against plainer ones
+    # single effects need not add up, so the choice is measured as a whole against
+    # plainer ones
     choices = ((ranks, True), (dict(uniform), True), (dict(uniform), False))
     deviations = np.zeros(3)
     for part, fold_weights in crossed(run, uniform):

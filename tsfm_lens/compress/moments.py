@@ -300,7 +300,6 @@ def _random_scalar(
         logs = output.float().log_softmax(-1)
         flat = logs.detach().exp().flatten(0, -2).cpu()
         tokens = (
-            # drawn on the CPU, where the generator is
             torch.multinomial(flat, 1, generator=generator)
             .reshape(*logs.shape[:-1], 1)
             .to(logs.device)

@@ -202,7 +202,7 @@ def build_graph(masks: Masks) -> Graph:
     tokens = [
         (token, start, stop)
         for token, start, stop, special in find_tokens(output_stack, masks.row)
-        # a start or register token covers no steps
+        # special tokens cover no step, or are not read (see TokenSpans)
         if not special
     ]
     if not tokens:
@@ -234,7 +234,8 @@ def _parts(
     parts = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
-        # a token that may attend to nothing keeps to itself, or reads all of another stack
+        # a token that may attend to nothing keeps to itself, or reads all of another
+        # stack alike
         if rows.shape[0] == rows.shape[1]:
             alone = np.eye(*rows.shape)
         else:

@@ -156,7 +156,6 @@ def _encode(masks: Masks, values: Array) -> Encoded:
             strict=True,
         )
     )
-    # a masked batch has no checks, which values of the path or marks might not pass
     plain = masks.masked(np.ones((1, len(masks.segments)), bool))
     columns = {field.name: getattr(plain, field.name) for field in fields(plain)}
     columns["values"] = tuple(row[:length] for row, length, _ in rows)

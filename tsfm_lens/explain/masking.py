@@ -190,7 +190,7 @@ def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
 def _reference(
     batch: SeriesBatch, row: int, values: np.ndarray, reference: str, seed: int
 ) -> np.ndarray:
-    """Return the named reference of one series, (time + horizon,), as its values."""
+    """Return the named reference of one series, (time + horizon,)."""
     length = batch.lengths[row]
     context = values[:length]
     if reference in ("missing", "zero"):

@@ -549,7 +549,6 @@ def _news(
             last = int(changed[-1]) - length
             label = f"{name}, {change}"
             if change == "new" and len(news) > 1:
-                # the range that changed, which may be shorter than the stretch
                 label += f" {first}"
                 if last > first:
                     label += f" to {last}"

@@ -85,7 +85,7 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
 
 def token_edges(run: Run) -> tuple[int, ...]:
     """Return the context steps at which an input token begins or ends, ascending."""
-    # the first stack reads the series; tokens of the forecast end after step 0
+    # the first stack reads the series; its other tokens end after the forecast start
     spans = run.spans[run.lens.wiring.stacks[0].name]
     return tuple(sorted(edge for edge in {*spans.start, *spans.stop} if edge <= 0))
 
@@ -189,8 +189,7 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
     width = -(-length // count)
     token = 1
     if len(edges) > 1:
-        # the most common distance, since the first token may be cut short by the
-        # context
+        # the most common distance, since tokens that overlap add edges of their own
         token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0]
     for unit in (math.lcm(season, token), season):
         # half a season or more becomes a whole one
