@@ -235,7 +235,7 @@ def _within_memory(
             one_at_a_time = len(variants) == 1 or rows < 2 * work.rows
             if one_at_a_time or not out_of_memory(error):
                 raise
-            # `rows` may exceed what ran, and half of it then would be no less
+            # `rows` may be more than what ran, and half of it no less
             rows = min(rows, len(variants) * work.rows) // 2
 
 

@@ -165,8 +165,7 @@ def forecast_variants(
 
     def report(done: int) -> None:
         if progress is not None:
-            # each variant is forecast once per range of series, and counts as done by
-            # shares
+            # a variant is forecast once for each range of series, and counts as one
             n_forecasts = len(by_request) * len(variants) + done
             progress(n_forecasts // len(requests), len(variants))
 
@@ -610,8 +609,7 @@ def _forecast_blocks(
             try:
                 forecasts = request.settled(chunk)
             except Unsplittable:
-                # a draw that does not fall into one part per variant, as some samplers'
-                # do not
+                # a draw has no axis that falls into one block a variant
                 forecasts = [request.alone(variant) for variant in chunk]
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):

@@ -178,6 +178,7 @@ _OPTIONS: dict[str, _Option] = {
         "Whether the first line has column names.",
     ),
 }
+# annotation and default of each, as `_with_options` takes them
 _FILES: dict[str, tuple[Any, Any]] = {
     name: (
         Annotated[

@@ -49,7 +49,7 @@ class _OrRun(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command first where no command is named."""
-        # an option alone, such as --help, is of the group
+        # --help is the group's; any other option that comes first is of `run`
         if (
             args
             and args[0] not in self.commands

@@ -441,12 +441,13 @@ def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
     )
 
 
-def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _by_unit(values: np.ndarray, entry_units: np.ndarray) -> np.ndarray:
     """Arrange (member, entry) as (member, unit, window).
 
-    NaN where a unit has fewer windows than another.
+    ``entry_units`` is the unit of each entry. NaN where a unit has fewer windows than
+    another.
     """
-    units, unit_index = np.unique(rows, return_inverse=True)
+    units, unit_index = np.unique(entry_units, return_inverse=True)
     if not len(units):
         return np.full((len(values), 0, 1), np.nan)
     # the number of entries of the same unit that come before

@@ -89,7 +89,7 @@ def replacing(path: Path) -> Iterator[Path]:
         WRITTEN.append(path)
         _sync_folder(path.parent)
     finally:
-        # after a rename it is gone; after an error or interrupt, half of it is there
+        # after an error or an interrupt, a part of the file is still there
         part.unlink(missing_ok=True)
 
 

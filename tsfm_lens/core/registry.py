@@ -64,8 +64,7 @@ _FIGURE_PACKAGES = ("viz",)
 _MEASUREMENTS: dict[str, Measurement] = {}
 _FIGURES: defaultdict[str, list[Figure]] = defaultdict(list)
 _PANELS: dict[str, Callable[[Any], Iterator[FigurePanel]]] = {}
-# at most one entry; a list, since `viz` fills it and no module below `viz` may import
-# it
+# at most one entry, which `viz` sets, since `core` must not import it
 _DEFAULT: list[tuple[Callable[..., Any], Table]] = []
 _ANY_KIND = ""  # of panels of the kinds that have no figure
 # a context variable and no global, so that probes in two threads do not take each other
@@ -343,8 +342,7 @@ def _declare(entry: Measurement) -> Measurement:
     # an extension cannot take a kind of this library whose module is not loaded yet
     if not entry.home.startswith("tsfm_lens."):
         _load_packages()
-    # a module may declare its own kind again, as a cell of a notebook does that runs
-    # twice
+    # a module may declare its own kind again, as a notebook's cell that runs twice
     taken = _MEASUREMENTS.get(entry.kind)
     if taken is not None and taken.home != entry.home:
         raise InputError(
@@ -437,7 +435,7 @@ def probe(
             if not is_nested:
                 result = of_targets(result, args)
             if "kind" not in result.attrs:
-                # the run or lens, which may also be given by its name
+                # the first argument, mostly a run or lens, may be given by keyword
                 subject = [*args, *arguments.values()][0]
                 # what the probe says itself wins
                 result.attrs = _attributes(entry, subject) | result.attrs
@@ -584,7 +582,7 @@ def find(kind: str) -> Measurement:
     Raises:
         UnknownNameError: no package and no extension has it.
     """
-    # not all at once: a measurement is looked up without importing plotly, if it can
+    # one by one, so that looking up a measurement of a probe imports no plotly
     for package in (*_PROBE_PACKAGES, *_FIGURE_PACKAGES):
         if kind in _MEASUREMENTS:
             break
@@ -612,9 +610,9 @@ def find_figures(kind: str) -> list[Figure]:
         import_module(f"tsfm_lens.{package}")
     if kind not in _FIGURES:
         load_extension(MEASUREMENTS, kind)
-    # by `get`: indexing this defaultdict would add an empty list, and the kind would
-    # then pass for one that has figures
     if kind in _FIGURES or kind not in _MEASUREMENTS:
+        # by `get`: indexing this defaultdict would add an empty list, and the kind
+        # would then pass for one that has figures
         return _FIGURES.get(kind, [])
     summary = _MEASUREMENTS[kind].summary or _MEASUREMENTS[kind].title
     title = f"{summary[:1].upper()}{summary[1:]}."
@@ -720,7 +718,7 @@ def _checked(
 
     A function that is registered for several kinds takes all of them.
     """
-    # `figure` stands once for each kind, and all but the innermost get this wrapper
+    # of several `figure` above one function, all but the innermost get its wrapper
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
         return function

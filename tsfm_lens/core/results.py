@@ -62,6 +62,7 @@ class Results:
             self.computed[kind] = self.compute(kind, **self.options.get(kind, {}))
         return self.computed[kind]
 
+    # positional-only: some probes have an option `kind`, of attention
     def compute(self, kind: str, /, **options: Any) -> Result:
         """Compute the result of a measurement anew."""
         entry = find(kind)

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 CONFIDENCE = 0.95
-# 1 - 0.95 is 0.05 and a rounding, which comparisons with a p-value of 0.05 would show
+# rounded, since 1 - 0.95 is a little more than 0.05 in floating point
 LEVEL = round(1 - CONFIDENCE, 12)
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:g} %"
 LEVEL_TEXT = f"{100 * LEVEL:g} %"
@@ -322,7 +322,7 @@ def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
     """
     n = len(draws)
     beyond = np.minimum((draws <= 0).sum(axis=0), (draws >= 0).sum(axis=0))
-    # one more on top and below: the data themselves count as a replicate
+    # the data themselves count as one more replicate, so that no p-value is 0
     z = ndtri(np.minimum((1 + beyond) / (n + 1), 0.5))
     mean = np.abs(draws.mean(axis=0))
     spread = draws.std(axis=0, ddof=1)

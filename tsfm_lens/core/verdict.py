@@ -32,9 +32,9 @@ SIGNED = 0.8
 SLOPES = (2 / 3, 1.5)
 MARGIN = 0.05
 ALIKE = 0.3
-"""Least R² of predicted effects and share of effect with the right sign, bounds of the
-slope, how much better an exchange of two segments' effects may predict, and least
-agreement of sets on what a segment does. Chosen on drawn cases, see
+"""In this order: least R² of predicted effects, least share of effect with the right
+sign, bounds of the slope, how much better an exchange of two segments' effects may
+predict, and least agreement of sets on what a segment does. Chosen on drawn cases, see
 ``docs/howto/verdict.md``."""
 RULES = (
     (
@@ -90,8 +90,9 @@ Two segments with equal effects can change places without any loss.
 
 Word = Literal["holds", "holds in part", "fails"]
 
-# what routes do with a share of the segment's effect, with one below 0, which works
-# against it, and with too much
+# by test: the adjective of routes that pass it, and what is said of the share of the
+# segment's effect that they remove or bring back: as a rule, if it is below 0, and if
+# it is far above 1
 _SHARES = {
     "necessity": (
         "necessary",

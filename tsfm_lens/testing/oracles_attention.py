@@ -76,7 +76,7 @@ def patterns(case: Case) -> Deviations:
             yield f"{at}: z", relative(_gated(case, attention, at, rebuilt), z)
             scores = activations[f"{at}.hook_attn_scores"]
             # libraries add the smallest number of the type, or one near it, to a score;
-            # where all keys have it, softmax spreads evenly
+            # where all keys have it, softmax spreads evenly and nothing is masked
             mask = scores <= torch.finfo(scores.dtype).min / 2
             mask &= ~mask.all(dim=-1, keepdim=True)
             yield f"{at}: mask", float(pattern.masked_fill(~mask, 0).abs().max())
