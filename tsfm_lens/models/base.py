@@ -267,7 +267,8 @@ class LensBase(NativeModule):
     ) -> Block[None]:
         """Tell hooks which rows run and at which step the forecast is.
 
-        Calls of the native object tell them nothing.
+        ``place`` is that of :class:`tsfm_lens.models.Encoded`. Calls of the native
+        object tell hooks nothing.
         """
         return self.registry.state.running(rows, place)
 

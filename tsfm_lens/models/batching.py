@@ -297,7 +297,8 @@ def retry_halved(
 ) -> list[T]:
     """Run ranges of a batch one after the other.
 
-    A range that runs out of memory is run again as two halves.
+    A range that runs out of memory is run again as two halves. For a batch that cannot
+    be split, ``unsplittable_reason`` is what the error says about it, else "".
 
     Raises:
         InputError: memory runs out for one item, or for a batch that cannot be split.
@@ -493,7 +494,8 @@ def estimate_bytes(
 ) -> int:
     """Estimate from above the bytes that a run of one item holds at once.
 
-    Counted are attention, stream, cache and output.
+    Counted are attention, stream, cache and output. ``lengths`` are numbers of tokens
+    by stack, ``paths`` the rows of one series, ``variates`` the series of the item.
     """
     wiring = lens.wiring
     # the small factors are guesses from above of how many copies live at once: of

@@ -77,8 +77,8 @@ class Capture:
     def batch_coupled(self) -> list[str]:
         """Hook points that need the batch to run in one piece."""
         points = self.lens.registry.points
-        # a reducer may mix rows, unless it is marked; and parts are joined along the first
-        # axis, where an attention between series has its tokens
+        # a reducer may mix rows, unless it is marked; and parts are joined along the
+        # first axis, where an attention between series has its tokens
         row_wise = {
             name
             for name, function in self.reducers.items()
