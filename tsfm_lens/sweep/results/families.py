@@ -27,7 +27,7 @@ from tsfm_lens.sweep.statistics.scores import (
 )
 
 LEADS = ("leads", "lead_share")
-"""Columns of :func:`leaders`."""
+"""Columns of ``leaders``."""
 CHANGE = (*SIZES, "p_value", "p_holm", "significant", "tests", "unit", "units", *LEADS)
 """Columns on the change of a metric by an entry, and on its test."""
 EFFECTS = ("layers", "groups", "ranges", "heads_per_layer", "components")
