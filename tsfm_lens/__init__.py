@@ -68,6 +68,7 @@ def __getattr__(name: str) -> Any:
         # from now on Python finds the name without this function
         globals()[name] = value
         return value
+    # Python and notebooks ask for private names, which must cost no search
     if not name.startswith("_") and find_spec(f"tsfm_lens.{name}"):
         return import_module(f"tsfm_lens.{name}")
     raise AttributeError(f"module 'tsfm_lens' has no attribute {name!r}")

@@ -70,6 +70,8 @@ class Start(NamedTuple):
     With ``heads`` true, everything in the branch up to the heads' outputs is unchanged.
     """
 
+    # compared field by field in this order, which is that of execution: `min` finds a
+    # variant's first start, and a sorted list begins with the earliest
     stack: int
     layer: int
     branch: int = 0
@@ -187,6 +189,8 @@ def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
             if intervention.rows is None:
                 block_rows = slice(first, first + rows)
             else:
+                # rows may be a slice, a list or negative, none of which could be
+                # shifted
                 block_rows = as_index(intervention.rows, rows, "rows") + first
             edit = replace(intervention, rows=block_rows)  # type: ignore[type-var]
             edits.append(edit)
@@ -231,6 +235,7 @@ def _within_memory(
             one_at_a_time = len(variants) == 1 or rows < 2 * work.rows
             if one_at_a_time or not out_of_memory(error):
                 raise
+            # `rows` may be more than what ran, and half of it no less
             rows = min(rows, len(variants) * work.rows) // 2
 
 
@@ -294,7 +299,8 @@ def sweep(
     recorded |= {module for module, _ in entered.values()}
     projections = {projection for _, projection in entered.values()}
     with torch.no_grad():
-        # the pass of the unchanged model, whose outputs the variants replay
+        # the pass of the unchanged model, whose outputs the variants replay; it runs
+        # without replay, too, as it shows the shape and type of what to make room for
         with (
             recorded_outputs(model, recorded) as plain_outputs,
             recorded_inputs(model, projections) as plain_z,
@@ -302,6 +308,7 @@ def sweep(
             plain = _run_side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
         done = 0
+        # beyond an adapter's own limit, a native call costs more than its rows
         rows_at_once = min(max_rows, lens.adapter.rows_at_once or max_rows)
         variants_at_once = max(1, rows_at_once // work.rows)
         for start, members in _join(lens, groups, work, variants_at_once):
@@ -309,6 +316,8 @@ def sweep(
             unfinished = {}
             if start in entered:
                 module, projection = entered[start]
+                # the last call of the projection: `only` refuses any earlier one of the
+                # module around it
                 unfinished[module] = (
                     model.get_submodule(projection),
                     plain_z[projection][-1],
@@ -346,6 +355,8 @@ def _join(
         for index, stack in enumerate(lens.wiring.stacks)
         for layer in range(stack.n_layers)
     }
+    # from the earliest on: what a start leaves unchanged, a later one does as well, so
+    # that all members of a group can use the modules of its first start
     merged: list[tuple[Start, list[int]]] = []
     for start, members in sorted(groups.items()):
         if merged:
@@ -399,6 +410,7 @@ def _run_side_by_side(
         state.running(rows * copies, encoded.place, block_rows=rows),
     ):
         output = work.run(copies)
+    # the native output has a row per series, also where hooks see one per item
     output = output.reshape(copies, len(encoded.batch), *output.shape[1:])
     return output if work.read is None else work.read(output)
 
@@ -416,10 +428,12 @@ def _start(lens: Lens, variant: Variant) -> Start:
         if layer < 0 and not name.endswith("hook_embed"):
             starts.append(Start(stack_index, stack.n_layers))
         elif name.endswith("hook_resid_post"):
+            # all branches of the block have written by then
             starts.append(Start(stack_index, layer, len(stack.rows(layer))))
         elif point.kind:
             kinds = [writer.kind for writer in stack.rows(layer)]
             branch = kinds.index(point.kind)
+            # the points of an attention that come behind its pattern and values
             after_heads = name.endswith(("hook_z", "hook_result", "hook_out"))
             starts.append(Start(stack_index, layer, branch, after_heads))
         else:
@@ -471,6 +485,7 @@ def _unchanged_modules(
         for layer in range(max(start.layer, 0))
         if not stack.rows(layer)[0].reads.layout.startswith("pos ")
     ]
+    # what the readout does not use may as well be replayed, wherever a variant starts
     paths = [*unread, *stack.upstream, *earlier_blocks]
     if 0 <= start.layer < stack.n_layers:
         for writer in stack.rows(start.layer)[: start.branch]:

@@ -50,8 +50,10 @@ def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Returns also whether each row varies at all.
     """
+    # by the extremes: the spread about a rounded mean of equal values need not be 0
     varies = x.max(axis=-1) > x.min(axis=-1)
     largest = np.abs(x).max(axis=-1, keepdims=True)
+    # scaled first, so that the squares of large forecasts do not overflow;
     # rows with infinities become NaN, and are found by the callers
     with np.errstate(invalid="ignore"):
         x = x / np.where(largest > 0, largest, 1.0)
@@ -74,6 +76,7 @@ def _correlation_distance(
     size = np.sqrt(_inner(x, x) * _inner(y, y))
     varies = x_varies & y_varies & (size > 0)
     correlation = np.where(varies, product(x, y) / np.where(varies, size, 1.0), np.nan)
+    # rounding may lift a correlation above 1
     return 1.0 - np.clip(correlation, -1.0, 1.0)
 
 
@@ -134,6 +137,7 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     spectra = []
     varies = []
     for x, row_varies in (_centre(a), _centre(b)):
+        # without frequency 0: rows are centred, and what is left there is rounding
         power = periodogram(x, detrend=False, axis=-1)[1][..., 1:]
         total = power.sum(axis=-1, keepdims=True)
         spectra.append(power / np.where(total > 0, total, 1.0))
@@ -160,6 +164,7 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         coefficient normalisation).
     """
     a, b = _pair(a, b)
+    # a convolution with the reversed row is the cross-correlation at every shift
     convolved = _correlation_distance(
         a, b, lambda x, y: fftconvolve(x, y[..., ::-1], axes=-1).max(axis=-1)
     )
@@ -204,7 +209,10 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
         >>> float(ablation.seasonal_scale(np.array([1.0, 2.0, 2.0, 4.0]), 2))
         1.5
     """
+    # masked, since a difference with a missing value is left out of the mean
     series = np.ma.masked_invalid(np.asarray(context, dtype=float))
+    # a context shorter than a season has no seasonal difference: gluonts compares
+    # neighbours then
     season = 1
     if seasonality < len(series):
         season = seasonality
@@ -232,6 +240,7 @@ def relative_change(
     value, baseline = np.broadcast_arrays(
         np.asarray(value, float), np.asarray(baseline, float)
     )
+    # `where` leaves the other entries as they are, and warns of no division by zero
     out = np.full(value.shape, np.nan)
     np.divide(
         value,

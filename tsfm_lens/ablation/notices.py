@@ -49,6 +49,8 @@ def show_messages_once(lens: Lens) -> Iterator[None]:
     with ExitStack() as stack:
         for logger in _loggers(lens):
             logger.addFilter(is_new_record)
+            # not by restoring a list of filters: other code may add some in the
+            # meantime
             stack.callback(logger.removeFilter, is_new_record)
         # restores warnings.showwarning at the end
         stack.enter_context(warnings.catch_warnings())
@@ -90,6 +92,7 @@ def _loggers(lens: Lens) -> list[logging.Logger]:
     return [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
+        # the dictionary also has placeholders, for parents that nobody has asked for
         if isinstance(logger, logging.Logger)
         and (
             name.partition(".")[0] in packages

@@ -56,10 +56,12 @@ def point_forecasts(
             seed=run.seed,
             progress=progress,
         )
+        # (variant, series, quantile, step), of the median alone
         return rollouts.quantiles[:, :, 0]
     forecasts = np.empty((len(variants), len(run.batch), run.horizon))
     longest = max(len(spans) for spans in run.encoded.spans.values())
     rows = max(1, _TOKENS // longest)
+    # the engine could take all at once; in parts, progress is shown
     for first in range(0, len(variants), _AT_ONCE):
         part = variants[first : first + _AT_ONCE]
         outputs = run_variants(

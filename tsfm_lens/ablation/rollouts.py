@@ -147,6 +147,8 @@ def forecast_variants(
     )
     points = list(iterate_points(lens, *variants))
     by_row = all(is_row_wise(*point) for point in points)
+    # without ``parts``: a range below is a batch of its own, so that a hook that asks
+    # which rows of the whole batch run would be told wrong ones
     by_row = by_row and not lens.registry.session.across_rows(parts=False)
     requests = [request]
     # ``lens.forecast`` seeds each range of series anew, so that each can run alone
@@ -163,6 +165,7 @@ def forecast_variants(
 
     def report(done: int) -> None:
         if progress is not None:
+            # a variant is forecast once for each range of series, and counts as one
             n_forecasts = len(by_request) * len(variants) + done
             progress(n_forecasts // len(requests), len(variants))
 
@@ -195,6 +198,7 @@ class VariantRequest(ForecastRequest):
         """Forecast one variant by itself."""
         with self.lens.edit(*variant.interventions):
             try:
+                # ``lens.forecast`` itself refuses values that are not finite
                 if self.non_finite == "refuse":
                     return self.lens.forecast(
                         self.batch,
@@ -212,6 +216,8 @@ class VariantRequest(ForecastRequest):
                 if drawing is not None and drawing.failures:
                     return self.nothing()
                 return forecast
+            # torch.multinomial and torch.poisson raise the first for parameters that
+            # are not finite, torch.distributions the second
             except (RuntimeError, ValueError) as error:
                 return self.undrawn(error)
 
@@ -291,6 +297,7 @@ class VariantRequest(ForecastRequest):
     @cached_property
     def _source(self) -> SharedSource | None:
         """Encoder that variants may share; None without one."""
+        # cached, so that one chunk of variants finds what an earlier one stored in it
         if not self._encoder:
             return None
         path = self.lens.wiring.stack(self._encoder).entry
@@ -326,6 +333,8 @@ class VariantRequest(ForecastRequest):
             parts = [failures]
         else:
             half = len(failures) // 2
+            # both are smaller than what failed, so that this ends with one variant at
+            # the latest
             parts = [failures[:half], failures[half:]]
         for part in parts:
             again = self.settled([variants[index] for index in part])
@@ -372,6 +381,7 @@ class VariantRequest(ForecastRequest):
 
     def fitting(self, most: int) -> int:
         """Count the variants, at most ``most``, that fit in memory side by side."""
+        # rounded up, as is every quotient -(-a // b)
         items = -(-len(self.batch) // self.per_item)
         bytes_of_variant = items * self.need(items * most)
         return fitting(
@@ -382,6 +392,7 @@ class VariantRequest(ForecastRequest):
         """Count the variants that roll out side by side: as many as pay and fit."""
         n_series = len(self.batch)
         lens = self.lens
+        # a GPU takes as many as possible: if its memory runs out, chunks are halved
         paying = _MOST
         if lens.device.type == "cpu":
             paying = _ABREAST // (lens.d_model * n_series * self.paths)
@@ -417,6 +428,7 @@ class SharedSource:
         self, forward: Callable[..., Any], copies: int, *args: Any, **kwargs: Any
     ) -> Any:
         """Run the encoder on one variant's rows, or return its earlier output."""
+        # the arguments of a library may be nested in any way
         leaves, spec = tree_flatten((args, kwargs))
         if copies == 1 or not all(
             _blocks_are_equal(leaf, copies)
@@ -426,6 +438,7 @@ class SharedSource:
             # one copy; as Repeated, its rows are still shared by the sample paths of a
             # series
             return self._repeat(forward(*args, **kwargs), 1)
+        # the rows of the first variant, which stand for those of all
         leaves = [
             leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf
             for leaf in leaves
@@ -442,6 +455,8 @@ class SharedSource:
         output = forward(*args, **kwargs)
         # the first pass is kept, since every chunk of variants begins with it; the
         # later ones of a rollout follow from a chunk's own forecasts
+        # clones, since these leaves are views: they would keep the rows of all
+        # variants, and change with whatever the model writes into its inputs
         self._memo = self._memo or ([tensor.clone() for tensor in tensors], output)
         return self._repeat(output, copies)
 
@@ -449,6 +464,7 @@ class SharedSource:
         """Repeat the rows of an encoder's output for so many variants."""
 
         def repeat(tensor: Tensor) -> Tensor:
+            # an output may also hold tensors without an axis of rows
             holds_rows = tensor.ndim > 0 and len(tensor) % self._rows == 0
             return Repeated(tensor, copies) if holds_rows else tensor
 
@@ -485,6 +501,7 @@ def _forecasts(
         not economy
         or is_drawn_in_parts
         or not is_declared
+        # hooks of the caller's own may act on chosen rows
         or request.lens.registry.in_use
     ):
         forecasts = []
@@ -537,14 +554,17 @@ def _single_passes(
             on_progress=on_progress,
         )
     except OtherCalls:
+        # blocks of rows replay nothing, and allow any number of calls
         return None
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
+        # blocks of rows are halved until they fit
         return None
     results = []
     for output in outputs:
         values = output.cpu().double().numpy()
+        # (series, step, quantile) becomes (series, quantile, step)
         quantiles = values[..., :-1].swapaxes(1, 2)
         mean = values[..., -1]
         results.append(Forecast(quantiles, request.levels, mean, None, request.batch))
@@ -589,6 +609,7 @@ def _forecast_blocks(
             try:
                 forecasts = request.settled(chunk)
             except Unsplittable:
+                # a draw has no axis that falls into one block a variant
                 forecasts = [request.alone(variant) for variant in chunk]
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
@@ -598,6 +619,8 @@ def _forecast_blocks(
                         "one variant of this batch runs out of memory; forecast fewer"
                         " series or sample paths at once"
                     ) from error
+                # for all chunks that follow, too: they have as many rows and would fail
+                # again
                 max_copies = copies // 2
                 continue
             results |= dict(zip(indices, forecasts, strict=True))
@@ -615,6 +638,7 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
     def label(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{copy}/{name}" for copy in range(copies) for name in names)
 
+    # each is a tuple with an entry a series; times copies, it is repeated as a whole
     columns = {name: getattr(batch, name) * copies for name in ("values", *COLUMNS)}
     return replace(
         batch, **{**columns, "ids": label(batch.ids), "groups": label(batch.groups)}

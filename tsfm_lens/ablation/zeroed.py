@@ -36,6 +36,8 @@ def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
             dead[path].add(block)
     modules = {path: registry.model.get_submodule(path) for path in dead}
     return shadowed(
+        # only of a plain linear layer is the whole forward known: a subclass, such as
+        # one of factors or of a quantised matrix, computes something else
         (module, partial(_sparse, module, copies=len(variants), dead=dead[path]))
         for path, module in modules.items()
         if type(module) is nn.Linear
@@ -51,6 +53,7 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
     heads: dict[str, set[int]] = defaultdict(set)
     edited_layers: set[tuple[str, int]] = set()
     for intervention in variant.interventions:
+        # the very class: a subclass may put anything in place
         zeroes_all = (
             type(intervention) is Zero
             and intervention.rows is None
@@ -94,6 +97,7 @@ def _layers(writer: Writer, *, writes: bool) -> set[str]:
         if writes:
             paths.add(writer.o.module)
         return paths
+    # its matrices are not in the table
     if isinstance(writer, Branch):
         return set()
     paths = {writer.i.module, writer.o}
@@ -121,13 +125,16 @@ def _sparse(
     module: nn.Linear, forward: Callable[[Tensor], Tensor], copies: int, dead: set[int]
 ) -> Callable[[Tensor], Tensor]:
     """Return a linear layer's forward that leaves the ``dead`` blocks of rows at 0."""
+    # 1 where a run of live blocks begins, and -1 where it ends
     live = np.diff([0, *(block not in dead for block in range(copies)), 0])
     # runs of neighbouring blocks, as first and one past the last
     segments = np.flatnonzero(live).reshape(-1, 2).tolist()
 
     def sparse(x: Tensor) -> Tensor:
+        # `out=` has no derivative, and rows must fall into as many equal blocks
         if len(x) % copies or torch.is_grad_enabled():
             return forward(x)
+        # rows of the matrix that x is for a linear layer, (batch · pos, features)
         block_rows = len(x) // copies * prod(x.shape[1:-1])
         flat = x.reshape(-1, x.shape[-1])
         out = x.new_zeros(len(flat), module.out_features)

@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+# commands import the library inside their functions: --help and the completion of names
+# must load neither torch nor plotly
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
     MODEL_HELP,
@@ -125,6 +127,7 @@ def forecast(
 
     sampling: dict[str, Any] = {"num_samples": request.samples, "seed": request.seed}
     # bad arguments are refused before a model is opened
+    # the default horizon is the model's, which is not open yet; any valid one will do
     checked_request(
         request.horizon or 1, quantile or DECILES, request.samples, request.seed
     )
@@ -136,6 +139,7 @@ def forecast(
         lens = open_with_progress(bar, model)
         with stage(bar, "forecast", None) as progress:
             run = request.run(lens, series)
+            # with a holdout, the run has shortened the series to their contexts
             if run.truth is not None:
                 series = run.batch
                 truth = run.truth[run.batch.is_target]
@@ -170,6 +174,7 @@ def forecast(
         frame = frame.drop(columns="mean")
     if "timestamp" in frame:
         timestamps = frame["timestamp"]
+        # of days or longer steps, the time of day would be 00:00:00 in every row
         if (timestamps == timestamps.dt.normalize()).all():
             frame["timestamp"] = timestamps.dt.strftime("%Y-%m-%d")
     if as_csv:
@@ -243,6 +248,7 @@ def ablate(
     if "spearman_distance" in result:
         first = "spearman_distance"
     columns = [name for name in (first, "mase_change", "mae_change") if name in result]
+    # medians over series, of which the first column decides the order of the rows
     sizes = [result[f"{column}_size"].values for column in columns]
     # what has no size comes last
     order = np.argsort(-np.nan_to_num(sizes[0], nan=-np.inf), kind="stable")[:top]
@@ -391,6 +397,8 @@ def serve(
 
     request = replace(request, data=data or ["bundled:co2"])
     with progress_display() as bar:
+        # a file that cannot be read is refused here, and not in the browser; the page
+        # reads the series itself
         read_with_progress(bar, request, model)
     options = {name: getattr(request, name) for name in ("horizon", "holdout", "seed")}
     options["num_samples"] = request.samples
@@ -435,6 +443,7 @@ def _change(text: str, names: Collection[str]) -> tuple[str, str]:
     sign = next((sign for sign in reversed(signs) if text[:sign] in names), None)
     if sign is None:
         raise unknown_name("series", text[: signs[0]], names)
+    # of "promo==1" the second sign is the operator, which "promo=1" leaves out
     change = text[sign + 1 :]
     if change[0] not in "+-*/=":
         change = f"={change}"
@@ -443,6 +452,7 @@ def _change(text: str, names: Collection[str]) -> tuple[str, str]:
 
 def _step(text: str) -> int | str | None:
     """Read a step from the forecast start, or leave a date as it is."""
+    # digits alone are a step, even where they could be a year
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
     return text or None
@@ -541,6 +551,7 @@ def explain(
     units: int | str | None = parts or None
     if parts.isdigit():
         units = int(parts)
+    # words that nothing knows are refused before a model is opened
     explanation.check_unknown(method or None, reference, units)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.find_page(out)
@@ -566,6 +577,8 @@ def explain(
         selection = explanation.select_sections(series, kinds)
         kinds = tuple(pipeline.select_defined(lens, selection, missing))
         progress = make_step_progress(bar, lens, kinds)
+        # the same settings for both runs: what an earlier forecast is compared with
+        # must differ in its series alone
         settings = replace(request, holdout=is_held_out)
         run = settings.run(lens, series)
         options: dict[str, Any] = {

@@ -55,7 +55,9 @@ Workers = Annotated[
 ]
 
 
+# a pipe has no width, and rich would fold every cell to fit into 80 columns
 _PIPED_WIDTH = 1000
+# a log gets at most 2880 lines a day
 _SECONDS_A_LINE = 30.0
 _MAX_FILES = 4  # that an interrupt names
 progress_display = partial(progress, width=28)
@@ -73,6 +75,7 @@ class _Commands(TyperGroup):
         WRITTEN.clear()
         try:
             return super().invoke(ctx)
+        # typer itself would end with a code, and name no files
         except KeyboardInterrupt:
             names = [*map(str, WRITTEN)][:_MAX_FILES]
             if len(WRITTEN) > _MAX_FILES:
@@ -80,6 +83,7 @@ class _Commands(TyperGroup):
             text = "nothing was left behind"
             if names:
                 text = f"files written: {', '.join(names)}"
+            # without soft_wrap, rich would break paths into lines
             console(stderr=True).print(f"interrupted; {text}", soft_wrap=True)
             raise typer.Exit(interrupt_code()) from None
         except LensError as error:
@@ -98,6 +102,7 @@ app = typer.Typer(
     ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
+    # a defect shows Python's own traceback, of which typer would leave frames out
     pretty_exceptions_enable=False,
 )
 
@@ -126,6 +131,7 @@ def open_lens(model: str, *, check: bool = True) -> Lens:
 
     from tsfm_lens import load
 
+    # two displays on one terminal would write over each other
     logging.disable_progress_bar()
     return load(model, check=check)
 
@@ -134,6 +140,7 @@ def emit(result: xr.Dataset) -> None:
     """Print a result as JSON to stdout."""
     from tsfm_lens.report.pipeline import as_plain
 
+    # NaN is no JSON; `as_plain` has put null in its place, and this makes sure
     echo(json.dumps(as_plain(result), allow_nan=False))
 
 
@@ -159,6 +166,7 @@ def show_rows(
     """Print a table of results to stdout, numbers with so many significant digits."""
     from rich.table import Table
 
+    # only columns of numbers are aligned at the right; a column may mix both
     numeric = [
         all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))
     ]
@@ -219,6 +227,7 @@ def stage(bar: Any, words: str, total: int | None = 1) -> Iterator[Callable[...,
     Yields a function that takes the count done, and the total of a task of several.
     """
     task = bar.add_task(words, total=total)
+    # a task of unknown length gets its total with the first count
     yield lambda count, total=total: bar.update(task, completed=count, total=total)
     bar.update(task, completed=total or 1, total=total or 1)
 
@@ -236,6 +245,7 @@ def read_with_progress(bar: Any, request: Request, *models: str) -> SeriesBatch:
     """
     from tsfm_lens.models.adapter import check_covariates
 
+    # before the files are read, which may take longer
     architectures = [check_sampling(model, request.samples) for model in models]
     with stage(bar, "read the series"):
         batch = read_data(
@@ -256,6 +266,7 @@ def make_step_progress(
     from tsfm_lens.report.pipeline import list_steps
 
     bars = {
+        # not started, so that the time of a step begins with the step
         name: bar.add_task(name_step(name), total=1, start=False)
         for name in list_steps(lens, kinds)
     }
@@ -300,6 +311,7 @@ class SweepDisplay:
         self._bar.update(
             self._task, description=what, completed=count, total=total, left=text
         )
+        # monotonic, as a long sweep may see the clock set
         now = time.monotonic()
         if self._lines is not None and (now >= self._next or count == total):
             self._next = now + _SECONDS_A_LINE

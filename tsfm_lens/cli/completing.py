@@ -42,12 +42,14 @@ def _names() -> dict[str, list[str]]:
     )
     file = Path(typer.get_app_dir("tsfm-lens")) / "names.json"
     key = f"{VERSION} {newest}"
+    # a file that is missing, broken or of another version is computed anew
     with suppress(OSError, ValueError, KeyError):
         saved: dict[str, dict[str, list[str]]] = json.loads(
             file.read_text(encoding="utf-8")
         )
         return saved[key]
     names = _computed_names()
+    # without a writable cache, completion is slow and works
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({key: names}), encoding="utf-8")

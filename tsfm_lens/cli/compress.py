@@ -164,6 +164,7 @@ def compress(
             "give one of --keep, --epsilon, --rank and --without, and --out; or"
             " --pareto"
         )
+    # what follows takes minutes: all that can be refused is refused before
     if out is not None and out.exists():
         from tsfm_lens.core.errors import CheckpointError
 
@@ -174,6 +175,7 @@ def compress(
         if file is not None:
             check_writable(file.parent)
     has_files = any(not source.startswith("bundled:") for source in judge or ())
+    # warnings are kept until the bars are gone, and printed once each
     with progress_display() as bar, catch_warnings(record=True) as caught:
         series = read_with_progress(bar, request, model)
         if judge:
@@ -190,6 +192,7 @@ def compress(
         if pareto:
             curve = _measure_curve(calibration, test_run, bar, of, mlps)
         else:
+            # refused above without one, unless there is a curve to measure
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
@@ -256,6 +259,7 @@ def _compress(
         package.save_compressed(
             smaller, out, ranks=ranks, by_head=by_head, method=method, native=native
         )
+        # what is compared below is what the folder gives, not the model in memory
         compact = load(out)
     with stage(bar, "forecast with both"):
         own_quality = package.quality(run, compact)
@@ -271,6 +275,8 @@ def _compress(
     # None for removed components, {} if the model has no matrix to truncate
     ratio: Any = ranks
     if ranks:
+        # the compressed model has factors in place of these matrices: shapes are those
+        # of the whole one
         forms = {name: matrices[name].form(by_head=by_head) for name in ranks}
         ratio = package.compute_ratio(forms, ranks)._asdict()
     n_bytes = [
@@ -401,6 +407,7 @@ def _components(lens: Lens, names: Sequence[str]) -> list[str]:
 
 
 def _share(part: int, total: int) -> str:
+    # a model may have no MLP, or no attention
     if total:
         return f"{100 * part / total:.1f} %"
     return "-"

@@ -100,6 +100,7 @@ def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
     return [
         {
             **asdict(result),
+            # JSON has neither NaN nor infinity
             "error": result.error if math.isfinite(result.error) else None,
             "passed": result.passed,
         }
@@ -133,7 +134,7 @@ def render(facts: Facts) -> Iterator[Table]:
         (device["name"], device["title"], _size(device["memory"]))
         for device in facts["devices"]
     ]
-    # the first device is the cpu
+    # the first device is the cpu, whose threads are torch's and not the machine's
     name, title, memory = devices[0]
     devices[0] = (name, f"{title}, {facts['threads']} threads for torch", memory)
     yield _table("Devices", ("device", "", "memory"), devices)
@@ -230,6 +231,7 @@ def _devices() -> list[Facts]:
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)
             devices.append((f"cuda:{index}", card.name, card.total_memory))
+    # Apple's GPU has no memory of its own, but shares that of the machine
     if torch.backends.mps.is_available():
         devices.append(("mps", "Apple GPU", None))
     return [
@@ -244,6 +246,7 @@ def _hub() -> Facts:
 
     from tsfm_lens.models.architecture import architectures
 
+    # a cache has many models; only those that the library opens are listed
     hub_ids = {
         hub_id
         for entry in architectures().values()
@@ -266,6 +269,7 @@ def _hub() -> Facts:
             for repo in sorted(cache.repos, key=lambda repo: repo.repo_id)
             if repo.repo_type == "model"
             and repo.repo_id in hub_ids
+            # a cache may have the configuration of a model, and no weights
             and any(
                 file.file_name.endswith(".safetensors")
                 for rev in repo.revisions
@@ -286,6 +290,7 @@ def _hub() -> Facts:
 def _static() -> Facts:
     version = installed("kaleido")
     browser = None
+    # kaleido before version 1 brought its own browser, and no choreographer
     if version is None or find_spec("choreographer") is None:
         return {"kaleido": None, "browser": None, "missing": install_command("static")}
     from choreographer.browsers.chromium import Chromium
@@ -295,6 +300,7 @@ def _static() -> Facts:
     if not program:
         missing = _GET_BROWSER
     elif not Path(program).is_file():
+        # choreographer takes the variable as it is, without a look at the file
         missing = f"BROWSER_PATH names {program}, which is not a file"
     else:
         browser = str(program)

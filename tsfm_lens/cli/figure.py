@@ -100,7 +100,8 @@ def figure(
         raise typer.BadParameter(
             "name at least one of html, svg, pdf, png, json", param_hint="--format"
         )
-    # bad arguments are refused before a model is opened
+    # bad arguments are refused before a model is opened; these imports take seconds, so
+    # that wrong usage above comes first
     from tsfm_lens.core.registry import find_figure
     from tsfm_lens.report.figures import (
         STATIC,
@@ -130,6 +131,7 @@ def figure(
         series = read_with_progress(bar, request, *models)
         lenses = [open_with_progress(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
+            # the other lenses get this run's series and settings
             run = request.run(lenses[0], series)
             if item:
                 run = run.select(item)
@@ -175,6 +177,7 @@ def _requested(formats: str | None) -> list[str]:
 
     try:
         locate_browser()
+    # only the default falls back: a format that is named is refused without a browser
     except RenderError as error:
         echo(f"only html is written: {error}", err=True)
         return ["html"]

@@ -104,6 +104,7 @@ def hooks(
     if components:
         with progress_display() as bar:
             lens = open_with_progress(bar, model)
+        # the default pattern is of hook points; components are all named by no pattern
         patterns = [] if pattern == "**" else [pattern]
         names = [str(component) for component in lens.components(*patterns)]
         echo(json.dumps(names) if as_json else "\n".join(names))
@@ -215,6 +216,7 @@ def doctor(
         # an unknown name is refused before the installation is shown
         check_sampling(model, None)
     installation = examine()
+    # the tables appear at once, and not when the oracles are done
     if not as_json:
         for table in render(installation):
             show(table)

@@ -178,6 +178,7 @@ _OPTIONS: dict[str, _Option] = {
         "Whether the first line has column names.",
     ),
 }
+# annotation and default of each, as `_with_options` takes them
 _FILES: dict[str, tuple[Any, Any]] = {
     name: (
         Annotated[
@@ -193,7 +194,9 @@ _FILES: dict[str, tuple[Any, Any]] = {
     )
     for name, option in _OPTIONS.items()
 }
+# the first name of each option, and of "--header/--no-header" the positive one
 _FLAGS = {name: option.flags[0].split("/")[0] for name, option in _OPTIONS.items()}
+# further arguments that messages of the library name
 _FLAGS |= {
     name: f"--{name}"
     for name in (
@@ -269,13 +272,16 @@ def _with_options(
 
     The command receives all of them as one argument called ``name``.
     """
+    # annotations are texts here, by the future import, and typer needs the objects
     signature = inspect.signature(command, eval_str=True)
+    # keyword-only, since one without a default may then follow one with a default
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = {
         parameter.name: parameter.replace(kind=keyword)
         for parameter in signature.parameters.values()
         if parameter.name != name
     }
+    # a command that declares an option itself has its own help or default of it
     added = {
         key: inspect.Parameter(key, keyword, default=default, annotation=kind)
         for key, (kind, default) in options.items()
@@ -289,7 +295,8 @@ def _with_options(
         built = build(**{key: arguments[key] for key in options})
         command(**declared, **{name: built})
 
-    # typer reads the options of a command from its signature
+    # typer reads the options of a command from its signature and its type hints, which
+    # `wraps` has copied from the command
     run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {
         key: parameter.annotation for key, parameter in parameters.items()
@@ -344,6 +351,8 @@ class Request:
                 echo(f"note: {note}", err=True)
         pass_length = lens.adapter.prediction_length
         shortest = min(run.batch.lengths)
+        # the library's own warning names an argument that the command line does not
+        # have; the note below says the same of this run
         if run.horizon > pass_length:
             warnings.filterwarnings(
                 "ignore", message="We recommend keeping prediction length"
@@ -387,6 +396,7 @@ def forecasts(
         "as_json": (AsJson, False),
     }
 
+    # a request has all fields, also those that its command has no options for
     defaults = {name: options.pop(name)[1] for name in without}
 
     def build(**values: Any) -> Request:
@@ -417,6 +427,7 @@ def read_data(
     if holdout and horizon is not None:
         from tsfm_lens.data.batch import hold_out
 
+        # for its refusals alone: the run holds the steps out anew
         hold_out(batch, horizon)
     if not holdout:
         for row in range(len(batch)):
@@ -472,6 +483,8 @@ def checked_kinds(
                     needs.check_architecture(architecture, model, label)
             except InputError as error:
                 reasons.append(str(error))
+    # of several, those that the model does not allow are left out when they are
+    # computed
     if len(reasons) == len(measurements):
         raise InputError("; ".join(reasons))
     return tuple(names)

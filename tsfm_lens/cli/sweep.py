@@ -49,6 +49,7 @@ class _OrRun(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command first where no command is named."""
+        # --help is the group's; any other option that comes first is of `run`
         if (
             args
             and args[0] not in self.commands
@@ -103,6 +104,7 @@ def run(
             progress=display.update,
         )
     _show_outcome(outcome, folder, as_json)
+    # the outcome is printed even so, since finished cells are kept
     if outcome.cancelled:
         raise typer.Exit(interrupt_code())
     if outcome.failed:

@@ -89,6 +89,7 @@ class PartRecord(Strict, allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _ascending(self) -> PartRecord:
+        # runs that touch are allowed, so equal neighbours are; an empty run is not
         edges = [edge for run in self.runs for edge in run]
         is_inside = not edges or (edges[0] >= 0 and edges[-1] <= self.size)
         if (
@@ -162,6 +163,7 @@ def save_compressed(
         'smaller'
     """
     target = Path(folder).expanduser()
+    # a broken link is refused, too: exists() would follow it and see nothing
     if os.path.lexists(target):
         raise CheckpointError(
             f"{target} exists; name a new folder, since nothing is overwritten"
@@ -203,6 +205,8 @@ def save_compressed(
                     ratio=ratio,
                 )
                 _seclude(partial, record, lens.wiring.architecture)
+        # before the folder gets its name, so that no checkpoint that opens as another
+        # model is ever left behind
         _refuse_other(lens, partial)
         # a rename is atomic, so that the folder is complete or not there
         with as_checkpoint_errors(f"{target} cannot be written"):
@@ -214,7 +218,9 @@ def save_compressed(
 
 
 def _write_native(lens: Lens, folder: Path) -> None:
+    """Let the model's own library write it into a folder."""
     architectures()[lens.wiring.architecture].write(lens.native, folder)
+    # large models are written in shards, with an index
     if not (folder / WEIGHTS).exists() and not any(folder.glob("*.index.json")):
         raise CheckpointError(
             f"the library of {lens.wiring.architecture} wrote no {WEIGHTS}"
@@ -277,6 +283,9 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
 
 
 def _refuse_other(lens: Lens, folder: Path) -> None:
+    """Raise CheckpointError unless a folder opens as the same model."""
+    # the state of the model and not of the files is compared, so that all steps of
+    # opening are tested as well
     read = load(folder, check=False).adapter.model.state_dict()
     for name, weight in lens.adapter.model.state_dict().items():
         if name not in read or not torch.equal(weight.cpu(), read[name]):
@@ -332,6 +341,8 @@ class CompressedCheckpoint(Checkpoint):
             bias: Any = old.bias
             new: Compressed
             if isinstance(spec, PartRecord):
+                # only sizes matter here: the library fills the layer from the files by
+                # the names of its parameters
                 rest = torch.empty(self.tensors[layer + REST].shape)
                 new = PartialLinear(
                     rest, spec.places, spec.size, spec.of, bias, spec.gain
@@ -342,6 +353,8 @@ class CompressedCheckpoint(Checkpoint):
                     for ending in (DOWN, UP)
                 )
                 new = LowRankLinear(Factors(down, up), bias, spec.gain)
+            # the device of the old layer is meta where its matrix was left out, so the
+            # device under construction is given
             replace_layer(module, path, new, torch.get_default_device())
 
     def building(
@@ -354,10 +367,13 @@ class CompressedCheckpoint(Checkpoint):
         original = kind.__init__
         # else a base class has it, and the attribute must go again
         is_defined_here = "__init__" in vars(kind)
+        # the class is shared by all threads, one of which may build a full model
+        # meanwhile
         thread = threading.get_ident()
 
         @functools.wraps(original)
         def init(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+            # a subclass calls this constructor before it has built its own layers
             if type(model) is not kind or threading.get_ident() != thread:
                 original(model, *args, **kwargs)
                 return
@@ -365,6 +381,8 @@ class CompressedCheckpoint(Checkpoint):
             with _MetaMatrices(self.shapes.values()):
                 original(model, *args, **kwargs)
             self.fit(model, renamed)
+            # after fit(), so that only matrices that are not compressed, but have the
+            # shape of one that is, get their memory
             _make_room(model)
 
         def begin() -> None:
@@ -373,6 +391,8 @@ class CompressedCheckpoint(Checkpoint):
         def end() -> None:
             if is_defined_here:
                 kind.__init__ = original  # type: ignore[method-assign]
+            # end() may be interrupted and called again, when the attribute is gone
+            # already
             elif "__init__" in vars(kind):
                 del kind.__init__
 
@@ -407,6 +427,8 @@ class _MetaMatrices(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # nn.Linear allocates by torch.empty, with a device of None unless it was given
+        # one, and with the size as one tuple
         if func is torch.empty and kwargs.get("device") is None:
             size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
             if tuple(size) in self._shapes:
@@ -446,6 +468,8 @@ def folded(files: Checkpoint) -> CompressedCheckpoint:
     shapes = {
         layer: _read_shape(files, layer, spec) for layer, spec in record.layers.items()
     }
+    # by position, as Checkpoint declares them; dataclasses.astuple() would copy the
+    # mappings
     columns = (files.folder, files.files, files.config, files.generation, files.tensors)
     return CompressedCheckpoint(*columns, record=record, shapes=shapes)
 
@@ -471,6 +495,7 @@ def _read_shape(
         if header
     ]
     types = {header.dtype for header in headers.values() if header}
+    # a full weight beside the factors would be ambiguous
     if len(tensors) < len(endings) or len(types) > 1 or layer + WEIGHT in files.tensors:
         raise wrong
     if isinstance(spec, PartRecord):

@@ -87,6 +87,7 @@ def healed(
         for layer in model.modules()
         if isinstance(layer, Compressed)
         for name, part in layer.named_parameters()
+        # a part may be empty, where all rows or columns of a layer were removed
         if name != "bias" and part.numel()
     ]
     if not weights:
@@ -106,6 +107,7 @@ def healed(
     horizon = min(run.horizon, lens.adapter.longest_pass)
     stage = TrainingStage(
         start=0,
+        # the source cuts context and horizon from rows of LENGTH steps
         context=min(lens.adapter.context_length, LENGTH - horizon),
         horizon=horizon,
         rows=rows,
@@ -142,9 +144,12 @@ def healed(
     training = Training(
         task, optimizer, Plan(steps=steps, clip=1.0, dropout=False), rate=rate
     )
+    # the loop ends quietly at a signal, so as to save its state; here a half-trained
+    # copy is of no use
     if not training.run(quiet=True, progress=progress):
         raise KeyboardInterrupt
     for part in weights:
+        # gradients would be copied and kept with the model
         part.grad = None
     for part in frozen:
         part.requires_grad_(True)

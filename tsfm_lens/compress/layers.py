@@ -77,12 +77,17 @@ def product(factors: Factors) -> Tensor:
         [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
     down, up = factors
+    # heads in the rows: (head, out / heads, rank) times (head, rank, in), one product a
+    # head
     if up.ndim == 3:
         return torch.bmm(up, down.reshape(len(up), -1, down.shape[-1])).reshape(
             -1, down.shape[-1]
         )
     if down.ndim == 3:
+        # (head, out, rank) times (head, rank, in / heads) = (head, out, in / heads)
         wide = torch.bmm(up.reshape(len(up), len(down), -1).transpose(0, 1), down)
+        # heads become neighbours in the columns: (out, head, in / heads) before the
+        # reshape
         return wide.transpose(0, 1).reshape(len(up), -1)
     return up @ down
 
@@ -167,8 +172,12 @@ def truncate(
         block_root = root
         block_outer = outer
         if side == 1 and root is not None:
+            # a block of columns sees only its own inputs: rows of S, whose product S Sᵀ
+            # is that block of C
             block_root = root[span]
         if side == 0 and outer is not None:
+            # a block of rows has only its own outputs, and errors across heads are not
+            # weighed
             block_outer = outer[span, span]
         down, up = _leading(block, block_root, rank, block_outer)
         downs.append(down.to(weight.dtype))
@@ -182,6 +191,8 @@ def truncate(
 
 def _root(moment: Tensor, size: int) -> Tensor:
     """Compute S of C = S Sᵀ, (in, directions that inputs have)."""
+    # an eigendecomposition and no Cholesky factor, which a semidefinite moment does not
+    # have
     values, vectors = torch.linalg.eigh(_check_moment(moment, size))
     if not values[-1] > 0:
         raise InputError(
@@ -213,10 +224,15 @@ def _leading(
         if not values[-1] > 0:
             # a query of a single key, say: whatever is lost, nothing of it is felt
             return _leading(matrix, root, rank, None)
+        # rounding leaves eigenvalues a little below 0, which have no root
         values = values.clamp(min=0.0)
         roots = (values + _DAMPING * values.mean()).sqrt()
+        # R W is truncated by itself, then R⁻¹ takes the weight off the outputs again; R
+        # is symmetric, V diag(√λ) Vᵀ
         scaled = _leading((vectors * roots) @ vectors.T @ matrix, root, rank, None)
         return Factors(scaled.down, (vectors / roots) @ vectors.T @ scaled.up)
+    # only the left vectors are needed: W̃ = U Uᵀ W holds for any moment of the inputs,
+    # and needs no inverse of S
     u, _, _ = torch.linalg.svd(
         matrix if root is None else matrix @ root, full_matrices=False
     )
@@ -240,6 +256,7 @@ def relative_error(
     """
     exact = weight.detach().double()
     difference = weight.detach().double() - other.detach().double()
+    # tr(D C Dᵀ) is the sum over entries of (D C) · D, without the product of (out, out)
     weighted_difference, weighted = (
         w if moment is None else w @ moment.double() for w in (difference, exact)
     )
@@ -285,6 +302,7 @@ class _LazyMatrix(Tensor):
                 " parameters that the layer holds, which can be written into;"
                 " as_matrix() puts another matrix in its place"
             )
+        # by tree_map, since a matrix may stand in a list, as in torch.cat
         args, kwargs = tree_map(
             lambda x: x.make() if isinstance(x, cls) else x, (args, kwargs or {})
         )
@@ -304,6 +322,8 @@ class Compressed(nn.Module):
     ) -> None:
         super().__init__()
         for name, part in parts.items():
+            # detached, since a parameter must be a leaf; the values are shared with the
+            # caller, not copied
             self.register_parameter(name, nn.Parameter(part.detach()))
         self.bias = None if bias is None else nn.Parameter(bias.detach())
         self.gain = float(gain)
@@ -350,6 +370,8 @@ class LowRankLinear(Compressed):
     @property
     def weight(self) -> Tensor:
         """Matrix (out, in), multiplied on access; read-only."""
+        # detached, so that reading the weight builds no graph; training goes through
+        # the factors in forward()
         factors = Factors(self.down.detach(), self.up.detach())
         return _LazyMatrix(lambda: product(factors), factors.shape, factors.up)
 
@@ -448,6 +470,7 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
 
     ``matrices`` are (head, out, in).
     """
+    # (head, position, in), the leading axis that bmm takes as its batch
     by_head = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
     out = torch.bmm(by_head, matrices.transpose(1, 2)).transpose(0, 1)
     return out.reshape(*x.shape[:-1], -1)

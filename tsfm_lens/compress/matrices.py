@@ -33,7 +33,8 @@ from tsfm_lens.models.lens import Lens
 
 __all__ = ["WeightMatrix", "factorised", "parameter_share", "matrices"]
 
-# of what a layer gives to what its matrix gives, in single precision
+# largest difference of what a layer gives from what its matrix gives, as a share of the
+# latter, in single precision
 _SAME = 1e-4
 
 
@@ -83,6 +84,8 @@ class WeightMatrix:
     @property
     def is_attention(self) -> bool:
         """Membership of an attention, not of an MLP."""
+        # projections of attentions are named by letters, those of MLPs by words (in,
+        # gate, out), each of which has another letter
         return set(self.name.rpartition(".")[2]) <= set("qkvgo")
 
 
@@ -116,9 +119,12 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
     owners: dict[int, str] = {}
     for matrix in by_name.values():
         layer_module = lens.adapter.model.get_submodule(matrix.path)
+        # it passed the checks when it was made, and its weight is a new tensor at each
+        # access
         if isinstance(layer_module, Compressed):
             continue
         _check_layer(layer_module, matrix)
+        # tied weights are one parameter, whichever layer holds it
         first_name = owners.setdefault(id(layer_module.weight), matrix.name)
         if first_name != matrix.name:
             raise WiringError(
@@ -138,6 +144,8 @@ def matrices_by_name(
     Raises:
         UnknownNameError: the model has no such matrix.
     """
+    # MLPs are listed only if they are asked for, since a model whose MLPs are no plain
+    # layers can still have its attentions truncated
     attentions = matrices(lens)
     if names is None:
         return attentions
@@ -182,9 +190,13 @@ def _list_matrices(
             if part is not None:
                 layers.setdefault(part.module, (word, part, 1, "rows"))
     elif isinstance(row, Attention):
+        # parts of a fused projection name the same module, and collect their letters in
+        # its entry
         for letter, part in [*row.inputs.items(), ("o", row.o)]:
             letters, first, *_ = layers.get(part.module, ("", part))
             letters += letter[0]
+            # a gate acts on the output of each query head, so both have all heads; keys
+            # and values may have fewer
             if letters[0] in "go":
                 heads = stack.n_heads
             else:
@@ -229,6 +241,8 @@ def _check_layer(layer: Any, matrix: WeightMatrix) -> None:
             f"{matrix.name} ({matrix.path}) has {count} entries that are not finite; it"
             " cannot be truncated"
         )
+    # two rows of distinct numbers of both signs, which a nonlinearity or a norm in the
+    # layer would not pass unchanged
     x = (
         torch.linspace(-1.0, 1.0, 2 * matrix.shape[1], device=weight.device)
         .reshape(2, -1)
@@ -237,6 +251,7 @@ def _check_layer(layer: Any, matrix: WeightMatrix) -> None:
     with torch.no_grad():
         target = matrix.gain * linear(x, weight, bias)
         try:
+            # forward() and no call: hooks of a user must not see the test
             output = layer.forward(x)
         except Exception as error:
             raise WiringError(
@@ -249,6 +264,7 @@ def _check_layer(layer: Any, matrix: WeightMatrix) -> None:
         difference = float("inf")
     tolerance = _SAME * max(1.0, float(target.abs().max()))
     if weight.dtype != torch.float32:
+        # half precision has some three digits, single some seven
         tolerance *= 100
     # written so that NaN is refused, too
     if other_names or not difference <= tolerance:
@@ -340,6 +356,7 @@ def compute_factors(
         )
     if rank == form.full:
         return None
+    # as the layer holds it, without the gain, which the new layer applies itself
     weight, _ = parameters(lens.adapter.model, matrix.path)
     return truncate(
         weight,

@@ -56,6 +56,7 @@ def sizes(lens: Lens) -> dict[str, int]:
         >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
         True
     """
+    # by identity, so that tied weights count once
     counts = {id(weight): weight.numel() for weight in lens.adapter.model.parameters()}
     out = {"all": sum(counts.values()), "attention": 0, "mlp": 0}
     for matrix in matrices(lens, mlps=True).values():
@@ -94,6 +95,8 @@ def split_sources(
     if len(other_names) >= FEWEST:
         return batch, bundled(*other_names)
     halves: tuple[list[int], list[int]] = ([], [])
+    # each source goes to the smaller half, which splits sources about evenly without
+    # cutting any
     for rows_of_source in rows.values():
         min(halves, key=len).extend(rows_of_source)
     if not halves[1]:
@@ -110,6 +113,7 @@ def split_sources(
 def describe_sources(calibration: Run, run: Run) -> str:
     """Say which series calibrate and which measure."""
     pairs = zip(calibration.batch.static, calibration.batch.groups, strict=True)
+    # windows have names of their own; the property says which series they were cut from
     calibrating = dict.fromkeys(static.get(ITEM, name) for static, name in pairs)
     measuring = dict.fromkeys(run.batch.groups)
     if calibrating.keys() & measuring:
@@ -182,6 +186,7 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
     )
     for name in ("mase", "wql"):
         with np.errstate(divide="ignore", invalid="ignore"):
+            # in logs a halved and a doubled error cancel, which ratios would not
             logs = np.log(data[name].values[1]) - np.log(data[name].values[0])
         logs = np.where(np.isfinite(logs), logs, np.nan)
         data[f"{name}_rise"] = ("series", np.expm1(logs))
@@ -189,6 +194,8 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
         for statistic, value in zip(statistics, mean_interval(logs), strict=True):
             data[f"{name}_rise_{statistic}"] = float(np.expm1(value))
     if (
+        # the likelihood of the truth is read from one teacher-forced pass, so that it
+        # must be complete and fit into the pass
         run.tokens_read
         and np.isfinite(run.truth).all()
         and run.horizon <= run.lens.adapter.longest_pass
@@ -198,6 +205,7 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
 
 
 def _scores(run: Run) -> dict[str, np.ndarray]:
+    """Compute MASE and WQL of a run's forecast, (series,) each."""
     truth = np.asarray(run.truth, dtype=float)
     forecast = run.forecast
     seasons = run.batch.seasonalities
@@ -208,19 +216,23 @@ def _scores(run: Run) -> dict[str, np.ndarray]:
     error = truth[:, None] - forecast.quantiles
     levels = np.asarray(forecast.levels)[None, :, None]
     pinball = np.maximum(levels * error, (levels - 1) * error)
+    # sums over the steps whose truth is known, in numerator and denominator alike
     loss = np.nansum(pinball, axis=2).mean(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
+        # with the factor 2 the loss of the median is the absolute error
         wql = 2 * loss / np.nansum(np.abs(truth), axis=1)
         return {"mase": mae(forecast.median, truth) / scale, "wql": wql}
 
 
 def _tokens(run: Run, other: Lens) -> dict[str, Any]:
+    """Compare the next-token distributions of two models along the truth."""
     encoded = run.lens.encode(run.batch, future=run.truth)
     truth: Any = run.lens.adapter.tokenize(torch.as_tensor(run.truth), encoded)  # type: ignore[attr-defined]
     tops = []
     perplexities = []
     with torch.no_grad():
         for lens in (run.lens, other):
+            # in half precision, small probabilities would lose their digits or become 0
             logits = lens.adapter.run(encoded.inputs).double()
             tops.append(
                 logits.topk(min(10, logits.shape[-1]), dim=-1).indices.cpu().numpy()
@@ -230,6 +242,7 @@ def _tokens(run: Run, other: Lens) -> dict[str, Any]:
             )
             perplexities.append(float(-log_p.mean()))
     common = (tops[0][..., :, None] == tops[1][..., None, :]).any(-1).sum(-1)
+    # of two sets of equal size k, the union has 2 k less the common ones
     overlap = common / (2 * tops[0].shape[-1] - common)
     return {"overlap": float(overlap.mean()), "log_perplexity": ("model", perplexities)}
 
@@ -273,6 +286,8 @@ def pareto(
     from scipy.stats import ttest_1samp
 
     full = sizes(run.lens)["all"]
+    # one row for each method and share, in the order of the product, which np.reshape
+    # below relies on
     rows = list[dict[str, float]]()
     harm = []
     for method, keep in product(methods, keeps):
@@ -291,6 +306,8 @@ def pareto(
         ):
             row[f"{error}_rise{suffix}"] = float(result[f"{error}_rise_{statistic}"])
         rows.append(row)
+        # the test is of harm below the tolerance (non-inferiority): no significant rise
+        # would be no evidence of harmlessness, least of all with few series
         logs = np.log1p(result["mase_rise"].values)
         harm.append(
             ttest_1samp(
@@ -332,8 +349,11 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
         f"known to rise by less than {100 * TOLERANCE:g} % (t test over series, Holm's"
         f" correction for {len(points)} models)"
     )
+    # one-sided, so half of the level, as one end of the 95 % interval
     harmless = points[points["harm_p"] <= (1 - CONFIDENCE) / 2]
     if len(harmless):
+        # size decides among harmless models, evidence only between equal sizes; where
+        # none is harmless, it is the other way round
         best = harmless.sort_values(["parameters", "harm_p"], kind="stable").iloc[0]
     else:
         best = points.sort_values(["harm_p", "parameters"], kind="stable").iloc[0]
@@ -433,7 +453,7 @@ def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.D
 
 
 ROUNDS = 9
-SHAPES = ((1, 512), (16, 512))
+SHAPES = ((1, 512), (16, 512))  # (series, steps of context)
 
 
 def cost(
@@ -500,7 +520,9 @@ def cost(
 def _row(
     whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: int
 ) -> dict[str, Any]:
+    """Measure both models on inputs of one shape, (batch, steps) of context."""
     walks = np.random.default_rng(seed).standard_normal((batch, steps)).cumsum(axis=1)
+    # a token model's decoder needs values to read, of which both models get the same
     future = None
     if whole.adapter.readout == "token":
         future = np.zeros((batch, 16))
@@ -508,10 +530,12 @@ def _row(
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
     times = np.array(in_turn(forwards, rounds=rounds, clock=make_clock(whole.device)))
+    # by rounds, in which both ran next to each other, and not of the two medians
     ratio = times[1] / times[0]
     operations = []
     peaks = []
     for lens, forward in zip((whole, other), forwards, strict=True):
+        # not while time is measured, since the counter slows every operation
         with FlopCounterMode(display=False) as counter:
             forward()
         operations.append(int(counter.get_total_flops()))

@@ -37,7 +37,7 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed", "deviation"]
 
-WINDOWS = 8
+WINDOWS = 8  # forecast origins of each series that calibrate, at most
 # shares of the full rank at which a matrix is tried
 SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
 # into how many steps a budget of entries is divided
@@ -57,6 +57,7 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
     """
     if "plain output" not in run.cache:
         with torch.no_grad():
+            # the same for every candidate, of which there may be hundreds
             run.cache["plain output"] = run.lens.adapter.run(run.encoded.inputs)
     plain = run.cache["plain output"].double()
     changed = output.detach().double()
@@ -83,18 +84,23 @@ def rank_effects(
     factors that the other folds calibrate.
     """
     by_name = matrices_by_name(run.lens, candidates)
+    # layers are replaced below, which the run's own model must not see
     lens = copy.deepcopy(run.lens)
     count = 0
     model = lens.adapter.model
+    # of the full rank the effect stays 0, and nothing is measured
     effects = {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()}
     for part, fold_weights in crossed(run, candidates):
+        # in the order in which weights() names them: moments, sensitivity (None without
+        # gradients)
         inner, outer = fold_weights.values()
         for name, ranks in candidates.items():
             matrix = by_name[name]
             full = matrix.form(by_head=by_head).full
             layer = model.get_submodule(matrix.path)
             smaller = [rank for rank in ranks if rank < full]
-            # the factors of smaller ranks begin as those of the largest
+            # the factors of smaller ranks begin as those of the largest, so that one
+            # decomposition serves all candidates
             widest = None
             if smaller:
                 widest = compute_factors(
@@ -131,12 +137,14 @@ def _leading(factors: Factors, rank: int) -> Factors:
     down, up = factors
     if up.ndim == 3:
         return Factors(
+            # (head · rank, in) holds the directions of each head one after the other
             down.reshape(len(up), -1, down.shape[-1])[:, :rank].flatten(0, 1),
             up[..., :rank].contiguous(),
         )
     if down.ndim == 3:
         return Factors(
             down[:, :rank].contiguous(),
+            # (out, head · rank), likewise
             up.reshape(len(up), len(down), -1)[..., :rank].flatten(1),
         )
     return Factors(down[:rank].contiguous(), up[:, :rank].contiguous())
@@ -163,6 +171,8 @@ def allocate(
             f"no rank meets a budget of {budget:,} parameters: the smallest ranks that"
             f" were tried take {spent:,}; give that or more"
         )
+    # amounts are counted in steps: exact in the common divisor, coarser only if the
+    # table would have more than _AMOUNTS columns
     step = max(
         math.gcd(*(size for row in sizes.values() for size in row)),
         -(-budget // _AMOUNTS),
@@ -174,6 +184,8 @@ def allocate(
     }
     left = (budget - spent) // step
     choices = []
+    # best[b]: the least summed effect of the matrices so far within b steps beyond
+    # their smallest ranks
     best = np.zeros(left + 1)
     for name, by_rank in effects.items():
         table = np.full((len(by_rank), len(best)), np.inf)
@@ -186,6 +198,8 @@ def allocate(
         best = table.min(axis=0)
     ranks: dict[str, int] = {}
     for name, choice in reversed(list(zip(effects, choices, strict=True))):
+        # backwards, since what is left for a matrix is known once the later ones are
+        # paid
         ranks[name] = list(effects[name])[choice[left]]
         left -= prices[name][choice[left]]
     return {name: ranks[name] for name in effects}, float(best[-1])
@@ -214,6 +228,8 @@ def allocated(
     effects = rank_effects(run, candidates, by_head=by_head, progress=progress)
     budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
     ranks, _ = allocate(effects, forms, budget)
+    # single effects need not add up, so the choice is measured as a whole against
+    # plainer ones
     choices = ((ranks, True), (dict(uniform), True), (dict(uniform), False))
     deviations = np.zeros(3)
     for part, fold_weights in crossed(run, uniform):
@@ -271,10 +287,14 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
         rows = [
             row
             for row, length in enumerate(batch.lengths)
+            # the first window was checked above; later ones need one horizon of future
+            # and two of context
             if length >= 3 * steps or not parts
         ]
         if not rows:
             break
+        # each turn cuts one horizon off what the last one left, so that windows do not
+        # overlap in their futures
         batch, future = batch.select(rows).split(steps)
         ids, groups = (
             [f"{name} {len(parts) + 1} earlier" for name in names]
@@ -351,6 +371,7 @@ def chosen_ranks(
         side = 0
         if forms[name].blocks > 1 and matrix.of == "columns":
             side = 1
+        # (block, rows, columns), of which torch computes all spectra in one call
         blocks = torch.stack(exact.chunk(forms[name].blocks, dim=side))
         spectra[name] = torch.linalg.svdvals(blocks).cpu().numpy()
     return ranks_by_epsilon(spectra, epsilon)
@@ -412,6 +433,8 @@ def compressed(
     gradients = method == "sensitive"
     if method == "measured":
         ranks, weighted = allocated(run, ranks, by_head=by_head, progress=progress)
+        # all folds calibrate the final factors; only the measured effects had to keep
+        # them apart
         runs = folds(run)
         gradients = run.lens.wiring.true_gradients
     options = {}

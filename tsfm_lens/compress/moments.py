@@ -66,9 +66,12 @@ class Moment(NamedTuple):
         mean = self.total / self.series
         n = self.series
         identity = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
+        # the squared error of the mean: the spread of the series' own moments around it
+        # over n (n - 1)
         variance = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
         distance = float((mean - identity).square().sum())
         if n < 2:
+            # of one series nothing says how far another would differ
             share = 1.0
         elif distance > 0:
             share = min(max(variance, 0.0) / distance, 1.0)
@@ -101,12 +104,16 @@ def calibrate(
         check_gradients(run.lens.wiring)
     # hooks on a copy need not be taken off
     lens = copy.deepcopy(run.lens)
+    # a generator of its own, on the CPU, so that factors are the same on every device
+    # and leave torch's state alone
     generator = torch.Generator().manual_seed(0)
     sums = dict[tuple[int, str], Tensor]()
     counts = defaultdict[tuple[int, str], int](int)
 
     def add(at: tuple[int, str], x: Tensor) -> None:
         rows = x.detach().reshape(-1, x.shape[-1]).double()
+        # in double precision on the device, then kept on the CPU, where all matrices
+        # together find room
         square = (rows.T @ rows).cpu()
         sums[at] = sums[at] + square if at in sums else square
         counts[at] += len(rows)
@@ -126,12 +133,15 @@ def calibrate(
     if gradients:
         repeats = draws
     for parts in _groups(run):
+        # repeated forwards, since backward() frees the graph
         for part in parts * repeats:
             with torch.set_grad_enabled(gradients):
                 output = lens.adapter.run(part.encoded.inputs)
                 if gradients:
                     _random_scalar(lens, part, output, generator).backward()
         for side, name in counts:
+            # gradients add up over all vectors of a forecast, inputs are averaged over
+            # vectors
             if side:
                 size = repeats * sum(len(part.batch) for part in parts)
             else:
@@ -143,6 +153,7 @@ def calibrate(
             if name in moments[side]:
                 moment = moments[side][name].plus(moment)
             moments[side][name] = moment
+        # sums are of one series; joined, each counts the same, however long it is
         sums.clear()
         counts.clear()
     for side, name in product((0, 1) if gradients else (0,), by_name):
@@ -229,6 +240,8 @@ def weights(
             *(calibrate(run, names, gradients=gradients) for run in runs), strict=True
         )
     )
+    # without gradients the second side is empty, which factorised() would take for
+    # missing names
     return {"moments": inner, "sensitivity": outer or None}
 
 
@@ -240,6 +253,7 @@ def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any
     parts = folds(run)
     for part in parts:
         calibrating = [fold for fold in parts if fold is not part]
+        # calibration_run() puts the latest window of a series first
         rows = [row for windows in _series(part) for row in windows[0]]
         yield (
             part.select(rows),
@@ -279,6 +293,10 @@ def _random_scalar(
     The mean square of its gradient is the curvature of the deviation.
     """
     if run.tokens_read:
+        # the mean of the square of a score, d log p of a token drawn by p, is Fisher's
+        # information, which is the Hessian of the Kullback-Leibler divergence; drawn
+        # tokens are independent, so that in a sum over them cross terms vanish on
+        # average
         logs = output.float().log_softmax(-1)
         flat = logs.detach().exp().flatten(0, -2).cpu()
         tokens = (
@@ -287,7 +305,10 @@ def _random_scalar(
             .to(logs.device)
         )
         return logs.gather(-1, tokens).sum()
+    # in units of the context's spread, as deviation() is
     spread = np.array([np.nanstd(series) for series in run.batch.values])
     scale = torch.as_tensor(np.where(spread > 0, spread, 1.0)).to(output)
+    # random signs s have E[s sᵀ] = 1, so that gradients g = Jᵀ s have the second moment
+    # Jᵀ J of all outputs (Hutchinson 1990)
     signs = (torch.randint(0, 2, output.shape, generator=generator) * 2 - 1).to(output)
     return (output * signs / scale[:, None, None])[..., : run.horizon].sum()

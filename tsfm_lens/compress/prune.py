@@ -73,6 +73,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
                 f"{by_path[path].name} is compressed already ({layer}); begin with the"
                 " whole model"
             )
+        # ascending, as a PartialLinear has to have them
         index = (~removed).nonzero()[:, 0]
         weight = layer.weight.detach()
         if layer.bias is None:
@@ -120,10 +121,13 @@ def _cuts(
         path = f"{block}.{part.module}"
         weight, _ = parameters(lens.adapter.model, path, part)
         size = weight.shape[int(of == "columns")]
+        # q, k and v of a fused projection share a path, and one mask of all its rows
         _, removed = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
         if heads is None:
             removed[:] = True
         else:
+            # heads may be interleaved, so that their rows come from the layout and not
+            # from a range
             removed[_head_indices(part, size, n_heads)[heads].flatten()] = True
 
     for stack in lens.wiring.stacks:
@@ -149,6 +153,7 @@ def _cuts(
                         norm = lens.adapter.model.get_submodule(
                             f"{block}.{row.post_norm}"
                         )
+                    # a norm of zeros gives its bias, which would go on being written
                     if getattr(norm, "bias", None) is not None:
                         raise WiringError(
                             f"{stack.prefix}.{layer}.{row.kind} writes through"
@@ -167,6 +172,8 @@ def _cuts(
                         n_heads = stack.n_heads
                     else:
                         n_heads = row.count_heads(letter, stack.n_heads)
+                    # query heads that share one head of keys and values stand next to
+                    # each other
                     group = stack.n_heads // n_heads
                     # keys and values go with the last head that reads them
                     removed_heads = [
@@ -244,6 +251,8 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
             " for all of them. prune() removes any"
         )
     for stack in lens.wiring.stacks:
+        # T5 holds the position bias in the first layer of a stack, and all its
+        # self-attentions read it by head
         by_layer = {
             tuple(remaining[stack.name, layer, "self_attn"])
             for layer in range(stack.n_layers)
@@ -260,11 +269,13 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     state = dict(model.state_dict())
     for path, (of, removed) in _cuts(lens, targets)[0].items():
         weight = state[f"{path}.weight"]
+        # d_kv is set apart from num_heads, so that heads keep their size
         state[f"{path}.weight"] = (
             weight[~removed] if of == "rows" else weight[:, ~removed]
         )
     for stack in lens.wiring.stacks:
         attention = f"{stack.block(0)}.{next(stack.attentions()).module}"
+        # (bucket, head)
         bias = f"{attention}.relative_attention_bias.weight"
         state[bias] = state[bias][:, remaining[stack.name, 0, "self_attn"]]
     smaller.load_state_dict(state)
@@ -284,6 +295,7 @@ def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, boo
         False
     """
     patterns = list(components)
+    # made in any case, as it names the copy and checks the components
     smaller = prune(lens, patterns)
     try:
         native = prune_native(lens, patterns)

@@ -110,6 +110,8 @@ def ranks_by_share(
         return {name: max(1, round(share * form.full)) for name, form in forms.items()}
     if of != "parameters":
         raise InputError(f"a share of {of!r}; expected 'rank' or 'parameters'")
+    # two factors of full rank would have more entries than the matrix, so the rank by
+    # entries would not be the full one
     if share == 1:
         return {name: form.full for name, form in forms.items()}
     ranks = {
@@ -126,6 +128,7 @@ def ranks_by_share(
             f" {form.factors(1) / form.numbers:.3g} of its own at rank 1; give that"
             " share or more"
         )
+    # for a flat matrix the rank by entries may exceed the full one
     return {name: min(rank, forms[name].full) for name, rank in ranks.items()}
 
 

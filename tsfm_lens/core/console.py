@@ -103,6 +103,7 @@ def termination() -> Iterator[None]:
 
     Outside the main thread, it changes nothing.
     """
+    # Python sets handlers of signals in the main thread alone
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -146,6 +147,7 @@ def standard_streams() -> Iterator[None]:
         try:
             yield
         finally:
+            # here, so that a full device is noticed while it can still be reported
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:

@@ -23,6 +23,7 @@ def checkpoint_names() -> tuple[str, ...]:
         >>> zoo.checkpoint_names()
         ('bolt-nano', 'chronos-nano', 'chronos2-nano')
     """
+    # by their weights: the folder also has packages, such as `planted`
     return tuple(sorted(path.parent.name for path in _ZOO.glob("*/model.safetensors")))
 
 

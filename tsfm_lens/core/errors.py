@@ -25,6 +25,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+# not the name of the package that is imported
 DISTRIBUTION = "tsfm-lens-toolbox"
 
 
@@ -256,6 +257,7 @@ def install_command(extra: str) -> str:
     except metadata.PackageNotFoundError:
         # imported from a folder on Python's path
         return f'pip install -e "{Path(__file__).parents[2]}[{extra}]"'
+    # installed from an index, which leaves no record
     if recorded is None:
         return f'pip install "{DISTRIBUTION}[{extra}]"'
     origin = json.loads(recorded)
@@ -281,6 +283,7 @@ def _local_path(url: str) -> str | None:
     from urllib.request import url2pathname
 
     parts = urlsplit(url)
+    # also undoes %20 and, on Windows, the slash before a drive
     if parts.scheme == "file":
         return url2pathname(parts.path)
     return None

@@ -51,6 +51,7 @@ class Result(xr.Dataset):
     Its arrays keep xarray's own ``plot``.
     """
 
+    # xarray warns of a subclass that does not say so
     __slots__ = ()
 
 
@@ -105,6 +106,7 @@ def judge(
         ``family``, the number of tests, and ``needed``, the fewest units for
         significance.
     """
+    # variables and not arrays of xarray, which would align and drop by labels
     if values is None:
         effect = data.variables[name]
     else:
@@ -113,6 +115,7 @@ def judge(
     effect = effect.transpose(*dims, over)
     sizes = dict(effect.sizes)
     shape = effect.shape[:-1]
+    # (member, series): the test knows nothing of layers and heads
     effects = effect.values.astype(float).reshape(-1, sizes[over])
     floors = _labelled(floor, over, sizes[over])
     noise, scales = (
@@ -129,9 +132,11 @@ def judge(
     )
     units = units[units >= 0]
     n_above_floor = (np.abs(effects) > noise).sum(-1)
+    # (member, unit, window), and below the mean over windows, (member, unit)
     by_window = _by_unit(ratio(effects, scales), units)
     by_unit = over_windows(by_window)
     noise_floor = over_windows(_by_unit(ratio(noise, scales), units))
+    # fmax and not maximum: a floor that is NaN leaves the smallest size of interest
     p = sign_test(by_unit, np.fmax(noise_floor, smallest), sides=1 + signed)
     leads = np.zeros(len(effects), dtype=bool)
     shares = np.zeros(len(effects))
@@ -173,6 +178,7 @@ def judge(
         "flat": int(degenerate.sum()),
         "smallest": smallest,
     }
+    # with all effects that the result had before: their family has grown
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
 
 
@@ -195,6 +201,7 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     # a member without a value is not tested
     family = int(sum(np.isfinite(values).sum() for values in p))
     adjusted = holm(np.concatenate(p))
+    # back into one array per effect; the last sum is the end itself and splits nothing
     by_effect = np.split(adjusted, np.cumsum([len(values) for values in p])[:-1])
     for (key, name), corrected_p in zip(tested, by_effect, strict=True):
         variable = results[key][f"{name}_p"]
@@ -241,6 +248,7 @@ def judged_names(data: xr.Dataset) -> list[str]:
         for name in data.data_vars
         if str(name).endswith("_p")
     ]
+    # probes have p-values of other tests, too
     return [name for name in names if f"{name}_acts" in data]
 
 
@@ -259,6 +267,7 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
         sizes = xr.Variable.concat(
             [np.abs(control[f"{name}_size"].variable) for control in controls], "twin"
         )
+        # a twin that is as large counts against the model
         rank = 1 + (sizes >= size.variable).sum("twin")
         data = data.assign(
             {f"{name}_twins": sizes.astype("float32"), f"{name}_twin_rank": rank}
@@ -307,6 +316,7 @@ def beside_twins(
     )
     try:
         return with_twins(result, (probe(*twin, **options) for twin in twin_args))
+    # a result without twins is still one, and says why it has none
     except InputError as error:
         return result.assign_attrs(twins_refused=str(error))
 
@@ -319,6 +329,7 @@ def twins_of_reports() -> int:
     Raises:
         InputError: ``TSFM_LENS_TWINS`` in the environment is not a whole number.
     """
+    # 24 is chosen so that the chance, 1 in 25, is below the level of 5 %
     value = os.environ.get("TSFM_LENS_TWINS", "24")
     if not value.isdigit():
         raise InputError(
@@ -337,6 +348,7 @@ def _mark_learned(
     sizes = [abs(results[key][f"{name}_size"]) for key, name in compared]
     above_floor = [results[key][f"{name}_acts"].values > 0 for key, name in compared]
     by_twin = [results[key][f"{name}_twins"].values for key, name in compared]
+    # row i must be one and the same twin in all effects
     count = min(map(len, by_twin))
     in_twins = np.hstack([values[:count].reshape(count, -1) for values in by_twin])
     # a twin whose forecasts are all flat has no effects that anything could be larger
@@ -357,6 +369,7 @@ def _mark_learned(
     for (key, name), size, part, acting in zip(
         compared, sizes, by_effect, above_floor, strict=True
     ):
+        # what is beyond all twins can still be below the floor of the model itself
         is_learned = size.copy(data=part.reshape(size.shape) & acting)
         mark = is_learned.assign_attrs(twins=len(in_twins))
         results[key] = results[key].assign({f"{name}_learned": mark})
@@ -367,6 +380,7 @@ def _labelled(values: Any, over: str, count: int) -> xr.Variable:
     """Label values by the dimension that is a sample, unless they have labels."""
     if isinstance(values, xr.DataArray):
         return xr.Variable(values.dims, values.values.astype(float))
+    # a copy, since broadcast_to gives a read-only view
     return xr.Variable(
         (over,), np.broadcast_to(np.asarray(values, dtype=float), (count,)).copy()
     )
@@ -405,6 +419,7 @@ def _units(
         labels = data["item"].values
     else:
         labels = _digests(contexts, rows)
+    # all are windows of one item, of which nothing can be said about other series
     if is_of_items and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
     _, units = np.unique(labels, return_inverse=True)
@@ -426,14 +441,16 @@ def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
     )
 
 
-def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _by_unit(values: np.ndarray, entry_units: np.ndarray) -> np.ndarray:
     """Arrange (member, entry) as (member, unit, window).
 
-    NaN where a unit has fewer windows than another.
+    ``entry_units`` is the unit of each entry. NaN where a unit has fewer windows than
+    another.
     """
-    units, unit_index = np.unique(rows, return_inverse=True)
+    units, unit_index = np.unique(entry_units, return_inverse=True)
     if not len(units):
         return np.full((len(values), 0, 1), np.nan)
+    # the number of entries of the same unit that come before
     window = np.array(
         [int((unit_index[:i] == unit).sum()) for i, unit in enumerate(unit_index)]
     )
@@ -444,6 +461,7 @@ def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _over_units(statistic: Any, values: np.ndarray) -> np.ndarray:
     """Apply a statistic to the finite values of each member, NaN without any."""
+    # the common case in one call; rows with gaps differ in length, and take a loop
     if values.size and np.isfinite(values).all():
         return np.asarray(statistic(values, axis=-1))
     return np.array(
@@ -460,6 +478,7 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
     if groups is None:
         return np.zeros(int(np.prod(shape)), dtype=int)
     if not isinstance(groups, str | xr.DataArray):
+        # np.unique would sort, which labels of several types do not allow
         names = list(dict.fromkeys(groups))
         return np.array([names.index(group) for group in groups])
     if isinstance(groups, str):

@@ -41,6 +41,7 @@ _METHODS: dict[str, list[Callable[..., Any]]] = {}
 def extensible(owner: C) -> C:
     """Let packages above add methods to a class; see :func:`add_method`."""
     _CLASSES[owner.__name__] = owner
+    # methods may be there before their class, as `verbs` is imported first of all
     for method in _METHODS.get(owner.__name__, ()):
         setattr(owner, method.__name__, method)
     return owner
@@ -103,6 +104,7 @@ def load_extension(group: str, name: str) -> None:
         return
     try:
         import_module(point.module)
+    # code of others may raise anything when it is imported
     except Exception as error:
         raise InputError(_failure(point, error)) from error
 
@@ -117,6 +119,7 @@ def load_all(group: str) -> None:
     for module, point in by_module.items():
         try:
             import_module(module)
+        # one broken extension must not take the others away
         except Exception as error:
             warnings.warn(_failure(point, error), stacklevel=2)
 
@@ -142,6 +145,7 @@ def export(package: str) -> list[str]:
         for module in modules
         for name in getattr(module, "__all__", ())
     }
+    # after all imports, each of which binds its module under the same name
     namespace.update(names)
     return sorted(names)
 

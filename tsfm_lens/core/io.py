@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from tsfm_lens.core.errors import InputError
 
+# bounded, since a sweep writes files without end
 WRITTEN: deque[Path] = deque(maxlen=1000)
 """Latest files and folders that this process has written."""
 
@@ -28,6 +29,7 @@ def check_writable(folder: str | Path) -> None:
     """
     folder = Path(folder)
     with name_write_errors(folder):
+        # the folder itself may be new: what decides is the nearest one that exists
         existing = next(
             path
             for path in (folder.absolute(), *folder.absolute().parents)
@@ -87,6 +89,7 @@ def replacing(path: Path) -> Iterator[Path]:
         WRITTEN.append(path)
         _sync_folder(path.parent)
     finally:
+        # after an error or an interrupt, a part of the file is still there
         part.unlink(missing_ok=True)
 
 

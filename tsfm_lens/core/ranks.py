@@ -90,6 +90,7 @@ def epsilon_rank(
     if not ((levels > 0) & (levels < 1)).all():
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
     relative = relative_spectrum(singular_values)
+    # (epsilon, 1, …, 1) for several epsilons, else (1, …, 1)
     last_axes = tuple(range(-relative.ndim, 0))
     is_larger = relative > np.expand_dims(levels, last_axes)
     return np.asarray(is_larger.sum(-1))
@@ -156,7 +157,8 @@ def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarra
         raise InputError(f"decades is {decades}, expected 1 or more")
     relative = relative_spectrum(singular_values)[..., None, :]
     # neighbouring decades share the very same edge: with edges rounded in two ways, a
-    # value could lie in neither or in both
+    # value could lie in neither or in both; read from a text, since numpy's powers of
+    # ten are not all the nearest number
     edges = np.array([float(f"1e-{decade}") for decade in range(decades + 1)])[:, None]
     return np.asarray(((relative <= edges[:-1]) & (relative > edges[1:])).sum(-1))
 
@@ -215,6 +217,7 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
         >>> ranks.flow_bound(np.array([1.0, 0.1, 0.01]), 1, 10**6).round(3).tolist()
         [2.015, 0.215, 0.035]
     """
+    # else the heads might cancel the stream, and σ_1(Z), which is divided by, be 0
     if np.sqrt(depth) < 2 * _E2 * heads:
         min_depth = int(np.ceil((2 * _E2 * heads) ** 2))
         raise InputError(
@@ -226,6 +229,7 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
     j = np.arange(len(values))
     # bounds on what the heads add: of each index, all h heads have one
     written = _E2 * heads / np.sqrt(depth) * relative[j // heads]
+    # σ_1(Z) ≥ σ_1(U)/2, since all heads together add at most e²h/√D ≤ 1/2 of σ_1(U)
     return 2 * _weyl_bounds(relative, written)
 
 

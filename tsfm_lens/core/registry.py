@@ -57,13 +57,18 @@ It takes the weights alone, a number of forwards that grows with the model, or a
 over forwards.
 """
 
+# in this order `find` imports one after the other, until one of them has the kind:
+# figures come last, since plotly is slow to import
 _PROBE_PACKAGES = ("probes", "explain", "compress", "zoo")
 _FIGURE_PACKAGES = ("viz",)
 _MEASUREMENTS: dict[str, Measurement] = {}
 _FIGURES: defaultdict[str, list[Figure]] = defaultdict(list)
 _PANELS: dict[str, Callable[[Any], Iterator[FigurePanel]]] = {}
+# at most one entry, which `viz` sets, since `core` must not import it
 _DEFAULT: list[tuple[Callable[..., Any], Table]] = []
 _ANY_KIND = ""  # of panels of the kinds that have no figure
+# a context variable and no global, so that probes in two threads do not take each other
+# for nested ones
 _IS_WITHIN_PROBE = ContextVar("within a probe", default=False)
 _INPUT_DESCRIPTIONS = {
     "run": " on all series",
@@ -135,7 +140,8 @@ class Figure:
         needs: requirement on a model beyond that of the measurement.
         instead: figure for models that do not meet it.
         table, sentences: of the result, for the panel of a report.
-        variable: that a drawing by dimensions alone draws; "" for one of its own.
+        variable: the one drawn, where a result is drawn by its dimensions alone; ""
+            for a figure that :func:`figure` declares.
     """
 
     name: str
@@ -269,6 +275,8 @@ class Measurement:
 
     def draw_panels(self, result: Any) -> Iterator[FigurePanel]:
         """Draw the panels of a report, each with its table and its sentences."""
+        # first, since it imports the packages of figures, and these also register
+        # panels
         figures = self.figures
         make = _PANELS.get(self.kind)
         if make is None and self.kind not in _FIGURES:
@@ -323,6 +331,7 @@ def declare_measurements(file: Path, **attributes: Any) -> None:
 
     ``attributes`` are those of every measurement that does not have them in the file.
     """
+    # as in :func:`measurement`, the module that calls
     home = str(sys._getframe(1).f_globals.get("__name__", ""))
     for kind, fields in declarations(file).items():
         _declare(Measurement(kind=kind, home=home, **{**attributes, **fields}))
@@ -333,6 +342,7 @@ def _declare(entry: Measurement) -> Measurement:
     # an extension cannot take a kind of this library whose module is not loaded yet
     if not entry.home.startswith("tsfm_lens."):
         _load_packages()
+    # a module may declare its own kind again, as a notebook's cell that runs twice
     taken = _MEASUREMENTS.get(entry.kind)
     if taken is not None and taken.home != entry.home:
         raise InputError(
@@ -404,6 +414,8 @@ def probe(
             if is_nested:
                 n_twins = 0
             else:
+                # below 0 stands for as many as a report has, and must not lose against
+                # a 0
                 n_twins = max(counts, key=abs, default=0)
             # a sum over all parameters, which only the twins need
             work = 0
@@ -423,8 +435,11 @@ def probe(
             if not is_nested:
                 result = of_targets(result, args)
             if "kind" not in result.attrs:
+                # the first argument, mostly a run or lens, may be given by keyword
                 subject = [*args, *arguments.values()][0]
+                # what the probe says itself wins
                 result.attrs = _attributes(entry, subject) | result.attrs
+            # probes return plain datasets; only this class has the methods of `verbs`
             return Result(result.data_vars, result.coords, result.attrs)
 
         entry = Measurement(
@@ -536,6 +551,7 @@ def default_figure(
         table: tabulates them.
         panels: makes their panels of a report.
     """
+    # replaced and not appended: there is one default, however often `viz` is imported
     _DEFAULT[:] = [(function, table)]
     _PANELS[_ANY_KIND] = panels
 
@@ -566,6 +582,7 @@ def find(kind: str) -> Measurement:
     Raises:
         UnknownNameError: no package and no extension has it.
     """
+    # one by one, so that looking up a measurement of a probe imports no plotly
     for package in (*_PROBE_PACKAGES, *_FIGURE_PACKAGES):
         if kind in _MEASUREMENTS:
             break
@@ -594,6 +611,8 @@ def find_figures(kind: str) -> list[Figure]:
     if kind not in _FIGURES:
         load_extension(MEASUREMENTS, kind)
     if kind in _FIGURES or kind not in _MEASUREMENTS:
+        # by `get`: indexing this defaultdict would add an empty list, and the kind
+        # would then pass for one that has figures
         return _FIGURES.get(kind, [])
     summary = _MEASUREMENTS[kind].summary or _MEASUREMENTS[kind].title
     title = f"{summary[:1].upper()}{summary[1:]}."
@@ -612,6 +631,8 @@ def figures() -> dict[str, Figure]:
         if entry.function is None:
             continue
         for item in entry.figures:
+            # one function may draw several kinds: its name stands for the first of them
+            # in the order of themes
             by_name.setdefault(item.name, item)
     return by_name
 
@@ -650,6 +671,7 @@ def check(
     """
     if isinstance(kinds, str):
         kinds = [kinds]
+    # the table of a sweep is a pandas DataFrame, which has no data_vars but a kind
     if not hasattr(ds, "data_vars") and not getattr(ds, "attrs", {}).get("kind"):
         raise InputError(
             f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}."
@@ -696,6 +718,7 @@ def _checked(
 
     A function that is registered for several kinds takes all of them.
     """
+    # of several `figure` above one function, all but the innermost get its wrapper
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
         return function
@@ -706,6 +729,7 @@ def _checked(
     def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
         bound = call.bind(*args, **kwargs)
         first = next(iter(bound.arguments))
+        # the result may be given by position or by name
         bound.arguments[first] = as_dataset(bound.arguments[first])
         check(ds := bound.arguments[first], kinds, *variables, instead=instead)
         try:
@@ -727,6 +751,7 @@ def _missing_name(error: KeyError) -> str:
     text = ""
     if error.args:
         text = str(error.args[0])
+    # xarray's KeyError has the name only within this sentence
     named = re.match(r"No variable named '([^']+)'", text)
     if named:
         return named[1]
@@ -744,6 +769,7 @@ def _documentation(
     descriptions = {}
     if parameters:
         descriptions = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS}
+    # what the docstring describes itself is left as it is there
     shared = [
         f"    {name}: {descriptions[name]}\n"
         for name in parameters
@@ -765,6 +791,7 @@ def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
     """
     return (
         ds[[name for name in variables if name in ds]]
+        # else each further coordinate would become a column of its own
         .reset_coords(drop=True)
         .to_dataframe()
         .reset_index()
@@ -772,6 +799,8 @@ def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
 
 
 def _get_name(function: Callable[..., Any]) -> str:
+    # a function is public in the package of its module, and those of probes have no
+    # prefix
     package = (
         function.__module__.rpartition(".")[0]
         .removeprefix("tsfm_lens")

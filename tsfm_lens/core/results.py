@@ -62,12 +62,14 @@ class Results:
             self.computed[kind] = self.compute(kind, **self.options.get(kind, {}))
         return self.computed[kind]
 
+    # positional-only: some probes have an option `kind`, of attention
     def compute(self, kind: str, /, **options: Any) -> Result:
         """Compute the result of a measurement anew."""
         entry = find(kind)
         if entry.function is None or not entry.of_run:
             raise InputError(f"a result of kind {kind!r} is {entry.origin}")
         entry.check(self.run.lens)
+        # only some probes show progress; `wraps` keeps their signature
         parameters = signature(entry.function).parameters
         if self.progress is not None and "progress" in parameters:
             options["progress"] = self.progress

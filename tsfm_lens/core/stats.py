@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 CONFIDENCE = 0.95
+# rounded, since 1 - 0.95 is a little more than 0.05 in floating point
 LEVEL = round(1 - CONFIDENCE, 12)
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:g} %"
 LEVEL_TEXT = f"{100 * LEVEL:g} %"
@@ -68,6 +69,7 @@ def half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray
         mean = np.where(valid, values, 0.0).sum(-1, keepdims=True) / count[..., None]
         squares = np.square(np.where(valid, values - mean, 0.0)).sum(-1)
         error = np.sqrt(squares / (count - 1) / count)
+    # at least one degree of freedom, for the values that `where` discards
     return np.where(
         count > 1, stdtrit(np.maximum(count - 1, 1), 0.5 + confidence / 2) * error, 0.0
     )
@@ -145,6 +147,8 @@ def sign_test(
     n_beyond = above.sum(-1)
     if sides == 2:
         n_beyond = np.maximum(n_beyond, below.sum(-1))
+    # bdtrc(k, n, p) is P(X > k), so that k - 1 gives P(X ≥ k). Units within `smallest`
+    # stay in n: leaving ties out would make the test less strict
     p = np.minimum(sides * bdtrc(n_beyond - 1.0, np.maximum(count, 1), 0.5), 1.0)
     return np.where(count > 0, np.where(n_beyond > 0, p, 1.0), np.nan)
 
@@ -154,6 +158,7 @@ def units_needed(tests: int, sides: int = 2, level: float = LEVEL) -> int:
 
     The tests are sign tests in which all units agree.
     """
+    # n units that agree have p = sides / 2**n, which Holm multiplies by the tests
     return int(np.ceil(np.log2(sides * max(tests, 1) / level)))
 
 
@@ -190,6 +195,7 @@ def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
     first = candidates[np.argmax(median[candidates])]
     difference = sizes[first] - sizes[candidates[candidates != first]]
     is_larger = (difference > 0).sum(-1) > (difference < 0).sum(-1)
+    # the two-sided test does not tell which of the two is larger
     if (is_larger & (sign_test(difference) <= level)).all():
         return int(first)
     return None
@@ -224,9 +230,11 @@ def lead_shares(
     members = np.argsort(-np.median(means, axis=-1), kind="stable")[:most]
     # the order in which units come must not matter
     columns = np.lexsort(np.sort(means[members], axis=0))
+    # a missing window counts as the mean of its unit's others, so that all have as many
     table = np.where(np.isfinite(table), table, means[..., None])[members][:, columns]
     # the same shares at every call
     rng = np.random.default_rng(0)
+    # one set of draws for all members, whose sizes on a unit belong together
     shape = (replicates, table.shape[1])
     units = rng.integers(table.shape[1], size=shape)
     windows = rng.integers(table.shape[2], size=(*shape, table.shape[2]))
@@ -259,6 +267,7 @@ def exceeds_controls(
         median = np.median(largest)
         spread = np.median(np.abs(largest - median)) + _MIN_SPREAD
         score[:, members] = (models[:, members] - median) / spread
+    # with 0 among them, a member must at least exceed the median of the models
     result: np.ndarray = score[0] > score[1:].max(initial=0.0)
     return result
 
@@ -272,9 +281,11 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     NaN stays NaN and is not counted as a test.
     """
     p = np.asarray(p_values, dtype=float)
+    # NaN is sorted to the end, where it shifts no rank and spoils no maximum before it
     order = np.argsort(p)
     count = int(np.isfinite(p).sum())
     adjusted = np.maximum.accumulate((count - np.arange(len(p))) * p[order])
+    # the argsort of a permutation is its inverse
     return np.minimum(adjusted, 1.0)[np.argsort(order)]
 
 
@@ -286,6 +297,8 @@ def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.nd
 
     It is widened for few units (Hesterberg 2015).
     """
+    # the percentile of a normal curve that is as far out as the t quantile, for a
+    # spread that resampling underestimates by the root of (n - 1)/n
     z = float(stdtrit(units - 1, (1 - confidence) / 2) * np.sqrt(units / (units - 1)))
     tail = float(ndtr(z))
     if tail * (len(draws) + 1) >= 1:
@@ -309,6 +322,7 @@ def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
     """
     n = len(draws)
     beyond = np.minimum((draws <= 0).sum(axis=0), (draws >= 0).sum(axis=0))
+    # the data themselves count as one more replicate, so that no p-value is 0
     z = ndtri(np.minimum((1 + beyond) / (n + 1), 0.5))
     mean = np.abs(draws.mean(axis=0))
     spread = draws.std(axis=0, ddof=1)

@@ -32,9 +32,9 @@ SIGNED = 0.8
 SLOPES = (2 / 3, 1.5)
 MARGIN = 0.05
 ALIKE = 0.3
-"""Least R² of predicted effects and share of effect with the right sign, bounds of the
-slope, how much better an exchange of two segments' effects may predict, and least
-agreement of sets on what a segment does. Chosen on drawn cases, see
+"""In this order: least R² of predicted effects, least share of effect with the right
+sign, bounds of the slope, how much better an exchange of two segments' effects may
+predict, and least agreement of sets on what a segment does. Chosen on drawn cases, see
 ``docs/howto/verdict.md``."""
 RULES = (
     (
@@ -90,8 +90,9 @@ Two segments with equal effects can change places without any loss.
 
 Word = Literal["holds", "holds in part", "fails"]
 
-# what routes do with a share of the segment's effect, with one below 0, which works
-# against it, and with too much
+# by test: the adjective of routes that pass it, and what is said of the share of the
+# segment's effect that they remove or bring back: as a rule, if it is below 0, and if
+# it is far above 1
 _SHARES = {
     "necessity": (
         "necessary",
@@ -180,6 +181,7 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     controls = {
         str(name): float(value)
         for name, value in zip(names, values, strict=True)
+        # NaN is a control that was not tried
         if value == value
     }
     better = [
@@ -203,6 +205,7 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         ),
     }
     reasons = [fault for fault, is_found in faults.items() if is_found]
+    # the text names the strongest of those that must be worse without a margin
     best = max(
         (name for name in controls if name != EXCHANGED),
         key=lambda name: controls[name],
@@ -249,9 +252,11 @@ def _floored(value: float) -> float:
 def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
     verdicts: list[Word] = []
     reasons: list[str] = []
+    # the p-value if no draw comes as near, as the routes themselves count as one
     smallest = 1 / (1 + test.sizes["draw"])
     for index, segment in enumerate(test["segment"].values):
         routes = test.isel(segment=index)
+        # the last entry is all components together, and shorter rows end in ""
         names = [str(name) for name in routes["cut_name"].values[:-1] if name]
         properties = []
         parts = []
@@ -283,6 +288,7 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
             f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring"
             f" {pronoun} {parts[1]}. So the routes are {summary}."
         )
+        # so written, a NaN is said as well
         if not error < HALF:
             reasons[-1] += (
                 " The forecast without the segment is predicted with an error of"

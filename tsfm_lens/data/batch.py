@@ -29,13 +29,16 @@ from tsfm_lens.data.frequencies import (
 from tsfm_lens.data.values import to_floats
 
 # squares of larger values overflow single precision
+# the square of this one leaves room to sum a few hundred below 3.4e38
 LARGEST = 1e18
 ROLES = ("target", "past", "known")
 """Roles in the order of the series of a group; libraries stack them in this order."""
 SEASONS = {"s": 3600, "min": 1440, "h": 24, "B": 5, "M": 12, "Q": 4}
 """Steps of a season, as gluonts assigns them to frequencies; 1 of all others."""
 _MAX_NOTES = 3  # of one kind
+# any date will do that is far from both ends of pandas' dates
 _EPOCH = pd.Timestamp("2000-01-01")
+# fields with one entry a series, which selecting and joining batches treat alike
 COLUMNS = (
     *("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates"),
     *("roles", "futures", "categories", "level_numbers", "static", "items"),
@@ -111,6 +114,8 @@ class SeriesBatch:
             "ids",
             tuple(map(str, self.ids)) or tuple(f"series-{i}" for i in range(count)),
         )
+        # the order matters: seasons are found from frequencies, and groups and items
+        # are named by ids
         fill("freqs", tuple(self.freqs) or (self.freq,) * count)
         for freq in set(self.freqs) - {None}:
             known_frequency(freq)
@@ -129,6 +134,8 @@ class SeriesBatch:
             "static": {},
         }
         for name, default in defaults.items():
+            # an empty tuple means that nothing was given, since a batch has at least
+            # one series
             column = tuple(getattr(self, name)) or (default,) * count
             fill(name, tuple(map(str, column)) if default == "" else column)
         for name in COLUMNS:
@@ -137,13 +144,18 @@ class SeriesBatch:
                     f"{count} series came with {len(getattr(self, name))} {name}"
                 )
         check_unique(self.ids)
+        # all columns have their length by now, on which ``strict`` zips rely from here
+        # on
         starts, notes = _on_grid(self.starts, self.freqs, self.ids)
         fill("starts", starts)
         fill("notes", (*self.notes, *notes))
         fill("values", tuple(map(_context, self.values, self.ids)))
+        # given or not, the shared value follows from the columns, so that ``replace``
+        # cannot leave the two in contradiction
         fill("freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         has_one_season = len(set(self.seasonalities)) == 1
         fill("seasonality", self.seasonalities[0] if has_one_season else 1)
+        # after the values have been read, whose lengths it compares
         self._check_groups()
         columns = (self.futures, self.ids, self.values, self.starts, self.freqs)
         fill("futures", tuple(map(_future, *columns)))
@@ -210,6 +222,7 @@ class SeriesBatch:
                     f" context, and the horizon is {horizon}; add rows of its future,"
                     " hold the end out (holdout=True), or give it as a past covariate"
                 )
+            # ``row`` is a view of ``values``
             row[:] = future[:horizon]
         return values
 
@@ -254,6 +267,8 @@ class SeriesBatch:
             "starts": self.starts,
         }
         for group, members in self.rows_by_group().items():
+            # rows are in ascending order, so that first and last tell whether others
+            # are between
             if members[-1] - members[0] >= len(members):
                 raise InputError(
                     f"the series of group {group!r} are at positions"
@@ -268,6 +283,7 @@ class SeriesBatch:
                     " each its own name"
                 )
             for name, column in axes.items():
+                # an unknown start or frequency contradicts no other
                 distinct = dict.fromkeys(
                     column[row] for row in members if column[row] is not None
                 )
@@ -293,6 +309,7 @@ class SeriesBatch:
                     " future; known covariates have one, and they alone"
                 )
             order = ROLES.index(role)
+            # a group of covariates alone has nothing to forecast
             if group not in latest and order:
                 raise InputError(
                     f"group {group!r} begins with covariate {name!r}; expected its"
@@ -336,6 +353,8 @@ class SeriesBatch:
                 )
         future = np.stack([series[-horizon:] for series in self.values])
         futures = tuple(
+            # what is held out of a known covariate is known, and comes before what was
+            # known already
             None if old is None else np.concatenate([new, old])
             for old, new in zip(self.futures, future, strict=True)
         )
@@ -357,6 +376,7 @@ class SeriesBatch:
             InputError: a series has too few steps for so many windows.
         """
         shortest = min(self.lengths)
+        # a single window is the batch itself, from which nothing is cut here
         if count > 1 and shortest <= (count - 1) * horizon + ahead:
             raise InputError(
                 f"windows={count} of {horizon} steps need more than"
@@ -485,12 +505,14 @@ class SeriesBatch:
             for name in ("values", "notes", *COLUMNS)
         }
         clocks = {batch.clock for batch in batches}
+        # ``freq`` and ``seasonality`` are left out: they follow from the columns
         return cls(**fields, clock=clocks.pop() if len(clocks) == 1 else "")
 
 
 def make_batch(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
     """Make a batch of its series, each a mapping of the same fields."""
     fields: dict[str, Any] = {
+        # without rows, the empty batch that is made is refused by its own check
         name: tuple(row[name] for row in rows)
         for name in (rows[0] if rows else ("values",))
     }
@@ -504,6 +526,7 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
     if freq is None:
         raise InputError("timestamps need a frequency: give freq=…")
     try:
+        # an index cannot be changed, so that callers may share the one in the cache
         return pd.date_range(start, periods=count, freq=read_offset(freq))
     except (ValueError, OverflowError) as error:
         raise InputError(
@@ -529,6 +552,7 @@ def known_frequency(freq: Any) -> str:
             " 'Mon-Sat'"
         )
     try:
+        # an alias may have a multiple of 0 or less, as in "-1D"
         forward = _EPOCH + offset > _EPOCH
     except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
         raise InputError(
@@ -539,6 +563,7 @@ def known_frequency(freq: Any) -> str:
             f"freq={freq!r} does not go forward in time; give a step above zero, such"
             " as 'D'"
         )
+    # the ``freqstr`` of such an offset is "C", without weekdays and holidays
     if isinstance(freq, pd.offsets.CustomBusinessDay) and freq.n == 1:
         return format_calendar(
             np.flatnonzero(freq.calendar.weekmask), freq.calendar.holidays
@@ -571,6 +596,7 @@ def find_season(freq: str | None) -> int:
         return 1
     if isinstance(offset, pd.offsets.CustomBusinessDay) and offset.n == 1:
         return int(offset.calendar.weekmask.sum())
+    # the anchor, as in W-SUN and QE-DEC, does not change the season
     base = str(offset.name).split("-")[0]
     # months and quarters end or begin: ME and MS are months
     base_season = SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1))
@@ -592,11 +618,13 @@ def _on_grid(
     dates: dict[tuple[pd.Timestamp | None, str | None], pd.Timestamp | None] = {}
     notes = []
     for start, freq, name in zip(starts, freqs, ids, strict=True):
+        # a panel has few different starts, and one note is enough for each
         if (start, freq) in dates:
             continue
         date = start
         if start is not None and freq is not None:
             try:
+                # ``grid_date`` does not know which series it is about
                 date = grid_date(start, freq)
             except InputError as error:
                 raise InputError(f"series {name!r}: {error}") from error
@@ -619,6 +647,7 @@ def _read_only(values: object, what: str) -> np.ndarray:
     array = to_floats(values, what)
     if array.ndim != 1:
         raise InputError(f"{what} has shape {array.shape}, expected one axis: time")
+    # ``to_floats`` has copied, so that the caller's array stays writeable
     array.flags.writeable = False
     return array
 
@@ -651,6 +680,7 @@ def _context(values: object, name: str) -> np.ndarray:
         raise InputError(f"series {name!r} is empty")
     if np.isnan(array).all():
         raise InputError(f"series {name!r} has only NaN values ({len(array)} steps)")
+    # not all values are NaN by now, for which ``nanargmax`` raises
     largest = int(np.nanargmax(np.abs(array)))
     if np.isinf(array[largest]):
         raise InputError(
@@ -696,6 +726,7 @@ def hold_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]
     As :meth:`SeriesBatch.split`, but refuse a truth without any value of a target.
     """
     context, truth = batch.split(horizon)
+    # one value of one target is enough to score, and errors leave gaps out
     if np.isfinite(truth).any(-1)[batch.is_target].any():
         return context, truth
     first = int(np.flatnonzero(batch.is_target)[0])
@@ -740,6 +771,7 @@ def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
         item = 0
     if isinstance(item, str):
         name = item
+        # an id goes before a group of the same name, as in ``SeriesBatch.rows``
         if item in batch.ids:
             name = batch.groups[batch.ids.index(item)]
         if name not in items:

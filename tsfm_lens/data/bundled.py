@@ -93,6 +93,7 @@ def bundled(*names: str) -> SeriesBatch:
     for info in map(bundled_info, names or bundled_names()):
         # opened as a resource, since the package may be inside an archive
         with (_FOLDER / f"{info.name}.csv").open(encoding="utf-8") as handle:
+            # the file has no dates: start and frequency in the index tell them
             values = pd.read_csv(handle)["value"].to_numpy(dtype=np.float64)
         start = (pd.Timestamp(info.start),)
         units = (info.unit,)

@@ -50,7 +50,10 @@ def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Code
     """
     kind = column.dtype
     if isinstance(kind, pd.CategoricalDtype):
+        # all categories of the type, also those without a cell, since their order was
+        # given by the user
         return _coded(column.cat.codes.to_numpy(), kind.categories, name)
+    # before numbers, among which pandas counts truth values
     if pd.api.types.is_bool_dtype(kind):
         return to_floats(column.to_numpy(), f"column {name!r}"), TRUTHS
     if pd.api.types.is_numeric_dtype(kind):
@@ -69,6 +72,7 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
         cell_list = cells.tolist()
     else:
         cell_list = []
+    # one kind of missing cell, which ``factorize`` leaves out with the code -1
     objects = [None if is_missing(cell) else cell for cell in cell_list]
     present = [cell for cell in objects if cell is not None]
     texts = [cell for cell in present if isinstance(cell, str)]
@@ -86,8 +90,10 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
             f"covariate {name!r} holds text ({texts[0]!r}) beside {other!r}; make"
             " numbers of all values, or text of all, which is categories"
         )
+    # sorted, so that the codes do not depend on which level comes first in the rows
     codes, levels = pd.factorize(pd.Series(objects, dtype=object), sort=True)
     folded = [level.strip().lower() for level in levels]
+    # a file of text has no truth values, only their words
     if {*folded} <= {"false", "true"}:
         # a missing value has the code -1, which takes the last entry
         truths = np.array([*(level == "true" for level in folded), np.nan])
@@ -117,6 +123,8 @@ def check_quantities(levels: Collection[str], name: str) -> None:
         for level in levels
         if level not in plain and _QUANTITY.fullmatch(level.strip())
     ]
+    # labels such as "3 rooms" among words are categories; where most levels are
+    # amounts, so is the column
     if quantities and 2 * (len(quantities) + len(plain)) > len(levels):
         raise InputError(
             f"covariate {name!r} holds {quantities[0]!r}, a number with a sign or a"
@@ -162,6 +170,8 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
         if isinstance(kind, pd.CategoricalDtype):
             levels = kind.categories.tolist()
             known = set(levels)
+            # the future may have categories of its own, or plain text: only its values
+            # count
             present = ahead[name].dropna().unique().tolist()
             added = [level for level in present if level not in known]
             kinds[name] = pd.CategoricalDtype([*levels, *added])

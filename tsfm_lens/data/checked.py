@@ -38,6 +38,8 @@ Texts = Annotated[
 def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
     """Read the content of a YAML (or JSON) file."""
     try:
+        # ``exists`` raises for a name that the system cannot hold, so that it stands
+        # inside of ``try``
         missing = not file.exists()
         if missing:
             text = ""
@@ -48,9 +50,11 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
     if missing:
         raise missing_file(file, (".yaml", ".yml", ".json"))
     try:
+        # JSON is read by the same call, since YAML contains it
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InputError(f"{what} {str(file)!r} is no YAML: {error}") from error
+    # the traceback would be thousands of lines, hence ``from None`` below
     except RecursionError:
         raise InputError(
             f"{what} {str(file)!r} is nested too deeply to be read; expected {fields}"
@@ -98,6 +102,7 @@ def _complaint(
     if error["type"] == "extra_forbidden":
         fields = list(fields_at(error["loc"][:-1]))
         name = str(error["loc"][-1])
+        # ``get_close_matches`` finds no long name by its initials
         initials = [
             field
             for field in fields
@@ -112,6 +117,8 @@ def _complaint(
         name, tag, tags = (
             error["ctx"][key] for key in ("discriminator", "tag", "expected_tags")
         )
+        # pydantic hands over its tags as one text, each in quotes, and the
+        # discriminator in quotes, too
         near = get_close_matches(str(tag), tags.replace("'", "").split(", "), n=1)
         hint = ""
         if near:
@@ -135,6 +142,8 @@ def _complaint(
 
 
 # pydantic speaks of Python, and the file is YAML
+# longer phrases stand before those that they begin with, since all are replaced in this
+# order
 _PHRASES = {
     "Input should be a valid tuple": "expected a list",
     "Input should be a valid dictionary or instance of": "expected the fields of",

@@ -122,9 +122,11 @@ def as_series(
     # before any other name is bound, so that it holds the arguments alone
     arguments: dict[str, Any] = dict(locals())
     if isinstance(ids, Iterable) and not isinstance(ids, str):
+        # an iterator can be read only once, and ids are read twice
         ids = list(ids)
         check_distinct(ids, map(str, ids), "two ids")
     names = () if ids is None else texts(ids, "ids")
+    # checked before the data is read, which may take long
     freq = None if freq is None else known_frequency(freq)
     options = {
         name: arguments[name]
@@ -132,6 +134,8 @@ def as_series(
         if arguments[name] is not None
     }
     options = name_lists(options)
+    # tables of Arrow, polars and xarray are frames from here on, so that no branch
+    # below asks for them
     data = to_pandas(data)
     if future is not None:
         options["future"] = to_pandas(future)
@@ -149,10 +153,12 @@ def as_series(
         changes["starts"] = (start_time(start),) * len(batch)
     if changes:
         batch = replace(batch, **changes)
+    # after the frequency, whose own season gives way to one that is asked for
     return in_units(with_season(batch, seasonality), units)
 
 
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
+    # a text is a path, and never values
     if isinstance(data, str | Path):
         return read_series(data, freq=freq, **options)
     entries = _list_entries(data)
@@ -161,6 +167,8 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         and entries is None
         and any(isinstance(item, pd.Series) for item in _members(data))
     )
+    # an option without an effect would be lost silently, so that each must fit the form
+    # of the data
     for option, value in options.items():
         if option in _TEXT:
             raise InputError(
@@ -185,6 +193,7 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         return from_frame(data, freq=freq, **options)
     if isinstance(data, pd.Series):
         return _from_pandas(data, freq, **levels)
+    # before entries: a dict of columns with a target and ids passes for one
     if isinstance(data, Mapping):
         _check_no_columns(data)
     if entries is not None:
@@ -192,9 +201,11 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
     if isinstance(data, dict):
         return _items(tuple(data.values()), tuple(map(str, data)), freq, levels)
     if isinstance(data, list | tuple):
+        # a list of numbers is one series, whereas an array of two axes has one a row
         if data and all(np.isscalar(item) or is_missing(item) for item in data):
             return SeriesBatch((to_floats(data, "the series"),))
         return _items(data, None, freq, levels)
+    # told by their methods, because this package does not import torch
     if hasattr(data, "__array__") or hasattr(data, "detach"):
         array = to_floats(data, "the array")
         if array.ndim not in (1, 2, 3):
@@ -230,6 +241,7 @@ def _list_entries(data: Any) -> list[Any] | None:
             return list(data)
         return None
     # as gluonts' datasets, which are no lists
+    # ``Sized`` leaves generators out, of which ``next`` would take the first entry away
     is_dataset = (
         isinstance(data, Iterable)
         and isinstance(data, Sized)
@@ -281,6 +293,8 @@ def _check_no_columns(data: Mapping[Any, Any]) -> None:
     is_certain = any(name in TARGET_COLUMNS for name in names.values())
     for key in keys:
         kind = pd.api.types.infer_dtype(data[key], skipna=True)
+        # a key such as "year" may name a series of numbers; with dates or text in it,
+        # it cannot
         is_certain |= names[key] in _LABELS or kind in _NO_VALUES
     if is_certain:
         raise InputError(
@@ -311,6 +325,8 @@ def _items(
     names = names or tuple(f"series-{index}" for index in range(len(items)))
     check_unique(names)
     items = [to_pandas(item) for item in items]
+    # a Series with dates, ids or text must be read by its index, which only a frame's
+    # reader does
     by_index = [
         isinstance(item, pd.Series) and _needs_frame(item, levels) for item in items
     ]
@@ -320,6 +336,8 @@ def _items(
             for name, item in zip(names, items, strict=True)
             for row in _array_rows(name, item)
         ]
+        # one batch at once: a batch for each of thousands of arrays would be checked
+        # one by one
         return make_batch(rows)
     batches = []
     for name, item, is_indexed in zip(names, items, by_index, strict=True):
@@ -330,6 +348,7 @@ def _items(
                 batch = make_batch(_array_rows(name, item))
         except (InputError, UnknownNameError) as error:
             message = str(error)
+            # most messages name the series already
             if repr(name) not in message:
                 message = f"series {name!r}: {message}"
             raise type(error)(message) from error
@@ -346,11 +365,13 @@ def _items(
             f" {undated[0]!r}); give all alike"
         )
     full = SeriesBatch.concat(batches)
+    # the same note on reading comes with each Series, and is kept once
     return replace(full, notes=tuple(dict.fromkeys(full.notes)))
 
 
 def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
     """Return True for a Series that is more than numbers in the order of its rows."""
+    # the reader of arrays refuses several levels, since they are of several series
     if series.index.nlevels > 1:
         return False
     names = index_names(
@@ -435,6 +456,8 @@ def is_entry(data: Any) -> bool:
         isinstance(data, Mapping)
         and "target" in data
         and len(data) > 1
+        # a dict with a target and unknown names may be series by name, one of which is
+        # called "target"
         and set(data) & set(FIELDS) != {"target"}
     )
 
@@ -463,6 +486,8 @@ def from_entries(
             name = f"series-{number}"
         else:
             name = label(item, f"item_id of entry {number}")
+        # kept for the entries without an id, too, so that positions agree with those of
+        # ``entries``
         names.append(name)
         rows += _list_rows(entry, name)
     named = [
@@ -475,6 +500,7 @@ def from_entries(
     )
     starts = [entry.get("start") for entry in entries]
     freqs = {start.freqstr if isinstance(start, pd.Period) else "" for start in starts}
+    # gluonts has the frequency in its starts, which are periods
     if freq is None and len(freqs) == 1 and "" not in freqs:
         freq = stamp_frequency(freqs.pop())
     notes = _number(rows, categories)
@@ -499,14 +525,18 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
             for field in ("values", "futures")
             if row[field] is not None
         ]
+        # arrays of numbers are in their final form
         if name not in declared and all(piece.dtype.kind in "iuf" for piece in pieces):
             continue
         if any(row["is_category"] for row in owners):
             declared.add(name)
+        # as objects, since numpy would make text of numbers beside text
         cells = np.concatenate([piece.astype(object) for piece in pieces])
         coded[name] = read_cells(cells, name, name in declared)
         numbers, levels = coded[name]
         bounds = np.cumsum([len(piece) for piece in pieces])[:-1]
+        # in the order of ``pieces``: of each owner its values, then its future if it
+        # has one
         parts = iter(np.split(numbers, bounds))
         for row in owners:
             row["values"] = next(parts)
@@ -514,6 +544,7 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
             if row["futures"] is not None:
                 row["futures"] = next(parts)
     for row in rows:
+        # a batch has no such field
         del row["is_category"]
     return category_notes(coded, declared)
 
@@ -542,6 +573,8 @@ def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
         _row(name, values) | {"roles": "target"}
         for name, values in zip(names, targets, strict=True)
     ]
+    # False sorts before True, and sorting is stable, so that each role keeps the order
+    # of the entry
     rows += sorted(covariates, key=lambda row: row["roles"] == "known")
     start = entry.get("start")
     static = {
@@ -610,6 +643,7 @@ def _features(
                 f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)"
             )
         has_future = field == "feat_dynamic_real"
+        # gluonts lets a dynamic feature go on into the horizon
         if rows.shape[1] < steps or (not has_future and rows.shape[1] > steps):
             raise InputError(
                 f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}"
@@ -661,6 +695,7 @@ def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
         column.dtype, pd.CategoricalDtype
     ):
         return plain_array(column, what), False
+    # the code of a missing value is -1, which takes the last entry
     names = np.append(id_texts(column.cat.categories.to_series(), what), [None])
     return names[column.cat.codes], True
 
@@ -689,11 +724,14 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
     try:
         if not isinstance(value, str | date | np.datetime64 | pd.Period):
             raise InputError(f"expected a date, not {type(value).__name__}")
+        # ``NaT`` is a ``date`` to ``isinstance``, and that of numpy differs from itself
         if value is pd.NaT or value != value:
             raise InputError("leave it out where it is unknown")
         # alone, four digits may be a number of a step
         is_year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
         cell = f"{value}-01" if is_year else value
+        # as objects, so that pandas converts nothing before the reader of columns sees
+        # it
         times = read_times(pd.Series([cell], dtype=object), "start")
         if times.clock.dtype.kind != "M":
             raise InputError("it counts steps")

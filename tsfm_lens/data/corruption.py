@@ -50,6 +50,8 @@ def remove_motif(
     def remove(values: np.ndarray, name: str) -> np.ndarray:
         length = len(values)
         first = start + length if start < 0 else start
+        # 0 counts from the end, too, since a stretch that ends there could not be named
+        # otherwise
         end = stop + length if stop <= 0 else stop
         if not 0 <= first < end <= length or end - first == length:
             fault = f"is empty, all of it, or outside its {length} steps"
@@ -65,6 +67,7 @@ def remove_motif(
             # one repeat before the series begins may reach into it
             shifts = range(-(first // every) * every - every, length, every)
         for shift in shifts:
+            # negative bounds would count from the end of the array
             mask[max(first + shift, 0) : max(end + shift, 0)] = True
         out = values.copy()
         known = np.flatnonzero(~mask & np.isfinite(values))
@@ -72,6 +75,7 @@ def remove_motif(
             raise InputError(
                 f"series {name!r} has no value beside the motif to draw the line from"
             )
+        # beyond the first and the last value, ``interp`` goes on level
         out[mask] = np.interp(np.flatnonzero(mask), known, values[known])
         return out
 
@@ -146,6 +150,7 @@ def swap_season(
         phase = (np.arange(len(values)) - len(values)) % length
         profile = np.array([season[phase == step].mean() for step in range(length)])
         new_phase = (np.arange(len(values)) - len(values)) % new_period
+        # phases of the new season, in steps of the old one
         position = new_phase * (length / new_period)
         # the profile is closed: its last step goes over into its first
         closed = np.append(profile, profile[0])
@@ -168,10 +173,12 @@ def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.n
             f"series {name!r} has {len(values)} steps, a season of {period} needs"
             f" {2 * period} or more"
         )
+    # STL takes no missing value; those of the result come back with ``values - season``
     present = np.flatnonzero(np.isfinite(values))
     filled = np.interp(np.arange(len(values)), present, values[present])
     from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
 
+    # robust, so that single outliers do not become part of the season
     return np.asarray(STL(filled, period=period, robust=True).fit().seasonal)
 
 
@@ -211,5 +218,6 @@ def _corrupt(
                 " cannot be restored; leave keep_scale out"
             )
         factor = np.nanstd(old) / spread
+        # the moments are those of present values, since missing ones stay missing
         arrays[index] = (new - np.nanmean(new)) * factor + np.nanmean(old)
     return replace(batch, values=tuple(arrays))

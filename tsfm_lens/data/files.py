@@ -89,6 +89,7 @@ def read_series(
             notes = table.notes
         batch = from_frame(frame, **columns).noted(notes)
     except (InputError, UnknownNameError) as error:
+        # of the same class, and with the path as the caller wrote it
         raise type(error)(f"{path}: {error}") from error
     except (OSError, MemoryError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
@@ -100,6 +101,7 @@ def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
     if seasonality is None:
         return batch
     if (
+        # ``True`` is an ``int``, and would be a season of 1
         isinstance(seasonality, bool)
         or not isinstance(seasonality, int | np.integer)
         or seasonality < 1
@@ -108,6 +110,7 @@ def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
             f"seasonality is {seasonality!r}, expected a whole number of steps, 1 or"
             " more"
         )
+    # an empty tuple lets the batch give the season to each series anew
     return replace(batch, seasonality=int(seasonality), seasonalities=())
 
 
@@ -141,6 +144,8 @@ def list_columns(path: str | Path) -> list[str]:
 def _parquet(file: Path) -> pd.DataFrame:
     try:
         return from_arrow(pq.read_table(file))
+    # Arrow raises Python's own errors, too, for a file that is damaged or holds what
+    # pandas has not
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"it is no Parquet file that can be read: {error}") from error
 
@@ -153,6 +158,7 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     names = list(table.columns)
     option = options.get
     ids = id_names(option("id_column"), names)
+    # of several columns of ids one is enough here: all are in ``keys`` below
     key, time = key_and_time(names, ids[0] if ids else None, option("time_column"))
     keys = {*ids, key, time}
     covariates = set(
@@ -181,6 +187,8 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
             cells = table.numbers(name, _MIN_NUMBER_SHARE)
         elif not stays_text and table.is_numeric(name):
             # nobody reads these numbers, so they are not converted
+            # zeros will do: ``from_frame`` looks at the type alone, to note which
+            # unread columns are numbers
             columns[name] = np.zeros(len(table.columns[name]))
             continue
         if cells is None:
@@ -188,6 +196,8 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
         else:
             numeric.append(name)
         columns[name] = cells
+    # of all columns together, since one point elsewhere may tell how the file writes
+    # numbers
     table.check_points(numeric)
     stop = table.first_row + len(columns[names[0]])
     return pd.DataFrame(columns, index=pd.RangeIndex(table.first_row, stop), copy=False)

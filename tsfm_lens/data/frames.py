@@ -125,6 +125,8 @@ def from_frame(
     targets, variates, known, past, categories = names.values()
     table = frame
     id_option = id_column
+    # the levels of the index become columns first, so that all that follows finds ids
+    # and times by the names of columns alone
     frame, id_column, time_column = flat(frame, id_column, time_column)
     frame = without_arrow(frame)
     notes = []
@@ -147,12 +149,16 @@ def from_frame(
     if time is None:
         notes += _order_notes(table.index)
     if future is not None:
+        # ``id_option`` is as the caller wrote it: ``flat`` has joined the columns of
+        # the data already, and those of the future are still apart
         later = _flat_future(future, table.index.names, id_option, key, time)
         known, more = _known_in_future(
             frame, later, {time, key}, requested, known, past
         )
         notes += more
     roles = covariate_roles(frame.columns, known, past, {time, key})
+    # chosen before the future is appended, whose rows without targets would make
+    # objects of a column of truth values, which count as numbers
     columns = _values(frame, requested, {time, key, *roles})
     in_future = np.zeros(len(frame), dtype=bool)
     if future is not None:
@@ -164,6 +170,8 @@ def from_frame(
         times = read_times(frame[time], str(time), time_format)
     ids = None
     if key is not None:
+        # the rows of the future are in the frame by now, so that one call makes text of
+        # all ids
         ids = id_texts(frame[key], str(key))
     unread = [
         column
@@ -174,6 +182,7 @@ def from_frame(
     notes += _choices(frame, columns, unread, named)
     grouped = variates is not None or bool(roles)
     if ids is None:
+        # with an empty name, each series is named by its column alone
         groups = [("series-0" if grouped else "", np.arange(len(frame)))]
     else:
         groups = _groups(ids)
@@ -183,7 +192,10 @@ def from_frame(
         times = on_clock(times, owners, timezone, round_time)
     if times is not None and future is not None:
         _check_order(times, owners, in_future, frame.index)
+    # the columns that have a task for certain; of several values that nobody named, one
+    # may be an id in truth
     fixed = {time, *roles, *(columns if named or len(columns) == 1 else ())}
+    # a table without ids is one series, and no real column of ids has the name None
     id_series = pd.Series(0 if ids is None else ids, frame.index, name=key)
     _check_rows(frame, unread, id_series, times, fixed)
     grids: list[Grid] | None = None
@@ -194,9 +206,12 @@ def from_frame(
     # of each group: its rows that are no future, and the step after the last of them
     counts = [int((~in_future[rows]).sum()) for _, rows in groups]
     if grids is None:
+        # without timestamps, no step is missing, and rows count the steps
         stops = counts
     else:
         stops = [
+            # ``_check_order`` has made sure that, sorted by time, the first ``count``
+            # rows of a series are those of the data
             int(grid.positions[count - 1]) + 1
             for grid, count in zip(grids, counts, strict=True)
         ]
@@ -219,12 +234,15 @@ def from_frame(
     declared = declared_names(
         column_names(categories or (), frame.columns), [str(name) for name in roles]
     )
+    # a pandas category declares itself, even where its levels look like numbers
     declared |= {
         str(name)
         for name in roles
         if isinstance(frame[name].dtype, pd.CategoricalDtype)
     }
     coded = {
+        # read over all rows at once, so that a level has the same number in all series
+        # and in past and future
         name: read_covariate(frame[name], str(name), str(name) in declared)
         for name in roles
     }
@@ -232,6 +250,7 @@ def from_frame(
     notes += category_notes(by_text, declared)
     covariates = {name: (role, *coded[name]) for name, role in roles.items()}
     if variates is not None:
+        # an item is what becomes one group: all variates together, or each target alone
         items = [tuple(columns)]
     else:
         items = [(column,) for column in columns]
@@ -258,6 +277,7 @@ def from_frame(
         clock = timezone or "UTC"
     batch = make_batch(
         series,
+        # ``make_grids`` has given all series the same frequency
         freq=freq if grids is None else grids[0].freq,
         notes=tuple(notes),
         clock=clock,
@@ -283,6 +303,8 @@ def _check_not_wide(
     else:
         is_wide = not frame[key].duplicated().any()
     if not dates and is_wide:
+        # names of digits are dates only where the shape speaks for it, since a long
+        # table may have columns such as 2020 too
         dates, time_format = digit_dates(free)
     numeric = [name for name in free if pd.api.types.is_numeric_dtype(frame[name])]
     if not dates and is_wide and key is not None and _are_counted(numeric):
@@ -293,6 +315,7 @@ def _check_not_wide(
             f" as_series(frame.set_index({key!r}).loc[:,"
             f" {numeric[0]!r}:{numeric[-1]!r}].T.reset_index(drop=True))"
         )
+    # where most columns of numbers have other names, these are what the table is about
     if len(dates) < 2 or len(numeric) > 2 * len(dates):
         return
     keys = id_names(id_column, [*index_names(table.index, None, None), *table.columns])
@@ -307,6 +330,8 @@ def _check_not_wide(
         labels = [table.index.name or "index"]
     if len(labels) > len(columns):
         source = "frame.reset_index()"
+    # columns that ``_without_row_numbers`` has dropped are still in the caller's table,
+    # and ``melt`` would take their names for timestamps
     row_numbers = [
         name for name in table.columns if name not in columns and name not in dates
     ]
@@ -420,6 +445,8 @@ def _item_rows(
     ``end``. If that is None, it ends after the last target where covariates are known
     later.
     """
+    # the order is that of ``ROLES``, which a batch checks: ``covariates`` has past ones
+    # before known ones by :func:`covariate_roles`
     members: list[tuple[Any, ...]] = [
         (column, "target", values, None) for column, values in targets
     ]
@@ -429,6 +456,7 @@ def _item_rows(
         for _, _, values, _ in members
     ]
     if end is None and any(role == "known" for _, role, _, _ in members):
+        # a step with one variate is observed, and the others are missing there
         present = np.flatnonzero(np.isfinite(series[: len(targets)]).any(axis=0))
         if not len(present):
             names = ", ".join(repr(str(column)) for column, _ in targets)
@@ -459,10 +487,14 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     Text that reads as a number counts as one.
     """
     if (
+        # ``to_numpy`` of a category or of strings makes an array of objects or text, in
+        # which numbers must be looked for cell by cell
         not isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype)
         and column.dtype != object
     ):
         return to_floats(column.to_numpy(), f"column {name!r}")
+    # copied, because numbers are written into it and the caller's frame must stay as it
+    # is
     cells = column.to_numpy(dtype=object, copy=True)
     for position, cell in enumerate(cells):
         if not isinstance(cell, str):
@@ -496,8 +528,12 @@ def _check_rows(
     clocks = {}
     if times is not None:
         clocks = {"time": times.instants, "clock": times.clock}
+    # the instants tell apart the hour that a wall clock repeats in autumn, and the
+    # clock is what a message shows
     keys = pd.DataFrame({"id": ids, **clocks})
     repeats = np.flatnonzero(keys.duplicated())
+    # rows of one id with distinct times fit one series, whatever their other columns
+    # hold
     if times is not None and not len(repeats):
         return
     examples = []
@@ -562,6 +598,8 @@ def _find_id_columns(
         for name in frame
         if not pd.api.types.is_float_dtype(frame[name]) or (frame[name] % 1 == 0).all()
     ]
+    # as codes, ids of any type compare fast, and cells that are equal as text count as
+    # one id
     codes = {
         str(name): pd.factorize(frame[name].astype(str))[0]
         for name in candidates
@@ -576,6 +614,7 @@ def _find_id_columns(
         series = parts.drop(columns=["time", "clock"]).drop_duplicates()
         # columns of values tell rows apart, too, but make series of few times
         if (
+            # at least half of all pairs of series and time must occur
             len(series) * parts["time"].nunique() <= 2 * len(parts)
             and not parts.duplicated().any()
         ):
@@ -615,6 +654,7 @@ def _values(
 def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return each id with its rows, in order of first appearance."""
     codes, names = pd.factorize(ids)
+    # stable, so that rows of a series keep their order where no time sorts them
     rows = np.argsort(codes, kind="stable")
     by_id = np.split(rows, np.cumsum(np.bincount(codes))[:-1])
     return list(zip(map(str, names), by_id, strict=True))
@@ -642,6 +682,8 @@ def flat(
         repeated = frame.columns[frame.columns.duplicated()][0]
         raise InputError(f"the frame has two columns {str(repeated)!r}")
     index = frame.index
+    # a subclass, such as AutoGluon's TimeSeriesDataFrame, may override what is called
+    # below; this makes a plain frame of it without a copy
     frame = pd.DataFrame(frame)
     names = index_names(index, id_column, time_column)
     both = sorted(set(names) & set(map(str, frame.columns)))
@@ -671,6 +713,7 @@ def flat(
         ids = pd.Series(
             map("/".join, zip(*cells, strict=True)), frame.index, dtype=object
         )
+        # 'a/b' with 'c' and 'a' with 'b/c' would be one series
         if ids.nunique() < len(frame[keys].drop_duplicates()):
             raise InputError(
                 f"different ids of {_listed(keys)} are alike when joined by '/'; rename"
@@ -695,6 +738,8 @@ def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> lis
             index.dtype
         ):
             return []
+        # "timestamp" is one of ``TIME_COLUMNS``, by which the column is found again;
+        # "index" is what pandas calls a level without a name
         return ["timestamp" if holds_times(index) else "index"]
     is_row_number = (
         pd.api.types.is_integer_dtype(index.dtype)
@@ -752,6 +797,8 @@ def _without_row_numbers(
     ``to_csv`` makes such a column of an index.
     """
     for name in frame.columns:
+        # ``read_csv`` writes "Unnamed: 0" over a column without a name, other readers
+        # leave it empty
         if name in keys or not re.fullmatch(r"(Unnamed: \d+)?", str(name)):
             continue
         column = frame[name]
@@ -789,6 +836,7 @@ def key_and_time(
     key: Hashable | None = id_column
     if key is None:
         key = find([column for column in columns if column != time_column], ID_COLUMNS)
+    # a column cannot be both, and ids were asked for or found first
     free = [column for column in columns if column != key]
     return key, time_column or find(free, TIME_COLUMNS)
 
@@ -923,6 +971,7 @@ def _flat_future(
     try:
         later, *_ = flat(future, id_column, time)
     except (InputError, UnknownNameError) as error:
+        # of the same class, since callers catch a name that does not exist apart
         raise type(error)(f"future: {error}") from error
     for name, content in ((key, "ids"), (time, "timestamps")):
         if name is not None and name not in later.columns:
@@ -949,6 +998,7 @@ def _known_in_future(
         InputError: the future holds targets or a covariate without a past, or the data
             do not tell their target.
     """
+    # a future may keep an empty column of the target, which holds no value of it
     filled = [
         name for name in later.columns if name not in keys and later[name].notna().any()
     ]
@@ -1015,6 +1065,7 @@ def _find_targets(
         if name not in excluded and pd.api.types.is_numeric_dtype(frame[name])
     ]
     targets = [name for name in numeric if name not in covariates]
+    # one column of numbers that the future lacks can only be the target
     if len(targets) > 1:
         raise InputError(
             f"any of the columns {_listed(targets)} may be the target, and future has"
@@ -1041,6 +1092,7 @@ def _continued(
     columns = [
         name for name in names if name in later.columns and later[name].notna().any()
     ]
+    # targets stay out: their rows of the future become NaN in ``concat``
     later = later[columns if key is None else [key, *columns]]
     if key is not None:
         ids = id_texts(frame[key], str(key))
@@ -1097,6 +1149,8 @@ def _late_notes(
     for (name, rows), grid, count in zip(groups, grids, counts, strict=True):
         if count == len(rows):
             continue
+        # the row ``count`` of the sorted ones is the first of the future, see
+        # ``_check_order``
         missing = int(grid.positions[count] - grid.positions[count - 1]) - 1
         if missing:
             first = time_text(times.clock[rows[grid.order[count]]])
@@ -1115,6 +1169,7 @@ def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[st
 
     A text that is itself the name of a column is not split.
     """
+    # a whole name goes first, since commas occur in names of columns such as "Load, MW"
     name_lists = [[text] if text in columns else text.split(",") for text in texts]
     return [
         name if name in columns else name.strip()
@@ -1132,6 +1187,7 @@ def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:
     """
     if id_column is None:
         return []
+    # a column may be named by a number or a tuple, which is no list of names
     if isinstance(id_column, Hashable) and id_column in {*columns}:
         return [id_column]
     names = column_names(texts(id_column, "id_column"), columns)

@@ -30,6 +30,8 @@ _LETTERS = {
     word: letter for letter, words in _SPELLINGS.items() for word in words.split()
 } | dict(zip("WDB", "WDB", strict=True))
 """Every spelling -> one letter, as GIFT-Eval and gluonts use it."""
+# periods and stamps spell the same unit differently in pandas: "M" is a period, and
+# "MS" its first day
 _PERIODS = {"A": "Y", "H": "h", "T": "min", "S": "s"}
 _STAMPS = {"A": "YS", "Q": "QS", "M": "MS", "H": "h", "T": "min", "S": "s"}
 _MONTHS = (
@@ -48,6 +50,8 @@ _MONTHS = (
 )
 _DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
+# offsets whose dates stand for a whole period; weeks are none, since a date within one
+# may be the day on which its series counts
 _BEGINNINGS = (pd.offsets.MonthBegin, pd.offsets.QuarterBegin, pd.offsets.YearBegin)
 _ENDS = (pd.offsets.MonthEnd, pd.offsets.QuarterEnd, pd.offsets.YearEnd)
 
@@ -58,6 +62,7 @@ def read_offset(freq: Any) -> Any:
 
     A calendar is "MonThu", or a range less some dates: "Mon-Sat,2024-12-25".
     """
+    # offsets and None are not split, and go on to pandas as they are
     days, *dates = freq.split(",") if isinstance(freq, str) else [""]
     first, _, last = days.upper().partition("-")
     if first[:3] not in _DAYS:
@@ -65,6 +70,8 @@ def read_offset(freq: Any) -> Any:
     if last:
         start = _DAYS.index(first)
         stop = _DAYS.index(last)
+        # two weeks in a row, so that a range such as Sat-Wed may pass Sunday; numpy
+        # reads days spelled as "Mon"
         days = " ".join((_DAYS * 2)[start : start + (stop - start) % 7 + 1]).title()
     return pd.offsets.CustomBusinessDay(
         weekmask=days, holidays=list(map(date.fromisoformat, dates))
@@ -92,6 +99,7 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
     try:
         # a date inside a period stands for the period
         if isinstance(offset, _BEGINNINGS):
+            # without its time of day, which ``rollback`` would keep
             return offset.rollback(stamp.normalize())
         if isinstance(offset, _ENDS):
             return offset.rollforward(stamp.normalize())
@@ -158,6 +166,7 @@ def without_gaps(
         return ""
     days = pd.date_range(start, periods=len(past) + len(future), freq=offset)
     present = days[np.isfinite(np.append(past, future))]
+    # of the future alone, since gaps of the past may be missing values
     absent = pd.date_range(days[len(past)], days[-1]).difference(present)
     calendar = format_calendar(
         present.weekday, absent[absent.weekday.isin(present.weekday)]
@@ -206,6 +215,7 @@ def stamp_frequency(freq: str) -> str:
     multiple, letter, anchor = parse_frequency(freq)
     alias = _STAMPS.get(letter, letter)
     if anchor:
+        # a period begins the day or month after the last of the one before
         alias += f"-{_shift(_ANCHORS[letter], anchor, 1)}"
     if multiple > 1:
         return f"{multiple}{alias}"
@@ -243,6 +253,7 @@ def _find_start(start: Any, freq: str) -> pd.Timestamp | None:
             return None
         beginning = pd.Period(stamp, freq=unit).start_time
         if letter == "B":
+            # a start on a weekend is that of the next business day
             return pd.offsets.BusinessDay().rollforward(beginning)
         return beginning
     except (pd.errors.OutOfBoundsDatetime, OverflowError):

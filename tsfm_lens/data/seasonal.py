@@ -22,11 +22,15 @@ def seasonal_error(series: np.ndarray, season: int) -> float:
     NaN if it is 0 or there is no pair of values. A series shorter than its season is
     compared at a distance of one step.
     """
+    # as in ``gluonts.ev.ts_stats``: a series as long as its season has no pair, and
+    # gives NaN
     if not (season <= len(series)):
         season = 1
     values = known_values(series)
     change = np.abs(values[season:] - values[:-season])
     valid = change[~np.isnan(change)]
+    # a constant series has differences, and all are 0: an error cannot be scaled by
+    # that
     if valid.any():
         return float(valid.mean())
     return np.nan
@@ -41,6 +45,8 @@ def filled(series: np.ndarray) -> np.ndarray:
     values = known_values(series)
     if not np.isnan(values).any():
         return values
+    # forward first, since a forecast must not see a later value where an earlier one is
+    # known
     return pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
 
 
@@ -60,4 +66,5 @@ def last_season(
     deviation = 0.0
     if length > season:
         deviation = float(np.sqrt(np.sum(change**2) / (length - season)))
+    # ``np.resize`` repeats the array, unlike the method ``resize``, which pads with 0
     return np.resize(last, horizon), deviation

@@ -22,6 +22,7 @@ from tsfm_lens.core.errors import InputError, MissingExtraError, missing_extra
 from tsfm_lens.data.text import file_content
 from tsfm_lens.data.values import label
 
+# the marker of a message and a length of 0, as Arrow's format of streams ends
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -65,6 +66,7 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
         for entry in (
             _json_rows(file)
             if is_json
+            # JSON is read without gluonts, which is an extra
             else gluonts_module("dataset.arrow").File.infer(file)
         ):
             if (
@@ -78,12 +80,15 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
                     holds = repr(entry)[:80]
                 raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
             yield entry | {"target": np.asarray(entry["target"], dtype=np.float32)}
+    # a missing library says nothing about the file, so that its message stays as it is
     except MissingExtraError:
         raise
     except InputError as error:
         message = str(error)
         raise InputError(
             message
+            # messages from above name the file already, those of gluonts and of JSON do
+            # not
             if str(file) in message
             else f"{file} is not a dataset of gluonts: {message}"
         ) from error
@@ -137,7 +142,10 @@ def _shards(folder: Path) -> list[Path]:
 def _batches(file: Path) -> list[pa.RecordBatch]:
     try:
         with pa.memory_map(str(file)) as source:
+            # the buffers of the batches keep the mapping alive when the file is closed
             batches = list(pa.ipc.open_stream(source))
+            # read while the file is open, and judged below: a stream that is no Arrow
+            # at all fails first
             source.seek(max(0, source.size() - len(_END_OF_STREAM)))
             end = source.read()
     except (pa.ArrowInvalid, OSError, EOFError) as error:
@@ -192,6 +200,8 @@ def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
             raise InputError(
                 f"{file}: series {name!r} has variates of {sorted(steps)} steps"
             )
+        # a list of lists is (variate, time), whose rows lie one after the other in the
+        # flat array
         count = len(cells)
         cells = cells.flatten()
     if not (pa.types.is_floating(cells.type) or pa.types.is_integer(cells.type)):
@@ -201,6 +211,8 @@ def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
     # a view of the mapped file, if nothing must be converted
     values = cells.to_numpy(zero_copy_only=False)
     if values.dtype not in (np.float32, np.float64):
+        # half precision and whole numbers alike; single precision is kept, since it
+        # holds what is stored
         values = values.astype(np.float64)
     return values.reshape(count, -1)
 

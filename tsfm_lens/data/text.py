@@ -36,6 +36,7 @@ _DEFUSED = re.compile(rf"{_CELL_START}'('*)(?={_TRIGGER})")
 # a trigger without an apostrophe, which defused() never leaves
 _RAW = re.compile(rf"{_CELL_START}(?={_TRIGGER})")
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+# NUMBER stays a text, of which Arrow, whose engine is RE2, builds its own patterns
 _NUMBER = re.compile(NUMBER)
 ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
@@ -130,6 +131,8 @@ class TextTable:
             InputError: so many do, but a cell is no number under the options given.
         """
         cells, masks = self._matches(name)
+        # missing cells are True in the masks, so that shares must be of the valid ones
+        # alone
         valid = _mask(cells.is_valid())
         decimal = self.decimal or "."
         wrong = np.flatnonzero(valid & ~masks[decimal])
@@ -151,6 +154,8 @@ class TextTable:
                         for cell in plain.to_pylist()
                     ]
                 )
+        # a column of numbers in another spelling than that of the options is refused
+        # below, and not left as text
         looks_numeric = masks["."] | masks[","] | masks["thousands"]
         if looks_numeric[valid].mean() < share:
             return None
@@ -159,6 +164,8 @@ class TextTable:
         cell = cells[row].as_py()
         location = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
         if masks["thousands"][row] and not masks[other_decimal][valid].all():
+            # the sign after the first digits separates thousands; the decimal sign can
+            # only come last
             first_sign = cell.lstrip("+-").lstrip("0123456789")[0]
             separator = next(
                 name for name, form in _SEPARATORS.items() if re.match(form, first_sign)
@@ -227,6 +234,7 @@ class TextTable:
             )
             is_ambiguous = pc.match_substring_regex(points, _AMBIGUOUS_POINT)
             # any other point shows that all are decimal signs
+            # of no cells, ``pc.all`` gives null unless ``min_count`` is 0
             if not pc.all(is_ambiguous, min_count=0).as_py():
                 return
             if len(points) and not example:
@@ -245,6 +253,7 @@ class TextTable:
         missing cell is null, and True in each mask, so that it refutes none.
         """
         texts = pc.utf8_trim_whitespace(self.columns[name])
+        # nulls pass through all kernels below, so that no pattern has to spell them
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
         if self.thousands is not None:
             separator = _SEPARATORS[self.thousands]
@@ -279,6 +288,8 @@ def file_content(file: Path) -> bytes:
     """
     if not file.name.lower().endswith(".gz"):
         return file.read_bytes()
+    # a constant series of any length compresses far beyond the ratio, and is read as
+    # long as it is small
     limit = max(_SMALL, _MAX_EXPANSION * file.stat().st_size)
     try:
         with gzip.open(file) as stream:
@@ -343,13 +354,18 @@ def read_table(
     else:
         delimiter = _parse_delimiter(delimiter)
     rows = _rows(text, delimiter)
+    # as written for now: whether they are values is asked before any apostrophe is
+    # dropped
     names = [cell.strip() for cell in rows[0]]
     if header is None:
         _refuse_values(names)
         header = True
     if header:
         names = [
-            name or f"Unnamed: {index}" for index, name in enumerate(restored(names))
+            # the name that pandas gives to such a column, by which :mod:`.frames` knows
+            # it
+            name or f"Unnamed: {index}"
+            for index, name in enumerate(restored(names))
         ]
         first_row = 2
         body = rows[1:]
@@ -361,10 +377,12 @@ def read_table(
         repeated = next(name for name in names if names.count(name) > 1)
         raise InputError(f"two columns are named {repeated!r}")
     stop = len(body)
+    # only at the end: an empty row between others is a step without values
     while stop and not any(cell.strip() for cell in body[stop - 1]):
         stop -= 1
     if not stop:
         raise InputError(f"there are no rows below the header ({', '.join(names[:8])})")
+    # ``_rows`` has made sure that all rows have the same width
     cells_by_column = zip(*body[:stop], strict=True)
     columns = dict(zip(names, map(pa.array, cells_by_column), strict=True))
     # with a single column these are the blank lines that many files end with
@@ -398,9 +416,11 @@ def _decode(content: bytes, encoding: str | None) -> str:
         raise InputError(
             f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'"
         ) from error
+    # UTF-16 without a byte order mark decodes as UTF-8, with a NUL beside each letter
     if "\0" in text:
         row = text.partition("\0")[0].count("\n") + 1
         raise InputError(f"row {row} holds a NUL: this is not a text file")
+    # an encoding that is given, such as utf-8, leaves the mark in the text
     text = text.removeprefix("\ufeff").lstrip("\r\n")
     if not text.strip():
         raise InputError("the file is empty")
@@ -411,6 +431,7 @@ def _parse_delimiter(delimiter: str) -> str:
     """Return the sign that the option delimiter stands for."""
     names = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}
     sign = names.get(delimiter, delimiter)
+    # a letter, a digit or a sign of numbers would cut through values
     if len(sign) != 1 or sign in "\"\r\n'.+-\0" or sign.isalnum() or not sign.isascii():
         raise InputError(
             f"delimiter={delimiter!r} is not a single sign; expected ',', ';', '|',"
@@ -425,6 +446,7 @@ def _find_delimiter(text: str, file: Path, decimal: str | None) -> str:
     If it has none, the file has one column, and any sign will do that no cell uses.
     """
     first, _, rest = text.partition("\n")
+    # a quoted name may hold a delimiter, as in "Load, MW"
     unquoted = re.sub('"[^"]*"', "", first)
     signs = [sign for sign in _DELIMITERS if sign in unquoted]
     if len(signs) > 1:
@@ -441,6 +463,8 @@ def _find_delimiter(text: str, file: Path, decimal: str | None) -> str:
             "blanks may separate the columns; give delimiter='space', or delimiter=','"
             " for one column"
         )
+    # a comma would cut decimals in two, and a file called .tsv has tabs further down if
+    # any
     if decimal == "," or ".tsv" in file.name.lower():
         return "\t"
     return ","
@@ -452,6 +476,8 @@ def _rows(text: str, delimiter: str) -> list[list[str]]:
         # blanks at the end of a line separate nothing
         text = re.sub(r" +(?=\r?\n|\Z)", "", text)
     reader = csv.reader(
+        # with ``newline=""``, a lone carriage return ends a line, too, and line breaks
+        # inside quotes stay as written
         io.StringIO(text, newline=""),
         delimiter=delimiter,
         strict=True,
@@ -465,6 +491,8 @@ def _rows(text: str, delimiter: str) -> list[list[str]]:
             f" {error}"
         ) from error
     width = len(rows[0])
+    # asked once, since the search through all cells is slow and most files have no
+    # quotes
     quoted = '"' in text
     # an empty line of a single column is a missing value
     rows = [row or [""] for row in rows if row or width == 1]
@@ -521,6 +549,7 @@ def _refuse_values(first: Sequence[str]) -> None:
 
 
 def _mask(array: pa.Array) -> np.ndarray:
+    # Arrow packs truth values in bits, of which numpy has no view
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
 
 
@@ -561,6 +590,8 @@ def to_csv(frame: pd.DataFrame, **options: Any) -> str:
         ) or pd.api.types.is_datetime64_any_dtype(column):
             continue
         texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
+        # by position, because ``defused`` names may repeat; as objects, since pandas
+        # would make its own type of text
         safe.isetitem(position, pd.array(texts, dtype=object))
     text: str = safe.to_csv(index=False, lineterminator="\n", **options)
     return text

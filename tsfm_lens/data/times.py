@@ -24,13 +24,17 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data.frequencies import nearest_dates, read_offset
 from tsfm_lens.data.text import MISSING, NUMBER
 
+# a date in digits alone, such as 20240131, is read only with a format, since it may be
+# a number; with a time after a T it is none
 _ISO_DATE = re.compile(
     r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?(Q[1-4]|W\d\d)"
 )
 _OFFSET = r"Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?"
+# an offset counts only after a time of day, since the -05 in 2020-01-05 is a day
 _ZONED = re.compile(
     rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I
 )
+# the years 1700 to 2199; a number with another year in it is rather a step
 _MONTH = re.compile(r"(0[1-9]|1[0-2])\.(1[789]|2[01])\d{2}")
 _YEAR_MONTH = re.compile(r"(1[789]|2[01])\d\d\.(0?[1-9]|1[0-2])")
 _CENTURY = r"(?:1[789]|2[01])\d\d"
@@ -52,6 +56,7 @@ _INTERVALS = (
     *("1s", "2s", "5s", "10s", "15s", "30s", "1min", "2min", "5min", "10min"),
     *("15min", "20min", "30min", "1h", "2h", "3h", "6h", "12h", "1D"),
 )
+# as seconds since 1970, it is a day in March 1973
 _STEPS = 10**8  # larger numbers are no steps
 # the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
 _FIRST = pd.Timestamp("1678-01-01")
@@ -73,6 +78,7 @@ _SPARSE = 0.2
 """
 _SCAN_LIMIT = 200
 _DAY = 86_400 * 10**9
+# the day on which clocks go forward has 23 hours
 _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the wall
 
 
@@ -130,6 +136,7 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
     cells = column.tolist()
     if all(isinstance(cell, date | np.datetime64 | pd.Period) for cell in cells):
         return _from_objects(cells, column, name)
+    # before numbers and text part, since such months come as either
     if time_format == "%Y.%m":
         return _from_text(_months(cells, name), column, name, time_format)
     if all(isinstance(cell, str) for cell in cells):
@@ -140,11 +147,13 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
         if time_format not in (None, *_UNITS) or are_months or not are_numbers:
             return _from_text(cells, column, name, time_format)
         cells = [
+            # nanoseconds since 1970 have 19 digits, of which a float keeps 15 or 16
             int(cell) if re.fullmatch(r"[+-]?\d+", cell) else float(cell)
             for cell in cells
         ]
     if all(
         isinstance(cell, int | float | np.number | Decimal)
+        # ``bool`` is a subclass of ``int``
         and not isinstance(cell, bool)
         for cell in cells
     ):
@@ -170,6 +179,8 @@ def resembles_dates(column: pd.Series) -> bool:
 
     That includes text that :func:`read_times` refuses.
     """
+    # each candidate column of a frame is asked, and twenty cells tell text of dates
+    # from other text
     cells = _plain(column.dropna().head(20))
     if cells.empty or holds_dates(cells.dtype):
         return not cells.empty
@@ -212,6 +223,7 @@ def _plain(column: pd.Series) -> pd.Series:
     # categories may be of Arrow's types, and Arrow's dictionaries become categories
     while isinstance(column.dtype, pd.ArrowDtype | pd.CategoricalDtype):
         if isinstance(column.dtype, pd.ArrowDtype):
+            # days become dates of numpy at once, and no Python objects one by one
             cells = pa.array(column.array).to_pandas(
                 integer_object_nulls=True, date_as_object=False
             )
@@ -229,6 +241,8 @@ def _dates(
     Raises:
         InputError: a date is beyond the years that nanoseconds hold.
     """
+    # compared in the unit that they came in, since ``as_unit`` refuses a date that
+    # nanoseconds do not hold without naming its row
     instants = clock if utc is None else utc
     beyond = np.flatnonzero((instants < _FIRST) | (instants >= _END))
     if len(beyond):
@@ -252,6 +266,7 @@ def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
     for cell, row in zip(cells, column.index, strict=True):
         try:
             if isinstance(cell, pd.Period):
+                # a period stands for its beginning, the default of pandas
                 stamp = cell.to_timestamp()
             else:
                 stamp = pd.Timestamp(cell)
@@ -259,6 +274,8 @@ def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
             if stamp.tz is not None:
                 instant = stamp.tz_convert(None)
             if not _FIRST <= instant < _END:
+                # caught below with the errors of pandas, which have the same message
+                # here
                 raise OverflowError
         except (ValueError, OverflowError) as error:
             raise InputError(
@@ -290,6 +307,7 @@ def _from_numbers(
         raise InputError(
             f"column {name!r} holds a number that is not a time: {error}"
         ) from error
+    # whole numbers beyond int64 make an array of uint64 or of objects
     if numbers.dtype.kind != "i" and (time_format is not None or are_integers):
         raise InputError(
             f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones"
@@ -304,6 +322,7 @@ def _from_numbers(
     if are_integers:
         formats = _date_formats(numbers)
     else:
+        # ten digits hide the rounding of a float, as in 2017.1000000000001
         texts = [f"{cell:.10g}" for cell in cells]
         are_months = all(map(_YEAR_MONTH.fullmatch, texts))
         # of quarters none is the eleventh
@@ -329,10 +348,13 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
     Numbers of steps have none.
     """
     years, weeks = np.divmod(numbers, 100)
+    # within a single year, weeks are steps of 1 like any others; above 12, the last two
+    # digits are no months
     if 1700 < years.min() < years.max() < 2200 and 12 < weeks.max() <= 53:
         return ["%G%V", "%Y%U"]
     texts = numbers.astype(str)
     widths = np.char.str_len(texts)
+    # the commonest width, since a single mistyped number must not make steps of dates
     digits = int(np.bincount(widths).argmax())
     formats: list[str] = []
     if np.abs(numbers).max() >= _STEPS:
@@ -361,6 +383,8 @@ def _months(cells: list[Any], name: str) -> list[str]:
         f"{cell:.10g}" if isinstance(cell, float | Decimal) else str(cell).strip()
         for cell in cells
     ]
+    # one January as .01 shows that months have two digits, and then .1 is an October
+    # that lost its zero
     if any(text[4:6] == ".0" for text in texts):
         return [text.ljust(7, "0") for text in texts]
     short = [text for text in texts if len(text) == 6]
@@ -379,6 +403,7 @@ def _from_text(
 
     All cells have an offset from UTC, or none has.
     """
+    # each text once, since the series of a panel repeat their times
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
     if 0 < sum(zone is not None for zone in zones.values()) < len(zones):
         bare_text = next(text for text, zone in zones.items() if zone is None)
@@ -389,23 +414,29 @@ def _from_text(
     bare = pd.Series(
         [zone[1].strip() if (zone := zones[text]) else text for text in texts]
     )
+    # the ISO8601 of pandas has neither quarters nor weeks, so that each gets a form
+    # that it can read
     if time_format is None and bare.str.fullmatch(r"\d{4}-?Q[1-4]").all():
         bare = bare.map(lambda text: f"{text[:4]}-{3 * int(text[-1]) - 2:02d}")
     if time_format is None:
         form = "ISO8601"
     else:
+        # the offset is cut off above, where the form would look for it
         form = time_format.removesuffix("%z").strip()
     if form == "ISO8601" and bare.str.fullmatch(r"\d{4}-W\d\d").all():
         form = "%G-W%V"
     iso = time_format is not None or bare.str.fullmatch(_ISO_DATE)
     week = None
     if not re.search("%[aAuw]", form):
+        # a form that also has the day of the week is complete
         week = re.search("%[UVW]", form)
     if week:
         # pandas reads a week only with a day; Sunday begins the weeks of %U
         bare = bare + (" 0" if week[0] == "%U" else " 1")
         form = f"{form} %w"
     try:
+        # coerced, so that the message can name the first cell that is wrong, and its
+        # row
         stamps = pd.to_datetime(bare, format=form, errors="coerce")
     except (ValueError, TypeError) as error:
         raise InputError(
@@ -489,6 +520,8 @@ def on_clock(
         )
     utc = times.utc
     if zone is not None:
+        # ``tz_localize`` takes more than the names of zones, such as "dateutil/…" and
+        # plain offsets
         if zone not in available_timezones():
             raise unknown_name("time zone", zone, available_timezones())
         utc = np.empty_like(times.clock)
@@ -511,6 +544,7 @@ def on_clock(
                 ) from error
     clock = pd.DatetimeIndex(times.clock)
     try:
+        # rounding to nanoseconds changes nothing, so that one path serves both options
         shift = (clock.round(interval or "ns") - clock).to_numpy()
     except ValueError as error:
         raise InputError(
@@ -521,6 +555,8 @@ def on_clock(
     if interval:
         largest = pd.Timedelta(np.abs(shift).max())
         note = f"times are rounded to {interval}, by up to {largest}"
+    # shifted as the clock is: rounding to days in UTC would hit another hour of the
+    # zone
     rounded_utc = None if utc is None else utc + shift
     return Times(times.clock + shift, rounded_utc, note)
 
@@ -534,6 +570,8 @@ def _jitter(index: pd.DatetimeIndex) -> str:
         return ""
     step = pd.Timedelta(np.median(np.diff(index)))
     for interval in _INTERVALS:
+        # any time is within half an interval of its grid, so that only less than that
+        # shows one
         tolerance = 0.4 * pd.Timedelta(interval)
         if (
             abs(step - tolerance / 0.4) < tolerance
@@ -559,6 +597,7 @@ def make_grids(
         steps = np.diff(np.sort(times.utc[groups[0][1]]))
         utc = {"UTC": times.utc}
         # the clock that is more likely to be regular is tried first
+        # the first series decides for all, which share one frequency
         if len(steps) and int(np.median(steps)) >= _LOCAL:
             clocks = clocks | utc
         else:
@@ -573,6 +612,8 @@ def make_grids(
         for (group, group_rows), grid in zip(groups, grids, strict=True):
             if times.utc is None:
                 break
+            # in the order of the local clock, time goes back in UTC only if an offset
+            # is wrong
             steps = np.diff(times.utc[group_rows[grid.order]])
             if (steps <= np.timedelta64(0)).any():
                 raise InputError(
@@ -600,6 +641,7 @@ def _all_grids(
 
     def grid(group: str, rows_of_group: np.ndarray, step: str | None) -> Grid:
         times = stamps[rows_of_group]
+        # an array cannot be a key, and its bytes can
         key = (times.tobytes(), step)
         if key not in cache:
             cache[key] = _grid(times, rows[rows_of_group], group, step)
@@ -628,6 +670,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
 
     Messages name the rows of ``rows``.
     """
+    # stable, so that of two equal times the message names the earlier row first
     order = np.argsort(times, kind="stable")
     times = times[order]
     rows = rows[order]
@@ -669,12 +712,17 @@ def time_text(time: Any) -> str:
 
 def _step_positions(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     """Place step numbers on the grid of their commonest distance."""
+    # a single number has no distance, and any step will do
     if len(times) == 1:
         return "step 1", np.zeros(1, dtype=np.int64)
     sizes, counts = np.unique(np.diff(times), return_counts=True)
     if times.dtype.kind == "i":
+        # the commonest of exact distances: gaps make others, and many gaps move a
+        # median
         step = sizes[np.argmax(counts)]
     else:
+        # rounding makes nearly all distances of floats different, so that none is the
+        # commonest
         step = np.median(np.diff(times))
     exact = (times - times[0]) / step
     positions = np.round(exact)
@@ -717,6 +765,8 @@ def _date_positions(
             step = np.inf  # the last date of pandas is near
         estimate = int((index[-1].value - first.value) / step)
         # a calendar's steps are counted only once they are known to be few
+        # twice what is allowed, since the estimate may be off; the exact count is
+        # checked by the caller
         if estimate > 2 * (_FREE + _SLACK * len(index)):
             _check_length(
                 np.array([0, estimate]),
@@ -732,6 +782,7 @@ def _date_positions(
                 f"series {name!r} cannot stand on a grid of frequency {freq!r} from"
                 f" {first} to {index[-1]}: {error}"
             ) from error
+        # -1 where a timestamp is not on the grid
         positions = grid.get_indexer(index)
         off_grid = np.flatnonzero(positions < 0)
     if len(off_grid):
@@ -757,6 +808,7 @@ def _check_length(
     length = int(positions[-1]) + 1
     values = len(positions)
     is_sparse = times.dtype.kind != "M" and length - values > _SPARSE * length
+    # a single value has no gap to name
     if values < 2 or (length <= _FREE + _SLACK * values and not is_sparse):
         return
     cure = "Fix the mistyped time, give the true freq=…, or cut the series in two"
@@ -790,11 +842,15 @@ def _frequency(index: pd.DatetimeIndex) -> str | None:
             pd.tseries.frequencies.to_offset(pd.Timedelta(int(steps[0]), "ns")).freqstr
         )
     sizes, counts = np.unique(steps, return_counts=True)
+    # three timestamps at the commonest distance are the least from which pandas infers
+    # a frequency
     pairs = np.flatnonzero(
         (steps[:-1] == steps[1:]) & (steps[1:] == sizes[np.argmax(counts)])
     )
     # pandas infers nothing from timestamps with a gap
     stretches = [index, *(index[first : first + 3] for first in pairs[:_SCAN_LIMIT])]
+    # steps of unequal length need more than three: twelve cover every month of a year,
+    # or two weekends between business days
     stretches += [
         index[first : first + 12] for first in range(min(len(index) - 11, _SCAN_LIMIT))
     ]

@@ -50,6 +50,8 @@ def to_floats(values: Any, what: str) -> np.ndarray:
             for position, item in enumerate(array.reshape(-1))
         ]
         array = np.array(floats).reshape(array.shape)
+    # ``np.array`` copies also what is float64 already, so that a batch never shares
+    # memory with its caller
     return np.array(array, dtype=np.float64)
 
 
@@ -58,6 +60,7 @@ def plain_array(values: Any, what: str) -> np.ndarray:
 
     Text stays text, and masked values become NaN.
     """
+    # told by a method, because this package does not import torch
     if hasattr(values, "detach"):
         values = _from_tensor(values, what)
     values = to_pandas(values)
@@ -86,11 +89,15 @@ def plain_array(values: Any, what: str) -> np.ndarray:
         raise InputError(
             f"{what} is not a regular array of numbers: {error}"
         ) from error
+    # numpy converts durations and dates to float64 without a word, as counts of their
+    # unit
     if array.dtype.kind in _NO_NUMBERS:
         raise InputError(f"{what} holds {array.dtype}, expected real numbers")
     if missing is not None:
         if array.dtype.kind in "US":
             array = array.astype(object)
+        # with NaN, whole numbers and truth values become floats, and objects stay
+        # objects
         array = np.where(missing, np.nan, array)
     return array
 
@@ -101,6 +108,8 @@ def is_missing(item: object) -> bool:
         item is None
         or item is pd.NA
         or item is np.ma.masked
+        # NaN is the only float that differs from itself; ``pd.isna`` is slow for single
+        # cells
         or (isinstance(item, float) and item != item)
     )
 
@@ -112,6 +121,7 @@ def _is_nested(item: Any) -> bool:
 def _plain_item(item: Any, what: str) -> Any:
     if item is np.ma.masked:
         return None
+    # arrays without axes are numbers, which stay as they are
     if _is_nested(item) and getattr(item, "ndim", None) != 0:
         return plain_array(item, what)
     return item
@@ -181,7 +191,9 @@ def label(value: Any, what: str) -> str:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Decimal):
+        # ``str`` would write 1E+3 for some decimals
         return format(value, "f")
+    # ``str`` of bytes is "b'…'", which nobody meant
     if isinstance(value, bytes) or not isinstance(value, Hashable):
         raise InputError(
             f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a"
@@ -196,6 +208,7 @@ def check_distinct(values: Iterable[Any], names: Iterable[str], what: str) -> No
     for value, name in zip(values, names, strict=True):
         first = name
         if isinstance(value, Hashable):
+            # 1, 1.0 and True are equal and hash alike, and only their texts differ
             first = seen.setdefault(value, name)
         if first != name:
             raise InputError(
@@ -220,6 +233,7 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
     what = f"a value of column {name!r}"
     if (
         pd.api.types.is_float_dtype(column)
+        # up to 2**53, a float holds each whole number exactly
         and ((column % 1 == 0) & (column.abs() < 2**53)).all()
     ):
         # pandas makes decimals of whole numbers that stand beside missing ones
@@ -266,6 +280,7 @@ def to_pandas(data: Any) -> Any:
             f"the {name} cannot be converted to pandas: {error}; give the pandas frame"
             " itself"
         ) from error
+    # numpy would make an array of its rows, in which the columns have lost their names
     if hasattr(data, "columns") and hasattr(data, "__array__"):
         raise InputError(
             f"{name} has columns with names, which are not read as rows; give it as a"
@@ -300,6 +315,7 @@ def without_arrow(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kind(kind: pa.DataType) -> Any:
+    # pandas would make Python objects of decimals, and float64 would round them
     if pa.types.is_decimal(kind):
         return pd.ArrowDtype(kind)
     return _NULLABLE.get(kind)
@@ -313,6 +329,7 @@ def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
         column = pa.chunked_array(
             data if hasattr(data, "__arrow_c_stream__") else [pa.array(data)]
         )
+    # polars calls a Series without a name ""
     return from_arrow(column).rename(getattr(data, "name", None) or None)
 
 
@@ -330,6 +347,7 @@ def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
             " of all variables alike; select with .isel(…), or make columns of one"
             " dimension with .to_dataset(…) and name them with variates=[…]"
         )
+    # coordinates that are no index would become columns
     plain = data.reset_coords(drop=True)
     if isinstance(plain, xr.DataArray):
         return plain.to_series()

@@ -18,8 +18,7 @@ _LABELS = ("series", "group", "variate")
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     """Split dim ``series`` into ``series``, one entry per group, and ``variate``.
 
-    Both are in order of appearance. Where a group lacks a variate, floats and integers
-    are NaN, times NaT and text "".
+    Both are in order of appearance.
 
     Where a group lacks a variate, floats and integers are NaN, times NaT and text "".
 
@@ -43,6 +42,8 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             )
     row, groups = _number_names(dataset["group"])
     column, variates = _number_names(dataset["variate"])
+    # -1 marks a pair without a series; ``isel`` takes the last series there, which is
+    # masked below
     rows = np.full((len(groups), len(variates)), -1)
     for position, index in enumerate(zip(row, column, strict=True)):
         if rows[index] >= 0:
@@ -50,16 +51,20 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             variate = str(variates[index[1]])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
         rows[index] = position
+    # the labels along ``series`` would get both dims, and their names are wanted for
+    # the new ones
     split = dataset.drop_vars(_LABELS, errors="ignore").isel(
         series=xr.DataArray(rows, dims=("series", "variate"))
     )
     if (rows < 0).any():
         present = xr.DataArray(rows >= 0, dims=("series", "variate"))
         # whole numbers become floats where a group lacks a variate
+        # variables of the dataset and its coordinates alike, hence ``variables``
         keys = [
             key for key, array in split.variables.items() if "variate" in array.dims
         ]
         for key in keys:
+            # ``where`` without a value would make objects of text
             if split[key].dtype.kind == "U":
                 split[key] = split[key].where(present, "")
             else:
@@ -76,6 +81,7 @@ def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
 
     Return the indices, and the names in that order.
     """
+    # not ``np.unique``, which sorts
     numbers, unique = pd.factorize(names.values)
     if (numbers < 0).any():
         position = int(np.flatnonzero(numbers < 0)[0])

@@ -53,6 +53,8 @@ def rollout_shares(masks: Masks) -> Array:
     mix = np.eye(graph.tokens)
     for attention in graph.updates:
         for targets, sources, pattern in attention:
+            # the right side is computed before it is written, so that a self-attention
+            # reads the tokens as they were
             mix[targets] = 0.5 * mix[targets] + 0.5 * pattern @ mix[sources]
     return _shares((graph.readout @ mix @ graph.inputs.T).T)
 
@@ -69,6 +71,7 @@ def flow_shares(masks: Masks) -> Array:
 
 def largest_flows(graph: Graph) -> Array:
     """Compute the largest flow from each segment to the tokens read out, (segment,)."""
+    # one layer of nodes before each attention, and one after the last
     layers = len(graph.updates) + 1
     edge_starts = []
     edge_ends = []
@@ -90,6 +93,8 @@ def largest_flows(graph: Graph) -> Array:
             end, start = np.meshgrid(
                 targets + next_offset, sources + offset, indexing="ij"
             )
+            # an edge from a token to itself is also among those that keep the residual
+            # stream; csr_array adds both
             join(start, end, 0.5 * pattern)
         join(indices + offset, indices + next_offset, kept_share)
     source = layers * graph.tokens
@@ -139,6 +144,8 @@ def build_graph(masks: Masks) -> Graph:
     count = 0
     for stack in stacks:
         first[stack.name] = count
+        # a packed model has the tokens of all series in one row, others a row for each
+        # series
         count += (1 if packed else len(masks.batch)) * len(spans[stack.name])
     layers = {
         f"{stack.prefix}.{layer}.{row.kind}.hook_pattern": (
@@ -153,6 +160,7 @@ def build_graph(masks: Masks) -> Graph:
     activations = run.record(list(layers))
     updates = []
     for point, (queries, keys, over) in layers.items():
+        # (part, query, key), the mean over heads
         pattern = activations[point].double().cpu().numpy().mean(1)
         sizes = (len(spans[queries]), len(spans[keys]))
         parts = _parts(over == "variate", pattern, first[queries], first[keys], sizes)
@@ -187,11 +195,14 @@ def build_graph(masks: Masks) -> Graph:
         for token, start, stop, _ in find_tokens(stacks[0].name, part.row):
             common = min(stop, part.stop) - max(start, part.start)
             if common > 0:
+                # a token may cover steps of two segments, or some before the context
+                # began
                 inputs[segment, token] = common / (stop - start)
     output_stack = run.lens.wiring.output_stack.name
     tokens = [
         (token, start, stop)
         for token, start, stop, special in find_tokens(output_stack, masks.row)
+        # special tokens cover no step, or are not read (see TokenSpans)
         if not special
     ]
     if not tokens:
@@ -223,16 +234,20 @@ def _parts(
     parts = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
-        # a token that may attend to nothing keeps to itself
+        # a token that may attend to nothing keeps to itself, or reads all of another
+        # stack alike
         if rows.shape[0] == rows.shape[1]:
             alone = np.eye(*rows.shape)
         else:
             alone = np.full(rows.shape, 1 / rows.shape[1])
-        mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
+        weights = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
         if over_variates:
-            targets = sources = first_target + index + sizes[0] * np.arange(len(mean))
+            # one position in every series, whose rows are sizes[0] tokens apart
+            targets = sources = (
+                first_target + index + sizes[0] * np.arange(len(weights))
+            )
         else:
             targets = first_target + index * sizes[0] + np.arange(sizes[0])
             sources = first_source + index * sizes[1] + np.arange(sizes[1])
-        parts.append((targets, sources, mean))
+        parts.append((targets, sources, weights))
     return parts

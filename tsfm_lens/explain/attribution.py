@@ -73,6 +73,8 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
         result = MethodResult(
             estimate.attribution[..., :-1], widths[..., :-1], attrs=attrs
         )
+        # intervals of single steps cannot be averaged: errors of neighbouring steps go
+        # together
         result.variables["mean_half_width"] = (
             ("segment", "quantile"),
             widths[..., -1],
@@ -88,6 +90,8 @@ def _single(masks: Masks, visible: bool) -> MethodResult:
     players = len(masks.segments)
     values = masks(
         np.concatenate(
+            # the first row is all or none; in each other one segment is the other way
+            # round
             [np.full((1, players), visible), np.eye(players, dtype=bool) ^ visible]
         )
     )
@@ -100,7 +104,7 @@ def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
             f"steps is {steps!r}, expected a number of points between reference and"
             " input, 1 or more"
         )
-    # Gauss and Legendre, from -1 to 1
+    # Gauss and Legendre on [-1, 1], while the path runs over [0, 1]
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     return MethodResult(
         slopes(masks, (nodes + 1) / 2, weights / 2), attrs={"places": steps}
@@ -252,6 +256,7 @@ def input_attribution(
         )
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
     function, source = METHODS[method]
+    # each seed has a cache of its own, which masks.ends below reads again at no cost
     result = _over_seeds([function(seeded, **how) for seeded in masks.per_seed])
     full, nothing = masks.ends
     axes = ("segment", "quantile", "step")
@@ -294,7 +299,8 @@ def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
         name: (dims, np.mean([result.variables[name][1] for result in results], axis=0))
         for name, (dims, _) in results[0].variables.items()
     }
-    # the spread over seeds has that over masks in it
+    # masks are drawn under each run's own seed, so the spread over seeds also holds
+    # that over masks
     variables["mean_half_width"] = (("segment", "quantile"), half_width(values.mean(2)))
     return MethodResult(
         values.mean(-1),

@@ -33,7 +33,7 @@ WAYS = ("removed", "constant", "shuffled")
 PARTS = ("past", "known future")
 SHIFTS = (-2, -1, 0, 1, 2)
 """Standard deviations by which a covariate is shifted for its response."""
-_MANY = 32  # series
+_MANY = 32  # series beyond which two shuffles are enough, since series vary themselves
 Edit = Callable[[int, np.ndarray], np.ndarray]
 """Row, past with known future (time + ahead,) -> its other values."""
 
@@ -141,6 +141,7 @@ def covariate_use(
             " series that vary"
         )
     rng = np.random.default_rng(run.seed if seed is None else seed)
+    # of the unedited series: an edited context would number its categories anew
     numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
     count = 0
@@ -156,9 +157,13 @@ def covariate_use(
                     changed,
                     run.horizon,
                     num_samples=run.num_samples,
+                    # the same random numbers in every trial, so that a model that draws
+                    # differs by its input alone
                     seed=run.seed,
                     progress=partial(_notify, progress, count, total),
                 )
+                # without the removed row, targets have other positions, but the same
+                # order
                 medians[trial].append(forecast.median[changed.is_target])
                 count += 1
         owners = {
@@ -180,6 +185,8 @@ def covariate_use(
     noise = noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows]
     floor = xr.DataArray(noise / unit, dims="series")
     data = judge(data, "moved", floor=floor, groups="way")
+    # a slope is a change of the forecast for one step of the covariate, and so has the
+    # floor of a change
     data = judge(data, "slope", floor=floor, signed=True)
     if run.truth is None:
         return data.drop_vars("error_without")
@@ -250,6 +257,7 @@ def _trials(
     def shuffle(row: int, both: np.ndarray) -> np.ndarray:
         # gaps stay where they are
         finite = np.isfinite(both)
+        # in place: whole() made this copy for the edit
         both[finite] = rng.permutation(both[finite])
         return both
 
@@ -262,6 +270,7 @@ def _trials(
     if any(batch.futures[row] is not None for row in rows):
         edits |= {part: [partial(constant, part)] for part in PARTS}
     for shift in SHIFTS:
+        # a shift that is defined in no series would cost a forecast and say nothing
         if shift and any(
             _shifted(batch, horizon, shift, row) is not None for row in rows
         ):
@@ -284,14 +293,17 @@ def _shifted(
     else:
         stretch = future[:horizon]
     size, bounds = _unit_step(batch, row)
+    # also of a size of NaN, with which every comparison is False
     if not size > 0 or not np.isfinite(stretch).any():
         return None
     if not shift:
         return stretch
     if bounds is None:
         return stretch + shift * size
+    # of two values there are no more than two states: shifts of ±1 stand for them
     if abs(shift) > 1:
         return None
+    # a bool indexes the pair: the lower value for -1, the higher for 1
     return np.where(np.isnan(stretch), np.nan, bounds[shift > 0])
 
 
@@ -316,6 +328,7 @@ def _unit_step(
     The step is NaN for more than two categories.
     """
     values = whole(batch, row)
+    # of past and future together, as both values may not occur in one of them
     levels = np.unique(values[np.isfinite(values)])
     if len(levels) == 2:
         return float(levels[1] - levels[0]), (float(levels[0]), float(levels[1]))
@@ -335,8 +348,11 @@ def _measure(
     batch = run.batch
     targets = run.batch.is_target
     plain = run.forecast.median[targets]
+    # added to a variable, NaN takes out the series in which the covariate says nothing
     blank = np.where([owner is None for owner in owners], np.nan, 0.0)
     moved = [
+        # the size of each shuffle first, then their mean: changes of opposite sign must
+        # not cancel
         np.mean([np.abs(other - plain).mean(-1) for other in medians[way]], axis=0)
         for way in WAYS
     ]
@@ -386,6 +402,7 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     finite = np.isfinite(x * y)
     x = np.where(finite, x, 0.0)
     y = np.where(finite, y, 0.0)
+    # fewer than two points, or all at one value, have no line: 0 / 0 is NaN
     with np.errstate(invalid="ignore", divide="ignore"):
         centred = np.where(finite, x - x.sum(0) / finite.sum(0), 0.0)
         return (centred * y).sum(0) / (centred**2).sum(0)
@@ -411,6 +428,7 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
         reasons = [
             fault for row, fault in faults.items() if batch.variates[row] == name
         ]
+        # a covariate that is constant in some items is still measured in the others
         if all(reasons):
             raise InputError(f"{reasons[0]}; leave it out")
     return [row for row, fault in faults.items() if not fault]
@@ -466,6 +484,8 @@ def _edited(batch: SeriesBatch, rows: Sequence[int], edit: Edit) -> SeriesBatch:
     values = list(batch.values)
     futures = list(batch.futures)
     for row in rows:
+        # past and known future in one array, so that an edit such as a shuffle can move
+        # values across the forecast start
         both = edit(row, whole(batch, row))
         values[row] = both[: batch.lengths[row]]
         futures[row] = (

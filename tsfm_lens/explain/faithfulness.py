@@ -43,7 +43,9 @@ from tsfm_lens.probes.places import parse_sites
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
 _MOST = 6  # components named for a segment
-_CONTROLS = 32  # random sets of components for a segment
+# random sets of components for a segment; with the named one among them the smallest
+# p is 1 / 33, which is below the level
+_CONTROLS = 32
 _SEGMENTS = 4  # segments whose routes are tested
 WORTH_NAMING = 0.25
 """Share of a segment's largest route below which others are not named."""
@@ -68,6 +70,8 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     )
     selection = {}
     for number, segment in enumerate(routes["segment"].values):
+        # after a search by gradient, components that were not tried have NaN and cannot
+        # be named
         sizes = np.nan_to_num(routes["size"].values[number], nan=0.0)
         worth_naming = routes["size_acts"].values[number] > 0
         worth_naming &= sizes >= WORTH_NAMING * sizes.max(initial=0.0)
@@ -176,6 +180,7 @@ def route_faithfulness(
     lens = pair.run.lens
     names = [part.name for part in pair.segments]
     selections = named_routes(routes) if named is None else named
+    # names may be globs, which stand for all their components here
     by_segment = {
         name: [
             component
@@ -201,7 +206,8 @@ def route_faithfulness(
     )
     total = routes["total"].values[numbers]
     single = np.empty(len(numbers))
-    # of the effect, lost without and restored by the named components and random ones
+    # shares of the effect, lost without components and restored by them; the named set
+    # comes first on the last axis, its random controls follow
     shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
     for row, number in enumerate(numbers):
@@ -217,19 +223,23 @@ def route_faithfulness(
         cut_names[row, columns] = [*map(str, components), "all together"]
         measured[row, columns] = lost[: len(columns)]
         predicted[row, -1] = total[row]
+        # users may name components that the search did not list, and models without
+        # gradients have no estimate
         for column, name in enumerate(map(str, components)):
             if "estimate" in routes and name in candidates:
                 predicted[row, column] = routes["estimate"].values[
                     number, candidates.index(name)
                 ]
         size = np.square(total[row]).sum()
+        # (2, set, step): lost by cutting each set, and restored by it
         changes = np.stack([lost[len(components) :], restored])
         shares[:, row] = changes @ total[row] / (size if size > 0 else np.nan)
         single[row] = (lost[: len(components)] @ total[row]).sum() / size
         if progress is not None:
             progress(row + 1, len(numbers))
     axis = ("segment",)
-    # R² is 1 less the squared error of a prediction over the squared change
+    # agreement() gives R² first, which is 1 less the squared error of the prediction
+    # over the squared change, so that this is the root of their quotient
     errors = [
         (1 - agreement(*curves)[0]) ** 0.5
         for curves in zip(measured[:, -1], predicted[:, -1], strict=True)
@@ -246,7 +256,8 @@ def route_faithfulness(
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
         data[name] = (axis, values[:, 0])
         data[f"random_{name}"] = (("segment", "draw"), values[:, 1:])
-        # all of the effect is 1; what overturns it is as far off as what leaves it
+        # all of the effect is 1; a set that takes twice of it, and so overturns it, is
+        # as far off as one that takes nothing
         as_good = (np.abs(1 - values[:, 1:]) <= np.abs(1 - values[:, :1])).sum(-1)
         data[f"{name}_p"] = (axis, (1 + as_good) / values.shape[1])
     return data.assign_attrs(
@@ -292,6 +303,8 @@ def _cut_and_restore(
         )
         for chosen in sets
     ]
+    # PairedRuns.change measures from the full forecast; what is restored is counted
+    # from the forecast without the segment
     restored = point_forecasts(without, restorations)[:, pair.row]
     return lost, restored - without.point[pair.row]
 
@@ -304,6 +317,8 @@ def matched_sets(
     They are components other than the given ones where there are enough.
     """
     pools: dict[tuple[object, ...], list[Component]] = {}
+    # whole attentions may be named too, which list_branches leaves out in favour of
+    # their heads
     for writer in dict.fromkeys([*list_branches(lens), *components]):
         pools.setdefault(_kind(writer), []).append(writer)
     sets = []
@@ -316,6 +331,8 @@ def matched_sets(
             alternatives = [
                 candidate for candidate in pools[kind] if candidate not in same_kind
             ]
+            # small models have too few others of a kind; a control then may share some
+            # of the named components, but never lacks any
             if len(alternatives) >= len(same_kind):
                 pool = alternatives
             else:
@@ -329,11 +346,15 @@ def matched_sets(
 
 
 def _kind(component: Component) -> tuple[object, ...]:
+    # a head and the whole of its attention have the same kind, and are no match for
+    # each other
     return component.stack, component.kind, component.head is None
 
 
 _ORDERS = 64  # random orders of all segments
-_SETS = 78  # sets of one and two segments whose effects are predicted
+# sets of one and two segments whose effects are predicted: all 12 + 66 of 12
+# segments, the largest number that is explained exactly (EXACT)
+_SETS = 78
 NOISE = 0.05
 """Noise in the copy in which predicted effects are measured, of a series' spread."""
 CONTROLS = (
@@ -343,7 +364,7 @@ CONTROLS = (
     "values in random order",
     "the untrained twin",
 )
-_TWIN_WEIGHTS = 20_000_000  # up to which a twin takes less than a second
+_TWIN_WEIGHTS = 20_000_000  # up to which making a twin takes less than a second
 
 
 def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
@@ -506,7 +527,10 @@ def deletion_curves(
     )
     rng = np.random.default_rng(seed)
     permutations = np.stack([rng.permutation(players) for _ in range(orders)])
+    # explanations come first, random orders after them: the rows are split again by
+    # ``count``
     deletion, insertion = _curves(masks, np.concatenate([rankings, permutations]))
+    # with everything masked all orders are the same, so any row will do
     everything = deletion[0, -1]
     floor = noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))
     if everything <= floor[masks.row]:
@@ -515,6 +539,8 @@ def deletion_curves(
             " segments are masked, so no order is better than another; choose another"
             " reference"
         )
+    # points of a curve are equally spaced, so that their mean stands for the area under
+    # it; a good order moves the forecast early in both curves
     area = (deletion - insertion).mean(-1) / everything
     count = len(scores)
     axes = ("explanation", "masked")
@@ -562,6 +588,8 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Deletion hides the first segments of each order; insertion shows them alone.
     """
     players = orders.shape[1]
+    # the argsort of a permutation is its inverse: the rank of each segment; (order,
+    # masked, segment) after the comparison, True for the first ``masked`` ones
     first = np.argsort(orders, axis=1)[:, None, :] < np.arange(players + 1)[:, None]
     keep = np.stack([~first, first]).reshape(-1, players)
     forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[
@@ -615,16 +643,24 @@ def _predictions(
     rng = np.random.default_rng([seed, 1])
     players = len(masks.segments)
     all_pairs = rng.permutation(list(combinations(range(players), 2)))
+    # at least one pair, since the control of exchanged segments is a maximum over pairs
     pairs = all_pairs[: max(_SETS - players, 1)]
     singles = np.eye(players, dtype=bool)
     hidden = np.concatenate([singles, singles[pairs].any(1)])
     bounds = np.array([[True] * players, [False] * players])
+    # all shown, none shown, then each set masked, then each set shown alone
     keep = np.concatenate([bounds, ~hidden, hidden])
+    # Shapley values are made of the forecasts under these very masks; those of a noisy
+    # copy are forecasts that no explanation has seen
     spreads = [NOISE * np.nanstd(value) for value in masks.run.batch.values]
     noisy = with_noise(masks.run, spreads, seed)
+    # replace() gives the copy an empty cache of its own; the run holds the one item by
+    # now, whatever its position was before
     values = replace(masks, run=noisy, item=0)(keep)[:, masks.middle]
     without, alone = np.split(values[2:], 2)
+    # the mean of both ends: what a set does with all others shown, and with none
     measured = (values[0] - without + alone - values[1]) / 2
+    # scores have an order and no sizes, so every prediction from them is NaN
     nothing = np.full((players, measured.shape[1]), np.nan)
     effects = [
         nothing if explanation is None else explanation
@@ -640,6 +676,8 @@ def _predictions(
         for other_effect in _other_effects(masks, nothing.shape, twin, seed)
     ]
     for effect, prediction in zip(effects, predicted, strict=True):
+        # i takes the effect of j and j that of i, by the difference alone in the sets
+        # that hold one of them
         exchanged = [
             prediction
             + np.outer(hidden[:, i] * 1.0 - hidden[:, j], effect[j] - effect[i])
@@ -657,6 +695,8 @@ def _predictions(
                 for group in groups
             ]
         )
+        # taken off each set that holds the segment once: its effect is 0; twice: its
+        # sign is flipped
         without_one = [
             prediction - np.outer(hidden[:, i], effect[i]) for i in range(players)
         ]
@@ -723,6 +763,8 @@ def _other_effects(
     """
     run = masks.run
     effects = [np.full(shape, np.nan) for _ in range(2)]
+    # the same model on the same values in another order; ``_of`` would give it the
+    # forecast of the original series
     runs = [
         replace(
             run,
@@ -745,8 +787,12 @@ def _other_effects(
         "seed": seed,
     }
     for index, other_run in enumerate(runs):
+        # random weights may forecast NaN, which is refused; a control that cannot be
+        # tried stays NaN
         with suppress(InputError):
             effects[index] = median_effects(
+                # occlusion takes one forecast a segment where Shapley values would take
+                # thousands
                 input_attribution(other_run, 0, "occlusion", repeats=1, **options)
             )
     return effects
@@ -762,6 +808,7 @@ def agreement(
         with the sign of the prediction.
     """
     square, size, full = (
+        # where nothing changes, or nothing is predicted, 0 would be divided by 0
         np.maximum(values.sum(), np.finfo(float).tiny)
         for values in (np.square(measured), np.square(predicted), np.abs(measured))
     )

@@ -87,6 +87,8 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
         )
         total: Array | float = 0.0
         for first in range(0, len(nodes), nodes_at_once):
+            # (node, value): the path is the same for all segments, only the direction
+            # differs
             points = reference + nodes[first : first + nodes_at_once, None] * (
                 actual - reference
             )
@@ -121,6 +123,7 @@ def _endpoints(masks: Masks) -> tuple[Array, Array]:
     batch = masks.batch
     futures = batch.known_future(masks.run.horizon)
     actual = np.concatenate(
+        # each context is followed by its own future, as _bounds() counts
         [values for pair in zip(batch.values, futures, strict=True) for values in pair]
     )
     replacements = np.concatenate(masks.stands)
@@ -173,6 +176,7 @@ def _entries(masks: Masks) -> Entries:
     entries = {}
     visible = np.zeros(count, dtype=bool)
     for name, value in _encode(masks, marks).inputs.items():
+        # ids and masks are no values, whatever numbers they hold
         if isinstance(value, Tensor) and value.is_floating_point():
             numbers = value.detach().reshape(-1).cpu().double().numpy() - 2.0**16
             indices = np.flatnonzero(
@@ -218,9 +222,13 @@ def _derivatives(
     lens = masks.run.lens
     copies = len(points)
     inputs = encoded.repeated(copies)
+    # forward mode: one pass gives the derivatives of all steps and quantiles along a
+    # direction, where backward mode would take a pass for each of them
     with forward_ad.dual_level(), torch.no_grad():
         for name, (index, value_indices) in entries.items():
             value = inputs[name]
+            # (copy, entry); a clone, since of one copy repeated() gives the encoded
+            # tensors themselves
             flat = value.reshape(copies, -1).clone()
             tangent = torch.zeros_like(flat)
             # missing values stand in the input as the library fills them
@@ -244,8 +252,11 @@ def _derivatives(
             f"no gradient comes through {lens.wiring.architecture}; choose"
             " method='shapley'"
         )
+    # (copy · series, quantile, step); models may give more steps than were asked for
     output = output[..., : run.horizon].cpu().double()
     derivatives = (
+        # interpolation of levels is linear, so that it may be done on derivatives; it
+        # works on the last axis
         at_levels(output.transpose(-1, -2), tuple(lens.levels), list_levels(run))
         .transpose(-1, -2)
         .numpy()

@@ -125,10 +125,12 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
     """
     numbered = lens.adapter.numbered(batch)
     tables = {}
+    # the base class of adapters returns the batch itself where a model reads codes
     for row, categories in enumerate(batch.categories if numbered is not batch else ()):
         if categories is not None:
             own_numbers = batch.level_numbers[row]
             if own_numbers is not None:
+                # the last entry is the number of a missing value
                 tables[batch.ids[row]] = own_numbers[:-1]
                 continue
             codes = whole(batch, row)
@@ -188,14 +190,18 @@ def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
 def _reference(
     batch: SeriesBatch, row: int, values: np.ndarray, reference: str, seed: int
 ) -> np.ndarray:
+    """Return the named reference of one series, (time + horizon,)."""
     length = batch.lengths[row]
     context = values[:length]
     if reference in ("missing", "zero"):
         return np.full(len(values), np.nan if reference == "missing" else 0.0)
+    # a mean of the codes of categories would be some other category, or none
     typical = _most_frequent if batch.categories[row] else np.nanmean
     if reference == "mean":
         return np.full(len(values), typical(context))
     if reference == "shuffled":
+        # np.resize repeats the values where gaps leave fewer than there are steps; each
+        # series has a stream of its own, or all would be shuffled by one order
         pool = values[~np.isnan(values)]
         return np.resize(
             np.random.default_rng([seed, row]).permutation(pool), len(values)
@@ -221,9 +227,12 @@ def _season_before(
     # a future step goes back by as many seasons as lead into the context
     seasons_back = np.where(steps < length, 1, 1 + (steps - length) // season)
     before = steps - season * seasons_back
+    # only the first season has nothing before it; it takes the step one season later,
+    # at most the last of the context
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
     result = values[source]
     for gap in np.flatnonzero(np.isnan(result)):
+        # of the context alone, since a future value is not known at the forecast start
         phase = values[np.arange(source[gap] % season, length, season)]
         result[gap] = typical(values[:length] if np.isnan(phase).all() else phase)
     return result
@@ -236,6 +245,7 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
     """
     values = list(batch.values)
     futures = list(batch.futures)
+    # the series of an item have one length, as they share a time axis
     for number, rows in enumerate(batch.rows_by_group().values()):
         rng = np.random.default_rng([*seed, number])
         order = rng.permutation(batch.lengths[rows[0]])
@@ -269,8 +279,10 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
         :data:`OWN_MASK`, or the name of the fill.
     """
     first = batch.select(item_rows(batch))
+    # its own gaps are filled, so that the one gap of the test is the only one
     values = np.nan_to_num(first.values[0].astype(float))
     length = len(values)
+    # in the middle, where fills differ: at an end, interpolation is the last value, too
     gap = slice(max(1, length // 3), max(2, 2 * length // 3))
     if gap.stop >= length or values[gap.start - 1] == values[-1]:
         # values that no two fills agree on
@@ -388,6 +400,8 @@ def masked(
             strict=True,
         )
     )
+    # columns are tuples: the product repeats them mask by mask, in the order of the
+    # values below
     columns = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
     # copies must not share a group, or a multivariate model would read them together
     columns |= {

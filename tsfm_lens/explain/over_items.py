@@ -103,6 +103,7 @@ def input_effects(
     # coordinates of each segment are those in the first item that has it
     segments = {
         part.name: part
+        # a dict keeps the last of equal keys, which in reverse is the first item
         for result in reversed(results)
         for part in read_segments(result)
     }
@@ -112,6 +113,7 @@ def input_effects(
     effect, size, value = np.full((3, len(names), len(rows)), np.nan)
     for column, result in enumerate(results):
         indices = [names.index(name) for name in result["segment"].values]
+        # nearest, since some models give no median
         median_effect = result["attribution"].sel(quantile=0.5, method="nearest")
         effect[indices, column] = median_effect.mean("step").values / unit[column]
         size[indices, column] = (
@@ -162,6 +164,8 @@ def _heights(result: xr.Dataset) -> np.ndarray:
     for row, start, stop in zip(
         result["row"].values, result["start"].values, result["stop"].values, strict=True
     ):
+        # the dataset pads shorter contexts on the left, so that steps count from the
+        # end of the context
         full = np.concatenate([context[row], ahead[row]])
         past = context[row][np.isfinite(context[row])]
         part = full[start + length : stop + length]

@@ -32,9 +32,11 @@ CALENDAR = {
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
 """Units of an explanation; see :func:`tsfm_lens.explain.input_attribution`."""
 COMPONENTS = "components"
-# rounds in which events and the rest of the series find each other
+# rounds in which the series without its events is smoothed, and filled in where they
+# are from the result
 _ROUNDS = 8
-# of the past, which a trend without seasons is smoothed over
+# share of the past that is read for each step of a trend, where there are no seasons
+# (lowess)
 _SPAN = 0.5
 
 
@@ -102,6 +104,8 @@ def components(
                 " seasons (none: seasons=[]), a longer past, or stretches of it"
                 " (parts=6)"
             )
+    # neither smoother takes gaps; in masked copies they stay gaps, since NaN less a
+    # number is NaN
     filled = _interpolated(batch.values[row][-length:])
     occasions = _occasions(batch, row, length, events or {})
     prefix = f"{past.name}, " if len(batch) > 1 else ""
@@ -109,6 +113,8 @@ def components(
     for name, values in _split(
         filled, periods, _classes(batch, row, length, calendar), occasions
     ):
+        # an event is a segment from its first step to its last, 0 in between; every
+        # other part covers the past
         steps = np.flatnonzero(occasions.get(name, np.ones(length)))
         first = int(steps[0])
         stop = int(steps[-1]) + 1
@@ -151,6 +157,7 @@ def _classes(
     """Return the class (time,) of each step in each part of the calendar."""
     stamps = batch.timestamps(row)
     classes = {}
+    # a text is a sequence of letters to Python
     for name in [calendar] if isinstance(calendar, str) else calendar:
         if name not in CALENDAR:
             raise unknown_name("part of the calendar", name, CALENDAR)
@@ -175,6 +182,7 @@ def _occasions(
     free = np.ones(length, dtype=bool)
     for name, stretches in events.items():
         inside = np.zeros(length, dtype=bool)
+        # a list is of several stretches, a tuple is one with both ends
         for stretch in stretches if isinstance(stretches, list) else [stretches]:
             if isinstance(stretch, tuple):
                 bounds = stretch
@@ -204,17 +212,23 @@ def _split(
 
     Parts sum to the distance of the values from the mean of the trend.
     """
+    # the array of zeros is for no events at all, of which np.any could not tell the
+    # length
     named = np.any([*occasions.values(), np.zeros(len(filled), dtype=bool)], axis=0)
     series = _interpolated(np.where(named, np.nan, filled))
+    # what stands under an event depends on the other parts, which are smoothed from it
+    # again
     for _ in range(_ROUNDS if named.any() else 1):
         trend, seasonal = _smoothed(series, periods)
         profiles = []
         detrended = series - trend
         for labels in classes.values():
             mean = pd.Series(detrended).groupby(labels).transform("mean").to_numpy()
+            # centred, so that the level of the series stays in the trend
             profiles.append(mean - mean.mean())
             detrended = detrended - profiles[-1]
         if profiles:
+            # once more, since the first trend and seasons took up some of the calendar
             trend, seasonal = _smoothed(series - np.sum(profiles, axis=0), periods)
         cyclic = np.sum([*seasonal, *profiles, np.zeros(len(filled))], axis=0)
         # without the seasons a line leads across an event
@@ -225,6 +239,8 @@ def _split(
         )
     expected = trend + cyclic
     return [
+        # hiding takes away the distance from the mean, so that a hidden trend is its
+        # mean and not 0
         ("trend", trend - trend.mean()),
         *(
             (f"season of {period}", season)

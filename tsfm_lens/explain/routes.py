@@ -49,7 +49,8 @@ from tsfm_lens.probes.places import (
 __all__ = ["input_routes"]
 
 _STEPS = 48  # largest number of forecast steps with gradients of their own
-_NUMBERS = 2**26  # numbers of all gradients that are held in memory
+# numbers of all gradients that are held in memory, 256 MiB in single precision
+_NUMBERS = 2**26
 
 
 @dataclass(eq=False)
@@ -62,9 +63,11 @@ class PairedRuns(Masks):
         batch = self.masked(
             np.isin(np.arange(len(self.segments)), hidden, invert=True)[None]
         )
-        # one copy is the item itself
+        # masked() names copies "0/…", so that many can stand in one batch; this one has
+        # to match the full run by its ids
         batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
-        # what a decoder reads as its own past is the same on both sides
+        # what a decoder reads as its own past is the same on both sides, so that all of
+        # the effect enters through the context; a rollout makes its own past
         forced_path = None
         if run.tokens_read and not run.rollout:
             forced_path = run.path
@@ -76,6 +79,8 @@ class PairedRuns(Masks):
             forced_path=forced_path,
             _of=None,
         )
+        # activations are patched by position, so position i has to cover the same steps
+        # in both runs
         if other.spans != run.spans:
             names = ", ".join(self.segments[index].name for index in hidden[:3])
             raise InputError(
@@ -195,6 +200,8 @@ class PairedRuns(Masks):
         # gradients are of one pass, so the other run is taken in one pass too
         if without.rollout:
             if self.run.tokens_read:
+                # the path of the full run, so that this pass differs in the context
+                # alone
                 path = self.run.in_one_pass().path
             else:
                 path = None
@@ -206,8 +213,12 @@ class PairedRuns(Masks):
             product = change * slopes[f"{site.point}_grad"]
             if site.head is not None:
                 product = product[..., site.head, :]
+            # (block, …) summed over all but the block: the inner product of change and
+            # gradient, which is the first-order term of Taylor's series
             by_block = np.asarray(product.detach().double().flatten(1).sum(1).cpu())
             for block, effect in zip(self._blocks, by_block, strict=True):
+                # the gradient is of the block's mean, so that every step of it gets the
+                # same estimate
                 values[block] = effect
         return effects
 
@@ -219,7 +230,9 @@ class PairedRuns(Masks):
 
 _ALL = 96  # components up to which all are measured
 _TOP = 32  # components that are measured where there are more
-_SPOT = 8  # random components that are measured in addition to these
+# random components that are measured in addition to these, which tell how often the
+# search by gradient misses a large one
+_SPOT = 8
 LARGEST = 5
 """Routes of a segment that a search must find."""
 
@@ -331,6 +344,8 @@ def input_routes(
     blank = np.full((len(pair.segments), len(sites), pair.run.horizon), np.nan)
     effects = {"effect": blank.copy()}
     effects |= {} if slopes is None else {"estimate": blank.copy()}
+    # only the output stack writes into what the head reads; other stacks reach the
+    # forecast through its branches
     branches = [
         branch
         for branch in pair.branches
@@ -357,6 +372,8 @@ def input_routes(
             largest = np.sort(sizes[tried[:count]])[::-1][:LARGEST]
             threshold = largest[-1]
             checks += len(sample)
+            # a component below the noise of the forecast is no miss, however small the
+            # others are
             misses += int((sizes[sample] > np.fmax(threshold, pair.floor)).sum())
         terms.append(_terms(pair, without, branches))
         if progress is not None:
@@ -378,7 +395,7 @@ def input_routes(
         "search": "full" if full else "gradient",
     }
     if not full:
-        # Clopper and Pearson; one-sided where nothing was missed
+        # the upper bound of Clopper and Pearson (1934); it is 1 where all were missed
         high = 1.0
         if misses < checks:
             high = float(beta.ppf(0.975, misses + 1, checks - misses))
@@ -433,6 +450,8 @@ def by_size(effects: np.ndarray) -> np.ndarray:
 
     NaN comes first.
     """
+    # a gradient that is not finite says nothing of its component, which is therefore
+    # tried before all others
     return np.argsort(
         -np.nan_to_num(np.abs(effects).mean(-1), nan=np.inf), kind="stable"
     )
@@ -443,6 +462,8 @@ def _candidates(lens: Lens, components: Any) -> list[PatchSite]:
         lens,
         list_branches(lens) if components is None else listed(components, "components"),
     )
+    # a target that is a string is a place of the residual stream, which holds what all
+    # earlier components wrote
     if any(isinstance(site.target, str) for site in sites):
         raise InputError(
             "routes go through heads and branches; name components, not the residual"
@@ -473,6 +494,7 @@ def _terms(
         pair.directly(without.record(pair.list_points(branches)), branches)
     )
     wiring = pair.run.lens.wiring
+    # the run keeps this recording, so that it is made for the first segment alone
     full = pair.run.record(pair.list_points(pair.branches))
     attentions = [
         Component(stack.name, layer, row.kind)
@@ -481,6 +503,8 @@ def _terms(
         for row in stack.attentions(layer)
     ]
     no_component, no_attention = (
+        # in the run without the segment, these components write what they wrote with
+        # it, so that what is still missing went through none of them
         pair.change([Variant("fixed", patches)], without)[0]
         for patches in (
             tuple(PatchFrom(branch, full) for branch in branches),
@@ -494,14 +518,20 @@ def _terms(
         "no_attention": no_attention,
         "branch_direct": direct,
     }
+    # direct effects are of one branch at a time, while the norm and the head see all of
+    # them at once
     return terms | {"rest": total - no_component - direct.sum(0)}
 
 
 def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     """Add sizes against their noise floor, and shares of what is more than noise."""
     total = data["total"].values
+    # share_floor() takes changes of all series of the item, (segment, series, step), of
+    # which only the target's is not 0
     change = np.zeros((len(total), *pair.run.point.shape))
     change[:, pair.row] = total
+    # a share of noise is any number: the total must exceed rounding, and rounding must
+    # be less than the whole of it along its own direction
     significant = (np.abs(total).mean(-1) > pair.floor) & (
         share_floor(pair.run, change)[:, pair.row] < 1
     )
@@ -516,6 +546,7 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     data["total_floor"] = ((), pair.floor)
     data["size"] = (("segment", "component"), np.abs(data["effect"].values).mean(-1))
     data = data.assign_coords(target=[pair.name])
+    # judge() compares over a dimension of series, which is the one target here
     sizes = data["size"].expand_dims(target=data["target"])
     return judge(
         data, "size", floor=pair.floor, values=sizes, over="target", groups="segment"

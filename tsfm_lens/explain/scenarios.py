@@ -47,6 +47,7 @@ _OPERATORS = {
     "/": operator.truediv,
     "=": lambda _, new: new,
 }
+# an operator, then one number with its own sign, as in "*-1" or "=1e3"
 _EDIT = re.compile(r"\s*([-+*/=])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 _MOST = 4  # stretches of new values
 Edit = str | float | Sequence[float] | np.ndarray
@@ -127,6 +128,8 @@ def what_if(
             segment.start + alone.batch.lengths[row],
             segment.stop + alone.batch.lengths[row],
         )
+        # two names of one series may edit it twice; check_segments() refuses stretches
+        # that overlap
         values[row][steps] = _edited(
             values[row][steps], edit, name, alone.batch.categories[row]
         )
@@ -140,9 +143,13 @@ def what_if(
     # the attribution is of the actual values, against changed ones as the reference
     data["effect"] = -attribution["attribution"].rename(segment="change")
     if routes:
+        # routes are measured in the run as it was made, with its own statistic, and not
+        # in a rollout of sample paths
         measured = run.item(item)
         found = input_routes(measured, **options)
         for name, part in (("through", "effect"), ("through_total", "total")):
+            # the segments' own coordinates are already on the result, under the name
+            # ``change``
             data[name] = -found[part].rename(segment="change").reset_coords(drop=True)
             data[name].attrs = {"statistic": measured.statistic}
     length = data.sizes["time"]
@@ -236,6 +243,7 @@ def explain_change(
             f"the items hold {', '.join(old.batch.ids)} and {', '.join(new.batch.ids)};"
             " give the same one"
         )
+    # from here on, step t of the later run is step t + ahead of the earlier one
     ahead = _shift(old, new) if shift is None else shift
     shared = min(old.horizon - ahead, new.horizon)
     if ahead < 0 or shared < 1:
@@ -254,11 +262,14 @@ def explain_change(
     masks = Masks(
         new, news or [_everything(new)], values, target=target, progress=progress
     )
-    # any one segment will do for the forecast of everything
+    # Masks also makes the earlier forecast, so that both are of the same kind and
+    # levels; any one segment will do for the forecast of everything
     then, _ = Masks(old, [_everything(old)], target=target).ends
     now, base = masks.ends
     then = then[:, ahead : ahead + shared]
     parts = shapley(masks).attribution[: len(news), :, :shared]
+    # base is the later run with everything new hidden: what is left of the change is
+    # the origin, and the parts sum to the rest (efficiency of Shapley values)
     effect = np.concatenate([(base[:, :shared] - then)[None], parts])
     names = {
         "part": ["origin", *(part.name for part in news)],
@@ -302,6 +313,7 @@ def _inputs(run: Run) -> list[np.ndarray]:
 def _row(batch: SeriesBatch, name: str) -> int:
     rows = {
         series_name: row
+        # ids come last and win where a variate has the name of another series
         for names in (batch.variates, batch.ids)
         for row, series_name in enumerate(names)
         if series_name
@@ -372,6 +384,7 @@ def _edited(
                 f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1',"
                 " '/2' or '=7'"
             )
+        # a division by 0 or an overflow is refused with a message of its own below
         with np.errstate(all="ignore"):
             edited = _OPERATORS[match[1]](values, np.full(len(values), float(match[2])))
     else:
@@ -399,9 +412,11 @@ def _shift(old: Run, new: Run) -> int:
     Raises:
         InputError: neither says how far the runs are apart.
     """
+    # with ahead=1 the last timestamp is that of the forecast start
     first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
     if first is not None and last is not None:
-        # steps are counted on the calendar, since months and years differ in length
+        # steps are counted on the calendar, since months and years differ in length;
+        # date_range counts forwards only, and the caller refuses what is below 0
         if first[-1] > last[-1]:
             return 1 - len(
                 pd.date_range(last[-1], first[-1], freq=read_offset(new.batch.freqs[0]))
@@ -417,6 +432,8 @@ def _shift(old: Run, new: Run) -> int:
         return len(between) - 1
     before = old.batch.values[0]
     after = new.batch.values[0]
+    # a context that was cut to the model's length loses its oldest steps as it moves
+    # on, and so needs dates
     if np.array_equal(before, after[: len(before)], equal_nan=True):
         return len(after) - len(before)
     raise InputError(
@@ -434,10 +451,11 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
         before = old.batch.values[row]
         coded = partial(_coded, old.batch, new.batch, row)
-        steps = (
-            np.arange(len(value)) - length + ahead
-        )  # from the earlier forecast start
+        # from the earlier forecast start
+        steps = np.arange(len(value)) - length + ahead
         observed = (-len(before) <= steps) & (steps < 0)
+        # steps before the forecast start are negative, and so index the earlier context
+        # from its end
         value[observed] = coded(before[steps[observed]])
         if old.batch.roles[row] != "known":
             later = (steps >= 0) & (steps < ahead)
@@ -446,6 +464,8 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
         if old.batch.roles[row] == "known":
             future = old.batch.futures[row]
             assert future is not None
+            # what the earlier run did not know yet keeps its new value, and so counts
+            # as no change
             later &= steps < len(future)
             value[later] = coded(future[steps[later]])
         elif old.batch.roles[row] == "target":
@@ -520,6 +540,7 @@ def _news(
         ("future", 0, future_stop),
     ]:
         steps = np.arange(start + length, stop + length)
+        # NaN is not equal to itself, so a gap in both is compared apart
         equal = values[steps] == before[steps]
         both_missing = np.isnan(values[steps]) & np.isnan(before[steps])
         changed = steps[~(equal | both_missing)]

@@ -32,7 +32,7 @@ WAYS = ("past and future", "whole", "stretches")
 """How series other than the target are cut."""
 EXACT = 12
 """Largest number of segments for which all 2 ** n masks are run."""
-_FEWEST = 4
+_FEWEST = 4  # stretches of the target's past, however many other series there are
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Segment:
     start: int
     stop: int
     kind: Kind
+    # arrays compare elementwise, which == of two segments cannot use
     values: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -84,6 +85,7 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
 
 def token_edges(run: Run) -> tuple[int, ...]:
     """Return the context steps at which an input token begins or ends, ascending."""
+    # the first stack reads the series; its other tokens end after the forecast start
     spans = run.spans[run.lens.wiring.stacks[0].name]
     return tuple(sorted(edge for edge in {*spans.start, *spans.stop} if edge <= 0))
 
@@ -143,6 +145,8 @@ def segments(
             " a run"
         )
     ahead = 0 if steps is None else steps
+    # called for its check alone: it refuses a known covariate that ends before the
+    # horizon
     batch.known_future(ahead)
     if isinstance(run_or_batch, Run):
         item_run = run_or_batch.select(rows)
@@ -155,6 +159,8 @@ def segments(
         edges = tuple(range(first, 1))
     target_index = target_row(batch, target)
     period = batch.seasonalities[target_index] if season is None else season
+    # one for each other series, and a second one for each future, so that up to EXACT
+    # segments need no sampling
     other_segments = len(batch) - 1
     if others == "past and future":
         other_segments += batch.roles.count("known")
@@ -183,6 +189,7 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
     width = -(-length // count)
     token = 1
     if len(edges) > 1:
+        # the most common distance, since tokens that overlap add edges of their own
         token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0]
     for unit in (math.lcm(season, token), season):
         # half a season or more becomes a whole one
@@ -199,8 +206,10 @@ def _ranges(
     """Return the ranges of a series' stretches, from the oldest on."""
     if way == "whole":
         return [(first, stop)]
+    # a set, as stop is 0 of a series without a known future
     cuts = {first, 0, stop}
     if way == "stretches":
+        # without an edge inside, first stands for one, which the set holds already
         inner = [edge for edge in edges if first < edge < 0] or [first]
         cuts |= {_nearest(inner, aim) for aim in range(-width, first, -width)}
         # edges of tokens are those of the context alone
@@ -243,8 +252,10 @@ def find_kind(batch: SeriesBatch, row: int, target: int) -> Kind:
 
 def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
     """Return a step from the forecast start, given as itself or as a date."""
+    # True is an int to Python
     if isinstance(where, int | np.integer) and not isinstance(where, bool):
         return int(where)
+    # as far into the future as the context is long, for dates of a known future
     stamps = batch.timestamps(row, ahead=batch.lengths[row])
     try:
         date = pd.Timestamp(where)
@@ -264,6 +275,7 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
             f"{where!r} lies outside of what the model is shown of {batch.ids[row]!r},"
             f" {stamps[0]} to {stamps[-1]}{clock_note}"
         )
+    # a date between two steps is the later one
     return int(stamps.searchsorted(date)) - batch.lengths[row]
 
 
@@ -403,6 +415,8 @@ def read_segments(data: xr.Dataset) -> tuple[Segment, ...]:
         for part, row in zip(parts, table, strict=True)
     ]
     return tuple(
+        # values of a part are finite (check_segments), so that a NaN says that it is a
+        # stretch
         replace(part, values=None if np.isnan(values).any() else values)
         for part, values in zip(parts, part_values, strict=True)
     )

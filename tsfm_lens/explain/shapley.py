@@ -29,7 +29,7 @@ Value = Callable[[NDArray[np.bool_]], Array]
 _MOST = 20
 _JOINT = 2.0  # expected interactions of a player with all others
 _LEAST = 0.1  # smallest size of a player, in mean sizes
-_NOISE = 1e-9  # variance of a half difference
+_NOISE = 1e-9  # variance of a half difference that no interaction explains
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
@@ -42,6 +42,7 @@ def all_masks(players: int) -> NDArray[np.bool_]:
             f"{players} segments have {2**players} masks; exact values need 1 to"
             f" {_MOST}. Sample masks, or cut coarser"
         )
+    # player i is bit i of the number of a mask
     return (np.arange(2**players)[:, None] >> np.arange(players)) & 1 == 1
 
 
@@ -58,6 +59,8 @@ def exact_shapley(values: Any, players: int) -> Array:
             " masks"
         )
     size = masks.sum(1)
+    # by k players before the one in question, the share of orders in which exactly
+    # these come first
     share = np.array(
         [
             factorial(k) * factorial(players - k - 1) / factorial(players)
@@ -65,6 +68,8 @@ def exact_shapley(values: Any, players: int) -> Array:
         ]
     )
     return np.tensordot(
+        # a mask with the player is the end of its step, one without it the beginning;
+        # where an index is out of place, np.where takes the other side
         np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)]),
         table,
         1,
@@ -137,12 +142,16 @@ def sampled_shapley(
     half_differences = []
     lowest = np.array(np.inf)
     highest = np.array(-np.inf)
+    # two masks a pair; a budget of four a player lets this run at least once
     while count < budget // 2 and not settled:
         # the number of masks doubles, since each regression takes time with its cube
         wanted = min(max(count, 2 * players), budget // 2 - count)
+        # the pairs never run out, since a budget for all of them is exact
         new_masks = np.array(list(islice(pairs, wanted)))
         values = value(np.concatenate([new_masks, ~new_masks]))
         chunks.append(new_masks)
+        # the sum of a pair has only interactions of an even number of players (0 among
+        # them), to which Shapley values are blind; the difference has the odd ones
         half_differences.append(
             (values[: len(new_masks)] - values[len(new_masks) :]) / 2
         )
@@ -152,13 +161,16 @@ def sampled_shapley(
         halves = np.concatenate(half_differences)
         count = len(masks)
         attribution, error, freedom = _regressed(masks, halves.reshape(count, -1))
-        # where complements are equal but masks differ, what tells players apart was not
-        # met: a rule of three bounds it
+        # where every mask equals its complement, but masks differ, no pair that tells
+        # players apart was drawn; what n draws have not met has a probability of at
+        # most 3 / n (rule of three)
         silent = ~halves.reshape(count, -1).any(0)
         change = (highest - lowest).reshape(-1)
         error[:, silent] = change[silent] * min(1.0, 3 * players / count) / 2
         changes = bool(change.any())
         settled = changes and bool(
+            # the first pair is all players against none, so twice its half is the
+            # change of the whole
             error.mean(1).max() <= tolerance * 2 * np.abs(halves[0]).mean()
         )
     widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
@@ -180,7 +192,8 @@ def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]
     drawn = set()
     turn = 0
     while remaining:
-        # pairs within one size are half as many
+        # a mask of half of the players and its complement are of the same size, so that
+        # this size has half as many pairs: it is drawn from in every second turn
         for size in [
             size
             for size in remaining
@@ -189,6 +202,7 @@ def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]
             mask = np.zeros(players, dtype=bool)
             while not mask.any() or mask.tobytes() in drawn:
                 mask = rng.permutation(players) < size
+                # of both halves the one with the first player stands for the pair
                 mask ^= 2 * size == players and not mask[0]
             drawn.add(mask.tobytes())
             remaining[size] -= 1
@@ -210,17 +224,24 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
         the latter, (value,).
     """
     count, players = masks.shape
+    # with players as ±1, products over sets of them are orthogonal, and complements
+    # change all signs
     signs = np.where(masks, 1.0, -1.0)
-    # the values are integrals of slopes along the diagonal (Owen 1972), here
-    # polynomials of the number of players
+    # a Shapley value is the integral of the player's slope along the diagonal of the
+    # multilinear extension (Owen 1972), a polynomial of a degree below the number of
+    # players, for which so many nodes are exact
     nodes, weights = np.polynomial.legendre.leggauss(players // 2 + 1)
     size = np.full(players, 1 / players)
+    # the first fit takes all players to be alike, the second has their sizes from the
+    # first
     for _ in range(2):
-        # interactions of all orders at once: products over players, of which odd ones
-        # remain
+        # interactions of all orders at once: the product over players of 1 + scale · s
+        # · t is the sum over all sets of them; half of its difference to the product
+        # with -scale holds the sets of odd size
         plus = np.ones((count, count))
         minus = np.ones((count, count))
         along = np.ones((count, len(nodes)))
+        # below 1, so that no factor is 0 and divisions below are safe
         scales = np.minimum(_JOINT * size, 0.9)
         for scale, sign in zip(scales, signs.T, strict=True):
             plus *= 1 + scale * np.outer(sign, sign)
@@ -231,30 +252,40 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
             for scale, sign in zip(scales, signs.T, strict=True)
         ]
         slopes = np.stack(remaining) @ weights * scales[:, None] * signs.T
+        # the diagonal keeps the matrix invertible where pairs are alike
         kernel = (plus - minus) / 2 + _NOISE * np.eye(count)
         inverse = np.linalg.inv(kernel)
+        # universal kriging: slopes of single players are free (no penalty),
+        # interactions have the covariance ``kernel``
         free = inverse @ signs
         linear = np.linalg.pinv(signs.T @ free) @ free.T
         residual = inverse - free @ linear
+        # (player, pair), the values as a linear function of the half differences; from
+        # -1 to 1, a slope counts twice
         by_half = 2 * linear + slopes @ residual
         attribution = by_half @ halves
         strength = np.sqrt(np.sqrt(np.square(attribution).mean(1)))
         # a player of no effect at all would leave pairs that are alike
         if strength.any():
             size = (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum()
+    # what is missing from the sum to the whole (efficiency) is spread evenly
     attribution += (2 * halves[0] - attribution.sum(0)) / players
     # a pair that only itself determines has no prediction without it
     diagonal = np.diag(residual)[:, None]
     diagonal = np.where(diagonal > np.finfo(float).eps, diagonal, 0.0)
+    # the errors of predictions of each pair by all others, without refitting (Dubrule
+    # 1983)
     without_one = ratio(residual @ halves, diagonal, 0.0)
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
+    # the correction for a finite population: masks of a size that were all run leave no
+    # error
     unsampled = np.array(
         [1 - counts[size] / _number(players, int(size)) for size in sizes]
     )
     jackknife = (np.square(by_half) * unsampled) @ np.square(without_one)
-    # what no mask of the sample shows: the variance of the regression's own model of
-    # interactions
+    # what no mask of the sample shows: the variance that the regression's own model
+    # gives to the Shapley values (kriging variance), in units of ``spread`` below
     products = np.outer(nodes, nodes)[..., None] * scales
     factors = 1 + products
     along_twice = np.einsum(
@@ -269,8 +300,9 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     interactions = halves - signs @ (linear @ halves)
     spread = (interactions * (inverse @ interactions)).sum(0) / (count - players)
     model = np.outer(np.maximum(unseen, 0.0), np.maximum(spread, 0.0))
-    # a few pairs that are far off say that others may be: normal ones have as many
-    # degrees as they are
+    # a few pairs that are far off say that pairs which were not drawn may be, too; the
+    # fourth moment of normal errors is 3 times their squared variance, so that n of
+    # them count as n degrees of freedom, and a single large one as 3
     squares = np.square(without_one)
     shares = squares / np.maximum(squares.max(0), np.finfo(float).tiny)
     fourth = np.square(shares).sum(0)

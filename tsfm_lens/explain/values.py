@@ -48,7 +48,8 @@ __all__ = ["Masks", "forecasts"]
 _NUMBERS = 2**21
 # rows of one forward of a model that draws
 _ROWS = 256
-# bounds on rounding within which two forecasts are the same
+# two forecasts are the same if they differ by no more than so many times the bound on
+# rounding
 _FAR = 10
 
 
@@ -145,6 +146,7 @@ class Masks:
     progress: Progress | None = None
     repeats: int = 1
     row: int = field(init=False)
+    # not an argument, so that dataclasses.replace() begins with an empty one
     _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -158,6 +160,8 @@ class Masks:
     @cached_property
     def batch(self) -> SeriesBatch:
         """Series of the item, categories as the numbers that the model reads."""
+        # a mask may leave a category out of the context, and the library would then
+        # number the others anew
         return self.run.lens.adapter.numbered(self.run.batch)
 
     @property
@@ -204,8 +208,11 @@ class Masks:
         """
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
         full, nothing = np.mean([seeded(both) for seeded in self.per_seed], axis=0)
+        # other models give another statistic here than the run's quantiles, or draw
+        # other random numbers
         if self.run.lens.emits == "quantile":
             gap = np.abs(full - self.run.forecast.quantiles[self.row]).max()
+            # the cheap bound first: the measured one takes a forecast more
             if gap > _FAR * forecast_rounding(self.run)[self.row]:
                 self._check_same_forecast(gap)
         return full, nothing
@@ -213,6 +220,7 @@ class Masks:
     def _check_same_forecast(self, gap: float) -> None:
         """Raise InputError if a forecast is farther off than rounding moves it."""
         bound = _FAR * float(measured_rounding(self.run)[self.row])
+        # written so that NaN is refused, too
         if not gap <= bound:
             raise InputError(
                 f"the forecast of {self.name!r} is {gap:.3g} off the run's, where"
@@ -229,6 +237,7 @@ class Masks:
             return (self,)
         seeds = [self]
         while len(seeds) < self.repeats:
+            # repeats=1, or each copy would have copies of its own
             seeds.append(replace(self, run=seeds[-1].run.redraw(), item=0, repeats=1))
         return tuple(seeds)
 
@@ -249,6 +258,7 @@ class Masks:
         if self._shares:
             # masks that begin alike stand together
             order = np.argsort([part.start for part in self.segments])[::-1]
+            # lexsort sorts by its last key first, which is the oldest segment
             missing = missing[np.lexsort(visible[missing][:, order].T)]
         steps = max(self.batch.lengths) + self.run.horizon
         fit = max(1, _NUMBERS // (len(self.batch) * steps))
@@ -270,6 +280,7 @@ class Masks:
         self._check_rest_visible(visible)
         batch = self.masked(visible)
         if takes_draws(run):
+            # the next case includes this one: models that draw, but in one pass
             quantiles = _rollouts(run, batch, len(self.batch))
         elif run.lens.emits != "quantile":
             quantiles = _forwards(run, batch, len(visible))
@@ -277,6 +288,8 @@ class Masks:
             quantiles = _in_prefixes(run, batch, self._prefixes(visible))
         else:
             quantiles = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
+        # (mask · series, quantile, step), mask by mask, as masked() orders the copies;
+        # of each the target is read
         values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[
             :, self.row
         ]
@@ -302,10 +315,13 @@ class Masks:
         lens = self.run.lens
         series = self.batch
         full = [*series.values, *self.stands]
+        # hooks would be shown the shared rows once instead of once a mask, and the
+        # series of an item are read together
         alone = len(series) == 1 and not lens.registry.in_use
         return (
             alone
             and hasattr(lens.adapter, "sharing")
+            # the library fills a gap from both sides, and so from what comes later
             and not any(np.isnan(values).any() for values in full)
         )
 
@@ -315,6 +331,7 @@ class Masks:
         The numbers are (mask, token); masks with the same number are equal up to there.
         """
         columns = []
+        # the first edge is where the oldest token begins; each other one ends a token
         for stop in token_edges(self.run)[1:]:
             before = [
                 index for index, part in enumerate(self.segments) if part.start < stop
@@ -333,11 +350,14 @@ class Masks:
         from the rest of it.
         """
         for row, name in enumerate(self.batch.ids):
+            # only the reference "missing" is NaN throughout; models with a mask of
+            # their own need nothing to fill from
             if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
                 continue
             columns = [
                 index
                 for index, part in enumerate(self.segments)
+                # additive parts take something away from each value, and make no gap
                 if part.row == row and part.values is None
             ]
             rest_visible = (
@@ -365,13 +385,15 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
     request = check_request(
         run.lens, batch, run.horizon, list_levels(run), run.num_samples, run.seed
     )
-    # as many as the memory takes
+    # as many whole copies, of ``rows`` series each, as plan() takes at once
     largest = max(stop - start for start, stop in plan(request))
     size = max(1, largest // rows) * rows
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))
         drawing = request.drawing(
+            # a full block of one item a copy, all with the item's seed, so that each
+            # copy draws what the item draws alone
             [Piece(request.seed, 1, 0, 1)] * ((stop - first) // rows)
         )
         parts.append(forecast_part(request, first, stop, drawing=drawing).quantiles)
@@ -400,6 +422,8 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
     """
     lens = run.lens
     if run.tokens_read:
+        # copies stand mask by mask, so the path of all series of the item is repeated
+        # as a whole
         encoded = lens.encode(batch, future=np.tile(run.path, (copies, 1)))
     else:
         encoded = lens.encode(batch, horizon=run.horizon)
@@ -407,19 +431,20 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
     with torch.no_grad():
         for start, stop in forward_ranges(lens, encoded):
             if stop - start == len(batch):
-                full = encoded
+                chunk = encoded
             else:
-                full = encoded.part(start, stop)
-            rows = len(full.batch)
+                chunk = encoded.part(start, stop)
+            rows = len(chunk.batch)
             number = math.ceil(rows / _ROWS)
-            # parts of whole items
+            # parts of whole items, since series of an item may attend to each other
             if number < 2:
-                parts = [full]
+                parts = [chunk]
             else:
-                parts = [
-                    full.part(*bounds) for bounds in cut(full.batch, -(-rows // number))
-                ]
+                ranges = cut(chunk.batch, -(-rows // number))
+                parts = [chunk.part(*bounds) for bounds in ranges]
             outputs += [
+                # read at once, since logits over the vocabulary are thousands of times
+                # larger than forecasts
                 run.read(lens.forward(part), part).cpu().double().numpy()
                 for part in parts
             ]
@@ -435,9 +460,13 @@ def alone_as_forecast(run: Run, item: Item = None) -> Run:
     alone = origin = run.item(item)
     if alone.lens.emits == "quantile":
         return alone
+    # a selection of a selection: the draws depend on the batch that the first run was
+    # made of
     while origin._of is not None:
         origin = origin._of[0]
     is_alone = len(origin.batch) == len(alone.batch)
+    # with _of, the item would take its rows of the batch's forecast, with the random
+    # numbers of its position there
     return (alone if is_alone else replace(alone, _of=None)).as_rollout()
 
 
@@ -448,12 +477,12 @@ def draw_attrs(run: Run, row: int) -> dict[str, object]:
     """
     if not takes_draws(run):
         return {}
-    separate = np.abs(
+    distance = np.abs(
         run.redraw().forecast.median[row] - run.forecast.median[row]
     ).mean()
     return {
         "num_samples": run.num_samples or run.lens.adapter.samples,
-        "redraw": float(separate),
+        "redraw": float(distance),
     }
 
 

@@ -161,7 +161,8 @@ class Activations(Decomposed):
         return list(self.recorded)
 
     def __getattr__(self, name: str) -> Any:
-        # what TransformerLens's cache has under this name, and what to call here
+        # asked only for what activations lack: what TransformerLens's cache has under
+        # this name, and what to call here
         alternative = f": {CACHE[name]}" if name in CACHE else ""
         raise AttributeError(f"activations have no {name!r}{alternative}")
 
@@ -177,6 +178,7 @@ class Activations(Decomposed):
             return heads[..., int(head), :]
         exact = self._name(name)
         values = [call.value for call in self.recorded[exact]]
+        # keys of a cached rollout become more from pass to pass
         if len({tuple(value.shape) for value in values}) > 1:
             values = _pad_keys(exact, self._point(exact), values)
         value = torch.stack(values) if self.rollout or len(values) > 1 else values[0]
@@ -303,6 +305,7 @@ class Activations(Decomposed):
         and tokens, whose coordinates are the steps that they cover.
         """
         name = self._name(name)
+        # numpy has no bfloat16
         values = self[name].detach().cpu().float()
         dims = list(self.axes(name))
         # of such a pattern, rows are tokens, and queries are series
@@ -316,6 +319,7 @@ class Activations(Decomposed):
             of_rows = (
                 ["sample", "series"] if self.sample_major else ["series", "sample"]
             )
+            # the outer axis first, as rows lie in the batch
             values = values.unflatten(row, [len(coords[dim]) for dim in of_rows])
             dims[row : row + 1] = of_rows
         if "step" in dims:
@@ -326,6 +330,7 @@ class Activations(Decomposed):
         if array.sizes.get("sample") == 1:
             array = array.squeeze("sample", drop=True)
         elif self.sample_major and "sample" in dims:
+            # "sample" behind "series" for every model, however its rows lie
             order = [dim for dim in dims if dim != "sample"]
             order.insert(order.index("series") + 1, "sample")
             array = array.transpose(*order)
@@ -355,6 +360,7 @@ class Activations(Decomposed):
             return None
         crosses = axis == "key" and point.kind == "cross_attn"
         if crosses:
+            # keys of a cross-attention are tokens of the first stack, the encoder
             stack = next(iter(self.spans), "encoder")
         else:
             stack = point.stack
@@ -371,6 +377,7 @@ class Activations(Decomposed):
                 offset = recorded.offset
             first = self.recorded[name][0].value.shape[axes.index(row_axis)]
             spans = self.spans_at(stack, recorded.step, offset, length, first)
+        # a reducer may have kept some of the tokens, and nothing says which
         if spans is not None and len(spans) == length:
             return spans
         return None
@@ -403,6 +410,8 @@ def _pad_keys(name: str, point: Point, values: list[Tensor]) -> list[Tensor]:
     Keys that were not cached yet get no attention.
     """
     fill = {"pattern": 0.0, "scores": float("-inf")}.get(point.how)
+    # zero attention, and scores that the softmax turns into it; for other activations
+    # no number would mean "not there yet"
     if fill is None or any(
         value.shape[:-1] != values[0].shape[:-1] for value in values
     ):

@@ -73,6 +73,7 @@ class Interceptor(TorchFunctionMode):
         """Note that the thread has entered a module, and be on."""
         if self._inside:
             self.sync_hooks()
+        # a new list each time, as an attention call keeps the former one aside
         self._inside = [*self._inside, module]
         self._switch()
 
@@ -80,6 +81,7 @@ class Interceptor(TorchFunctionMode):
         """Note that the thread has left a module, and be off outside all of them."""
         # another hook may have raised before this module was entered
         if module in self._inside:
+            # with it go the modules inside it that were never left
             last = len(self._inside) - 1 - self._inside[::-1].index(module)
             self._inside = self._inside[:last]
             self._switch()
@@ -98,6 +100,8 @@ class Interceptor(TorchFunctionMode):
             _push_mode(self)
         elif not self._inside and self in modes:
             above = []
+            # torch takes modes off from the top only, and other modes may have come on
+            # since
             while self in _get_current_function_mode_stack():
                 mode = _pop_mode()
                 above += [mode] if mode is not self else []
@@ -119,6 +123,7 @@ class Interceptor(TorchFunctionMode):
             F.multi_head_attention_forward,
         ):
             return func(*args, **kwargs)
+        # by the running module, since a call of attention does not say whose it is
         observers = self._find_observers(sys._getframe(1))
         if not observers:
             return func(*args, **kwargs)
@@ -237,6 +242,7 @@ def _attend(
         )
 
     def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        # set by in_two
         first = getattr(attn_mask, "first", 0)
         if attn_mask is None or not first:
             return plain(query, key, value, attn_mask)
@@ -292,6 +298,7 @@ def _with_hooks(
         for how in ("scores", "pattern")
     ):
         return fire("result", fire("z", fused(query, key, value)))
+    # the axis of heads is the third from the end, whatever comes before it
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
@@ -322,6 +329,8 @@ def declare_scores(
         @wraps(fused)
         def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> Tensor:
             tensors = (query, key, value)
+            # a Python function is seen by modes only if it hands itself over, as those
+            # of torch do
             if has_torch_function(tensors):
                 out: Tensor = handle_torch_function(attend, tensors, *tensors, *args)
                 return out

@@ -116,10 +116,12 @@ def _enter(scope: Scope[T_co]) -> T_co:
             "this block is open already; make another of the same kind to enter it once"
             " more"
         )
+    # taken out first, so that a block entered again is the newest
     _ENTERED.pop(scope, None)
     _ENTERED[scope] = threading.get_ident()
     try:
         return scope.open()
+    # KeyboardInterrupt is no Exception
     except BaseException:
         scope.close()
         raise
@@ -143,6 +145,7 @@ def _leave_blocks_of_lost_threads() -> None:
     the random state.
     """
     running_thread = threading.get_ident()
+    # newest first, as nested blocks end
     for scope, thread in reversed(list(_ENTERED.items())):
         if thread != running_thread:
             scope.close()
@@ -184,8 +187,6 @@ class TorchHook:
     """Torch hook ``act(module, args, kwargs[, output])``.
 
     Whether it is on is read from the module, not kept here.
-
-    It is found on the module itself, which alone says whether it is on.
     """
 
     def __init__(self, module: nn.Module, side: Side, act: Callable[..., Any]) -> None:
@@ -215,6 +216,7 @@ class TorchHook:
             table = module._forward_pre_hooks
         else:
             table = module._forward_hooks
+        # a copy, since another thread may set a hook meanwhile
         if self in tuple(table.values()):
             return
         if self._side == "in":
@@ -234,6 +236,8 @@ class TorchHook:
         for table in tables:
             for key, hook in tuple(table.items()):
                 if hook is self:
+                    # kept: an interrupt between two of the tables below leaves the key
+                    # in the rest
                     self._ids.add(key)
         marks = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs
         for table in (*tables, *marks, module._forward_hooks_always_called):

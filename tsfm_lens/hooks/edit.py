@@ -84,6 +84,8 @@ def _points(
         if component.kind is None:
             return [(f"{block}.hook_resid_post", None)]
         return [(f"{branch}.hook_out", None)]
+    # to remove a layer is to remove what it writes; its stream also holds all writes
+    # before it
     if component.kind is None:
         return [
             (f"{block}.{writer.kind}.hook_out", None)
@@ -121,7 +123,9 @@ def is_row_wise(intervention: Intervention, point: Point) -> bool:
     if intervention.rows is not None or point.row_axis:
         return False
     if isinstance(intervention, Steer):
+        # a vector with as many axes as the value has rows of its own
         return intervention.vector.ndim < len(point.axes)
+    # exact types: a subclass may look at other rows
     return type(intervention) in (Zero, Mean)
 
 
@@ -167,6 +171,7 @@ class _EditHook:
 
         The argument may belong to another hook, and is not written to.
         """
+        # all edits of a point share one copy, where a copy for each would cost memory
         is_copy = False
         for edit in self._edits:
             rows, part, new = self._change(edit, value)
@@ -208,6 +213,7 @@ class _EditHook:
         )
         index: Index = ()
         if rows is not None:
+            # rows lie along axis 2 in patterns between series, else along the first
             index = (*[slice(None)] * axis, _as_slice(rows.to(value.device)))
         part = value[index] if index else value
         if rows is not None and axis != 0 and state.block_rows is not None:
@@ -256,6 +262,8 @@ def _row_index(
     rows_are_tokens = (
         point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
     )
+    # what has rows of its own: a series, or where rows are (item, token) an item, whose
+    # variates share them
     units = series
     if rows_are_tokens:
         units = series // variates
@@ -275,6 +283,7 @@ def _row_index(
         return (
             index[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]
         ).reshape(-1)
+    # rows are (sample path, series, rest), unlike above, where paths are innermost
     copies = max(1, state.sizes["series"] * variates // series)
     inner = rows_of_unit // copies
     starts = (
@@ -293,6 +302,7 @@ def _region(
         return None
     region: list[slice | Tensor] = [slice(None)] * part.ndim
     if edit.head is not None:
+        # a slice, as an index would drop the axis
         region[point.axes.index("head")] = slice(edit.head, edit.head + 1)
     if positions is not None:
         if "pos" in point.axes:
@@ -307,6 +317,7 @@ def _region(
             index = as_index(positions, stop, f"{point.name}: positions", clip=True)
         else:
             entries = torch.as_tensor(positions).reshape(-1)
+            # positions that are still to come in a rollout are no error here
             index = torch.where(entries < 0, entries + stop, entries)
         # of a rollout, only positions of this pass exist
         present = index[(index >= offset) & (index < stop)]

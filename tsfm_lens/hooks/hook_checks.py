@@ -71,6 +71,7 @@ def _faults(
         if path not in modules:
             closest = get_close_matches(path, modules, n=3, cutoff=0.4)
             cause = "Is this a model of another architecture or library version?"
+            # torch.compile(module) wraps it, and puts this name into every path below
             if any("_orig_mod" in name for name in modules):
                 cause = (
                     "Part of it is wrapped by torch.compile; give the lens what was"
@@ -274,6 +275,8 @@ def _faults_of_matrix(
                 f"{where} is part {projection.part} of {parts} with the layout"
                 f" {projection.layout!r}; name the axis 'part'"
             )
+    # whether rows are in the order of the layout cannot be seen in a shape; the oracles
+    # look at that
     shape = parts * prod(matrix.outputs.values()), prod(matrix.inputs.values())
     if tuple(weight.shape) != shape:
         sizes = [
@@ -314,6 +317,7 @@ def check_visible_modules(
     inside such a module.
     """
     _check_not_compiled("", model)
+    # each part of a path is looked up once, as the points of a block share most of it
     by_path: dict[str, nn.Module | None] = {"": model}
     for path, module in modules:
         prefix = ""
@@ -341,6 +345,8 @@ def _check_not_compiled(path: str, module: nn.Module) -> None:
     ``module.compile()``, and ``torch.compile`` of a module or of its forward, are
     recognised by what torch sets on each.
     """
+    # from the instance if it was assigned there, as module.forward = torch.compile(…)
+    # does; the class alone would not show it
     forward = module.__dict__.get("forward", type(module).forward)
     is_wrapped = "_orig_mod" in module._modules or hasattr(
         forward, "_torchdynamo_orig_callable"
@@ -370,6 +376,8 @@ def check_recomputation(name: str, gradients_at_start: bool) -> None:
     else:
         # reentrant checkpoints switch off what was on when the run began
         is_possible = gradients_at_start
+    # other code hooks saved tensors, too, so the callers decide; they are looked
+    # through last, since this runs at every hook point
     if is_possible and _inside_checkpoint():
         raise HookError(
             f"{name} is passed inside a gradient checkpoint: backward() would run that"

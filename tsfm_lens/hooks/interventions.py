@@ -86,8 +86,10 @@ class Mean:
 
     def change(self, point: Point) -> Change:
         """Return a function that gives the mean, broadcast over rows."""
+        # once for a block, and not at every pass
         means, counts = _position_means(self.reference, point)
         if self.per == "pooled":
+            # positions weigh by their rows, so that this is the mean over all tokens
             weights = counts / counts.sum()
             pooled = torch.tensordot(weights.to(means), means, dims=1)
             return lambda value, _state: pooled.to(value).expand_as(value)
@@ -95,6 +97,8 @@ class Mean:
         def at_positions(value: Tensor, state: RunState) -> Tensor:
             first = state.offset.get(point.stack, 0)
             stop = first + value.shape[1]
+            # a position that the reference never reached has the mean 0, which would be
+            # a zero ablation
             if stop > len(means) or not bool(counts[first:stop].all()):
                 raise HookError(
                     f"{point.name}: the reference set covers {int((counts > 0).sum())}"
@@ -150,6 +154,8 @@ class Noise:
 
     def change(self, point: Point) -> Change:
         """Return a function that adds noise, drawn by seed, hook point and step."""
+        # not hash(), which differs from process to process; the factor tells anagrams
+        # apart
         salt = sum((index + 1) * ord(letter) for index, letter in enumerate(point.name))
 
         def add_noise(value: Tensor, state: RunState) -> Tensor:
@@ -244,6 +250,7 @@ class EditPattern:
 
     def change(self, point: Point) -> Change:
         """Return the user's function, applied to a copy."""
+        # functions of users may write in place into what autograd or another hook holds
         return lambda value, _state: self.edit(value.clone())
 
 
@@ -259,11 +266,13 @@ def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tenso
     calls = reference.calls(point.name)
     length = max(call.offset + call.value.shape[1] for call in calls)
     first = calls[0].value
+    # in double precision, as the rounding of a long sum would show in the mean
     total = torch.zeros(
         length, *first.shape[2:], dtype=torch.float64, device=first.device
     )
     counts = torch.zeros(length, dtype=torch.float64, device=first.device)
     for call in calls:
+        # a pass of a cached rollout holds its new positions only
         positions = slice(call.offset, call.offset + call.value.shape[1])
         total[positions] += call.value.sum(dim=0)
         counts[positions] += len(call.value)
@@ -287,6 +296,7 @@ def _source_rows(
             and call.value.shape[1:] == value.shape[1:]
         ):
             return call.value
+    # a single forward over a known path holds all positions of a cached rollout
     if not source.rollout and len(calls) == 1 and point.axes[1] == "pos":
         stored = calls[0].value
         part = stored[:, offset : offset + value.shape[1]]
@@ -356,6 +366,7 @@ def _drawn_rows(
     draws = torch.randint(n_reference, (n_draws,), generator=generator)[draw_index]
     paths = n_rows // len(draw_index)
     rows_of_source = n_source // n_reference
+    # paths of a series take those of its drawn series in turn
     path = torch.arange(paths) % rows_of_source
     if state.sample_major:
         return (path[:, None] * n_reference + draws[None]).reshape(-1)

@@ -27,6 +27,7 @@ PATTERN = ("batch", "head", "query", "key")
 HIDDEN = ("batch", "pos", "d_mlp")
 
 _GLOB = re.compile(r"[*?[]")
+# the stream before each branch of a block, in order
 RESIDUAL_NAMES = (
     "hook_resid_pre",
     "hook_resid_mid",
@@ -118,6 +119,7 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
         block = stack.block(layer)
         prefix = f"{stack.prefix}.{layer}"
         sublayers = stack.rows(layer)
+        # not strict, as most blocks have fewer branches than there are names
         for name, writer in zip(RESIDUAL_NAMES, sublayers, strict=False):
             branch = f"{prefix}.{writer.kind}"
             location = (stack.name, layer, writer.kind)
@@ -158,6 +160,7 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
                 *location,
                 mix=writer.mix,
             )
+        # the stream after the last branch is what the block itself gives
         post = Site(block, layout=sublayers[0].reads.layout)
         yield Point(
             f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer
@@ -181,6 +184,8 @@ def _attention_points(
         z = Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
     fields: dict[str, Any] = {"over": writer.over, "joined": writer.joined}
     for letter in ("q", "k", "v"):
+        # some libraries repeat shared keys and values for every query head before the
+        # call, and hooks see each head once
         if letter == "q":
             n_heads = 0
         else:
@@ -193,6 +198,7 @@ def _attention_points(
     )
     yield Point(f"{branch}.hook_pattern", PATTERN, "pattern", rows, *location, **fields)
     if writer.gate is not None:
+        # the layer takes what q takes, and its output has the heads where d_model was
         layout = (writer.x_layout or writer.stream_layout).replace(
             "d_model", writer.gate.layout
         )

@@ -120,6 +120,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     NaN is equal to itself here.
     """
     kind = _INTEGERS.get(a.element_size(), a.dtype)
+    # as integers, since NaN is unequal to itself, and −0.0 equal to 0.0
     return torch.equal(a.detach().view(kind), b.detach().view(kind))
 
 
@@ -220,6 +221,7 @@ def explicit_attention(
 
     They are formed as scaled_dot_product_attention forms them.
     """
+    # the default of scaled_dot_product_attention
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k.transpose(-2, -1) * factor
     if is_causal:
@@ -240,10 +242,12 @@ def softmax_rows(scores: Tensor) -> Tensor:
     A row with no allowed key gets pattern 0, as the fused kernels give.
     """
     pattern = torch.softmax(scores, dim=-1)
+    # softmax makes NaN of a row that is −inf throughout
     empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
     return torch.where(empty, torch.zeros_like(pattern), pattern)
 
 
+# norms that have passed the test of rms_scale
 _RMS_NORMS: WeakSet[Any] = WeakSet()
 
 
@@ -253,6 +257,7 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
     Its shape is (…, d_model) or (…, 1).
     """
     if norm not in _RMS_NORMS:
+        # of mean 0.5, so that a norm that subtracts the mean does not pass
         channels = torch.linspace(
             -2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device
         )
@@ -306,8 +311,10 @@ def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
             for name in names
             if (epsilon := getattr(norm, name, None)) is not None
         ),
+        # what nn.RMSNorm takes if its eps is None
         torch.finfo(x.dtype).eps,
     )
+    # in single precision: squares of float16 overflow above 255
     return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
 
 
@@ -319,5 +326,6 @@ def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
     if isinstance(norm, nn.LayerNorm):
         deviation = (like.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         return (parts - parts.mean(-1, keepdim=True)) / deviation
+    # for its check alone: the gain is left out
     rms_scale(norm, like)
     return parts * _inverse_root_mean_square(norm, like)

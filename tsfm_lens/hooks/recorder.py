@@ -111,6 +111,7 @@ def record(
     hooks: list[Hook] = []
     for name in selection:
         hook = partial(keep, name=name)
+        # no copy is made for it, and the native tensor passes on
         hook.reads_only = True  # type: ignore[attr-defined]
         is_by_row = name not in reducers or getattr(reducers[name], "by_row", False)
         hook.by_row = is_by_row  # type: ignore[attr-defined]
@@ -208,6 +209,7 @@ def axes_after(
         return unknown
     sources = [{match[index] for match in matches} for index in range(result.ndim)]
     return tuple(
+        # an axis keeps its name if every candidate takes it from the same axis
         axes[min(source)] if len(source) == 1 else name
         for source, name in zip(sources, unknown, strict=True)
     )
@@ -233,6 +235,8 @@ def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
         index = location.layer
     if index < 0:
         index += stack.n_layers
+    # no block begins at the end of the stack, where the stream is what the last one
+    # gives
     if index == stack.n_layers:
         return f"{stack.prefix}.{index - 1}.hook_resid_post"
     if not 0 <= index < stack.n_layers:
@@ -257,6 +261,8 @@ def record_stream(
     """
 
     def stop(value: Tensor, hook: Any) -> None:
+        # an exception leaves the native model from any depth, and skips the rest of its
+        # layers
         raise _Arrival(value)
 
     stop.reads_only = True  # type: ignore[attr-defined]

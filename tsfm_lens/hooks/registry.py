@@ -53,7 +53,7 @@ from tsfm_lens.hooks.wiring import Stack, Wiring
 
 ModuleSide = tuple[str, Side]
 
-# ranks before and behind those of hook points
+# ranks of callbacks that come before, and behind, those of all hook points
 _FIRST = -1.0
 _LAST = float("inf")
 
@@ -83,9 +83,13 @@ class HookRegistry:
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
         self.model = model
         self.wiring = wiring
+        # a table may name a shared module by any of its paths, such as the embedding
+        # that T5 gives to both of its stacks
         self.modules = dict(model.named_modules(remove_duplicate=False))
+        # before points are made of it, which would fail on a table without branches
         check_table(model, wiring, self.modules)
         self.points: dict[str, Point] = hook_points(wiring)
+        # floats, so that a callback can stand between two points (see _carry_edits)
         self.rank = {name: float(index) for index, name in enumerate(self.points)}
         self.hooked: dict[str, OwnedHookPoint] = {
             name: OwnedHookPoint(self, name) for name in self.points
@@ -97,10 +101,12 @@ class HookRegistry:
         }
         self.sites = {point.site.module for point in self.points.values()}
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
+        # a dispatcher lives as long as its thread: the set beside it must not keep it
         self.threads = threading.local()
         self.dispatchers = weakref.WeakSet[HookDispatcher]()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # a copy is made anew, without hooks: locals of threads cannot be copied
         return type(self), (self.model, self.wiring)
 
     def gains(self, point: Point) -> tuple[float, float]:
@@ -127,6 +133,8 @@ class HookRegistry:
         """True if any thread has hooks on the model."""
         return any(
             scope.is_open
+            # a copy of the set, since a first run in another thread may add to it
+            # meanwhile
             for dispatcher in list(self.dispatchers)
             for scope in dispatcher.scopes
         )
@@ -136,6 +144,7 @@ class HookRegistry:
         """Hooks of the running thread on the model."""
         try:
             dispatcher: HookDispatcher = self.threads.dispatcher
+        # a thread that runs the model for the first time has no dispatcher yet
         except AttributeError:
             dispatcher = self.threads.dispatcher = HookDispatcher(self)
             self.dispatchers.add(dispatcher)
@@ -156,6 +165,8 @@ class HookRegistry:
 
         They are those that no open block has connected.
         """
+        # for one run at a time: between runs the native model has none of our torch
+        # hooks
         if self.session.unconnected():
             return Block(HookScope(self, None))
         return nullcontext()
@@ -214,6 +225,8 @@ class OwnedHookPoint(HookPoint):  # type: ignore[misc]
 
         The native model does not call this module.
         """
+        # what TransformerLens registers is a function local to HookPoint.add_hook, and
+        # by this alone it can be told from the hook of another library
         if not getattr(hook, "__qualname__", "").startswith("HookPoint.add_hook."):
             site = self._registry.points[self.name].site
             if site.side == "in":
@@ -303,6 +316,7 @@ class HookDispatcher:
 
     def unconnected(self) -> list[str]:
         """Return the hook points where a hook acts and that no block has connected."""
+        # a block that was broken off, or ended in another thread, has left hooks behind
         if (self._torch_hooks and not self.scopes) or not all(
             scope.is_open for scope in self.scopes
         ):
@@ -387,6 +401,8 @@ class HookDispatcher:
         These are the model, and the point's block.
         """
         block = self._wiring.stack(point.stack).block(max(point.layer, 0))
+        # hook_embed has no layer, but is what the first block reads; the last norm and
+        # the head lie in no block
         if point.layer >= 0 or point.name.endswith("hook_embed"):
             return ("", block)
         return ("",)
@@ -413,12 +429,16 @@ class HookDispatcher:
                     by_key = callbacks.setdefault(connection.side, {})
                     new = Callback(connection.rank, connection.call)
                     by_key.setdefault(connection.key, new).names.add(name)
+        # noted at the entry of the model otherwise, which a run of a part never passes
         if callbacks and not self._torch_hooks:
             self._gradients = torch.is_grad_enabled()
         for side in tuple(self._torch_hooks):
             if side not in callbacks:
+                # taken off before it is forgotten, and below known before it is set:
+                # after an interrupt in between, the next call still finds it
                 self._torch_hooks[side].remove()
                 self._torch_hooks.pop(side, None)
+        # always a new dict: _run sees by its identity that hooks were set or taken off
         self._callbacks = {
             side: sorted(by_key.values(), key=attrgetter("rank"))
             for side, by_key in callbacks.items()
@@ -436,6 +456,8 @@ class HookDispatcher:
             if "check" in callbacks[side]
         }
         if observed or self.attentions:
+            # also after the last attention is gone, for the interceptor to forget this
+            # one
             LOCAL.interceptor.listen(self)
         if not self.scopes:
             # remains of a run that was broken off
@@ -452,6 +474,7 @@ class HookDispatcher:
         scopes = self.acting()
         replacement = None
         callbacks = self._callbacks.get(side, [])
+        # no block acts if another thread or task runs the module
         if len(scopes) < len(self.scopes):
             for scope in self.scopes:
                 scope.elsewhere |= scope not in scopes
@@ -498,7 +521,8 @@ class HookDispatcher:
         # sites around this one lets a hook here set another there
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
         noted = dict.fromkeys((*self._witnesses(point), *around))
-        # these note which modules ran to their end
+        # last of all, these note which modules ran to their end, by which a hook that
+        # was never called can be told from a model that never ran
         connections = [
             Connection((module, "out"), "ran", _LAST, None) for module in noted
         ]
@@ -522,6 +546,7 @@ class HookDispatcher:
         """
 
         def enter(module: nn.Module, *call: Any) -> Any:
+            # "" stands for a module that is only around an attention, see brackets
             self.called[self.attentions.get(module, "")] = False
             LOCAL.interceptor.enter(module)
             return joined and joined(*call)
@@ -539,6 +564,8 @@ class HookDispatcher:
 
         for bracket in brackets(path, self._registry.modules[path]):
             yield Connection(
+                # "end" also follows a forward that failed, after which the mode must be
+                # off
                 (bracket, "end"),
                 "capture",
                 _FIRST,
@@ -607,6 +634,7 @@ class HookDispatcher:
                 values = (args, kwargs)
             tensor = get(*values, arg)
             new = self._fire(point, tensor)
+            # None tells torch to keep what the module got or gave, whatever its type
             if new is tensor:
                 return None
             return put(*values, arg, new)
@@ -622,9 +650,12 @@ class HookDispatcher:
         write = self._registry.points[point.aside]
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
+            # popped, as the next pass of a rollout must not carry it again
             change = self._edits.pop(point.name, None)
             if change is None:
                 return None
+            # the block adds write_gain · write to stream_gain · stream; the change is
+            # missing from its stream, so the write brings stream_gain · change
             write_gain, stream_gain = registry.gains(write)
             edit = to_native(
                 change * (stream_gain / write_gain),
@@ -663,6 +694,8 @@ class HookDispatcher:
         def before(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> None:
+            # hook_z fires first at this input, as its rank is lower: this is z with its
+            # edits
             self._heads[point.name] = get_input(args, kwargs, 0)
 
         def after(
@@ -675,10 +708,14 @@ class HookDispatcher:
             sizes = self._sizes(point)
             heads = fold_leading(self._heads.pop(point.name), point.site.layout)
             z = to_vocabulary(heads, point.site.layout, HEADS, sizes)
+            # (batch, head, pos, d_head) @ (head, d_head, d_model), back to (batch, pos,
+            # head, d_model)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
             tensor = get_output(output, 0)
             if writer.post_norm:
                 scale = rms_scale(norm, get_input(args, {}, 0))
+                # a norm without a gain has one factor a token, (…, 1), where the layout
+                # has d_model
                 expanded = fold_leading(scale.expand_as(tensor), layout)
                 scale = to_vocabulary(expanded, layout, RESIDUAL, sizes)
                 result = result * scale.unsqueeze(-2)
@@ -687,6 +724,8 @@ class HookDispatcher:
             new = self._through(point, result)
             if new is result:
                 return None
+            # added to the native output, as the sum of the heads lacks the bias and
+            # rounds otherwise
             change = to_native(
                 (new - result).sum(dim=-2) / factor, layout, RESIDUAL, sizes
             )
@@ -722,6 +761,8 @@ class HookDispatcher:
         if not self.in_use_inside(path, how):
             return tensor
         point = self._registry.inside_attention[path, how]
+        # kept for _connect_result, since no output matrix is called that takes z
+        # (z_inside)
         if how == "result":
             self._heads[point.name] = tensor
             return tensor
@@ -740,6 +781,7 @@ class HookDispatcher:
         axes = point.axes
         sizes = self._sizes(point)
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
+        # hooks see a write as the stream receives it, after the block has scaled it
         factor = self._registry.gains(point)[0]
         if factor != 1.0:
             value = value * factor
@@ -749,6 +791,7 @@ class HookDispatcher:
             copies = value.shape[2] // point.heads
         distinct = value
         if copies > 1:
+            # copies of one head lie side by side, as repeat_interleave makes them
             distinct = value[:, :, ::copies]
         # left by a pass that was broken off
         self._edits.pop(point.name, None)
@@ -761,6 +804,7 @@ class HookDispatcher:
             self._edits[point.name] = new - value
         if factor != 1.0:
             new = new / factor
+        # the reshape splits the leading axes again that fold_leading joined
         return to_native(new, layout, axes, sizes).reshape(native.shape)
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
@@ -781,6 +825,8 @@ class HookDispatcher:
             )
         hooks = acting_hooks(hook_point.fwd_hooks, scopes)
         if all(getattr(hook, "reads_only", False) for hook in hooks):
+            # torch calls backward hooks only for what went through a call of their
+            # module
             if hook_point.bwd_hooks:
                 result: Tensor = hook_point(value)
                 return result
@@ -790,7 +836,8 @@ class HookDispatcher:
         # hooks may write in place, so they get a copy
         copy = value.clone()
         new = hook_point(copy)
-        # what hooks keep must stay in the graph, such as the v of v.retain_grad()
+        # compared by bits, since torch's version counter misses writes through numpy or
+        # the storage; what hooks keep must stay in the graph, as v of v.retain_grad()
         if new is copy and not copy.requires_grad and same_bits(copy, value):
             return value
         if not isinstance(new, Tensor) or _kind(new) != _kind(value):

@@ -52,6 +52,7 @@ class Repeated(Tensor):
             rows = len(self.single)
             rest = self.single.shape[1:]
             blocks, repeats = self.times
+            # (block, row, repeat, …), whose first three axes are the rows in order
             view = self.single.reshape(1, rows, 1, *rest).expand(
                 blocks, rows, repeats, *rest
             )
@@ -80,6 +81,7 @@ class Repeated(Tensor):
     ) -> Any:
         """Run ``func`` on the rows stored once if it can, else on the copies."""
         kwargs = kwargs or {}
+        # the shape is that of the copies, which need not be made to tell it
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -122,6 +124,7 @@ def _release(
 
     A tensor that the function writes into holds its copies from now on.
     """
+    # overloads are named as "add_.Tensor"
     name = getattr(func, "__name__", "").split(".")[0]
     in_place = (
         name == "__setitem__"
@@ -132,6 +135,7 @@ def _release(
     for value in (*written, kwargs.get("out")):
         if isinstance(value, Repeated):
             value.whole()
+            # whole() keeps the copies, and a handler finds no stored rows any more
             value.single = None
     return kwargs
 
@@ -147,6 +151,7 @@ def _repeat_like(tensor: Repeated, single: Tensor) -> Repeated:
 
 def _elementwise(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply a function of every number, or of the last axis."""
+    # of a vector, the last axis is that of the rows, and a linear layer would mix them
     if not isinstance(tensor, Repeated) or tensor.single is None or tensor.ndim < 2:
         return NotImplemented
     if any(isinstance(value, Repeated) for value in (*args, *kwargs.values())):
@@ -213,6 +218,7 @@ def _repeat_rows(
         or tensor.single is None
     ):
         return NotImplemented
+    # repeat_interleave puts copies next to their row, as the inner count does
     blocks, inner = tensor.times
     return Repeated(tensor.single, blocks, inner * repeats)
 
@@ -231,6 +237,7 @@ def _attend(
 
     They are folded into the query axis of the rows that they attend to.
     """
+    # a causal mask counts queries from 0, and folded in, those of each copy would go on
     if (
         not isinstance(key, Repeated)
         or not key.like(value)
@@ -255,6 +262,7 @@ def _attend(
         )
         return result
 
+    # a mask without queries and rows is the same for all copies, and stays
     if mask is not None and (mask.ndim != 4 or mask.shape[-2] != 1 or len(mask) != 1):
         mask = mask.expand(
             len(query), *torch.broadcast_shapes(mask.shape[-3:], (1, query.shape[2], 1))
@@ -263,6 +271,8 @@ def _attend(
     out = func(
         fold(query), key.single, value.single, mask, dropout_p, is_causal, **kwargs
     )
+    # (series, head, variant, path, query, d) to (variant · series · path, head, query,
+    # d)
     parts = out.unflatten(2, (blocks, repeats, query.shape[2]))
     return parts.permute(2, 0, 3, 1, 4, 5).flatten(0, 2)
 

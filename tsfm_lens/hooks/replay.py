@@ -30,8 +30,6 @@ _FEW = 2**16
 class Turns:
     """Queue in which one thread at a time holds a turn, by a token.
 
-    Each change is one call of C, which no interrupt divides.
-
     Each change is one call of C, so that no interrupt comes in the middle of it.
     """
 
@@ -43,6 +41,8 @@ class Turns:
         thread = threading.get_ident()
         self._queue.append((thread, token))
         while self._queue[0][0] != thread:
+            # no lock: an interrupt between taking it and noting so would leave it
+            # locked
             time.sleep(0.001)
 
     def give(self, token: object) -> None:
@@ -245,6 +245,7 @@ def shadowed(
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        # the module is every thread's, and only this one runs variants
         chosen = new if threading.get_ident() == thread else forward
         return chosen(*args, **kwargs)
 
@@ -262,6 +263,7 @@ def shadowed(
 
     def end() -> None:
         for module, forward, new in reversed(originals):
+            # not set yet, or taken off by a call that was broken off
             if module.__dict__.get("forward") is not new:
                 continue
             if forward is None:

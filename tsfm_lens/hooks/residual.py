@@ -96,6 +96,7 @@ def relative_rounding(
     float32 = torch.finfo(torch.float32).eps
     weights = [
         parameter
+        # not model.parameters(), whose walk takes ten times as long
         for module in list_modules(model)
         for parameter in module._parameters.values()
         if parameter is not None
@@ -125,14 +126,17 @@ def excess(
     None if no row deviates by more. Tensors are (row, …, d_model); ``size`` is the sum
     of the absolute summands.
     """
+    # inf − inf is NaN, so that equal entries must be no gap from the start
     same = (total == stream) | (total.isnan() & stream.isnan())
     gap = _by_row((total - stream).abs().masked_fill(same, 0.0)).amax(1)
+    # an infinite entry would allow its row any deviation
     largest = _by_row(size.nan_to_num(0.0, 0.0, 0.0)).amax(1)
     bound = min(rounding, _MAX_ROUNDING) * largest
     # NaN, which compares false, is wrong as well
     wrong = ~(gap <= bound)
     if not bool(wrong.any()):
         return None
+    # gaps are 0 or more, so −1 is below every row that deviates
     row = int(gap.nan_to_num(math.inf).masked_fill(~wrong, -1.0).argmax())
     return float(gap[row]), float(bound[row])
 
@@ -161,6 +165,7 @@ def branch_sums(
         if layer > 0:
             previous = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
             yield f"{block}.hook_resid_pre", acts[f"{block}.hook_resid_pre"], previous
+        # the stream after a branch is what the next one reads
         points_after = (*RESIDUAL_NAMES[1 : len(writers)], "hook_resid_post")
         for before, writer, after in zip(
             RESIDUAL_NAMES, writers, points_after, strict=False
@@ -335,6 +340,8 @@ class Before:
                 labels += [
                     f"L{layer}{kind}H{head}" for head in range(self.stack.n_heads)
                 ]
+                # (…, pos, head, d_model); axes count from the end, since rollouts have
+                # "step" in front and one position drops "pos"
                 results = self._select_positions(self._results(layer, writer), -3)
                 writes.append(results.movedim(-2, 0) * self._carry[layer, writer.kind])
         return labels, torch.cat(writes)
@@ -348,6 +355,7 @@ class Before:
         weights = self._weights.mlp(layer, writer.kind, self.stack.name)
         gain = self._gain(layer, writer)
         if not isinstance(gain, float):
+            # (…, pos, 1, d_model) against (…, pos, neuron, d_model)
             gain = self._select_positions(gain).unsqueeze(-2)
         writes = post[..., None] * weights.W_out.to(post) * gain
         return writes.movedim(-2, 0) * self._carry[layer, writer.kind]
@@ -363,6 +371,7 @@ class Before:
             if isinstance(writer, Branch) or (isinstance(writer, Mlp) and not of_mlps):
                 continue
             bias = self._out(layer, writer)[1]
+            # without a bias no gain is needed, which reads hook_z or hook_post
             if bool(bias.any()):
                 gain = self._gain(layer, writer)
                 if not isinstance(gain, float):
@@ -456,6 +465,8 @@ class Before:
         if isinstance(writer, Mlp):
             point = "hook_post"
             axes = "...n,nm->...m"
+        # what enters a norm behind a branch has no hook point, so that it is computed
+        # anew
         inputs = self._acts[f"{self._at(layer, writer)}.{point}"]
         raw = torch.einsum(axes, inputs, matrix.to(inputs)) + bias.to(inputs)
         norm = f"{self.stack.block(layer)}.{writer.post_norm}"
@@ -472,10 +483,12 @@ class Before:
             total = self.embed()
             writes = [self.branch(layer, writer) for layer, writer in self.writers]
         except UnknownNameError:
+            # a cache of some hook points is decomposed unchecked, as in TransformerLens
             return
         size = total.abs()
         for write in writes:
             total = total + write
+            # writes may cancel, and their sum has the rounding of what went into it
             size = size + write.abs()
         rounding = relative_rounding(self._model, self._wiring, (*writes, stream))
         deviation = excess(total, size, stream, rounding)
@@ -627,6 +640,8 @@ class Decomposed(Mapping[Any, Tensor]):
         labels, heads = before.heads()
         if incl_remainder:
             labels.append("remainder")
+            # a difference, so that the parts sum to the stream whatever else wrote to
+            # it
             heads = torch.cat([heads, (before.stream() - heads.sum(0))[None]])
         if apply_ln:
             heads = before.scaled(heads)
@@ -659,6 +674,8 @@ class Decomposed(Mapping[Any, Tensor]):
         """
         before = self._before(stack, layer, mlp_input, pos_slice, check_sum=True)
 
+        # applied part by part, as the neurons of all layers may not fit into memory
+        # before they are projected
         def project(part: Tensor) -> Tensor:
             if apply_ln:
                 part = before.scaled(part)
@@ -678,6 +695,7 @@ class Decomposed(Mapping[Any, Tensor]):
                 writes = before.branch(index, writer)[None]
                 labels.append(f"{index}_{writer.kind}_out")
             parts.append(project(writes))
+        # the write of a branch or of a whole MLP has its bias; heads and neurons do not
         parts += [
             project(before.embed()[None]),
             project(before.bias(of_mlps=expand_neurons)[None]),

@@ -55,8 +55,8 @@ class HookScope(Scope[T]):
         self._value = value
         self._hooks = tuple(hooks)
         self._after = after
-        # points that it connects and that the model must pass; and these with the
-        # writes that carry their edits
+        # names: points that it connects and that the model must pass; targets: these,
+        # and the writes that carry their edits
         self.names = list[str]()
         self.targets = set[str]()
         self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
@@ -67,8 +67,8 @@ class HookScope(Scope[T]):
         """Set the hooks and connect their points."""
         registry = self._registry
         self._dispatcher = dispatcher = registry.session
-        # hook points that the run has passed, modules that ran to their end, and
-        # whether some ran in another thread
+        # trace: hook points that the run has passed; full_runs: modules that ran to
+        # their end; elsewhere: whether some ran in another thread or task
         self.targets = set()
         self.trace = set[str]()
         self.full_runs = set[str]()
@@ -81,13 +81,17 @@ class HookScope(Scope[T]):
         connected = set().union(*[scope.targets for scope in acting])
         self._task = _running_task()
         self._generator = _open_generator()
+        # open before anything is set: an interrupt from here on finds a block to close
         self.is_open = True
         _CURRENT.set((*_CURRENT.get(), self))
         dispatcher.scopes = (*dispatcher.scopes, self)
+        # counted before this block, whose hooks are one level further in
         level = nesting_levels(acting) + 1
         for name, hook in self._scoped:
             registry.hooked[name].add_scoped(hook, hook.direction, level)
         self.names = sorted(in_use, key=registry.rank.__getitem__)
+        # what an outer block has connected was checked there; only the rest is looked
+        # at
         self._connect(self.names, connected)
         return self._value
 
@@ -99,7 +103,8 @@ class HookScope(Scope[T]):
     def _connect(self, names: Iterable[str], connected: Collection[str]) -> None:
         """Connect those hook points that are not connected already."""
         registry = self._registry
-        # a write that carries edits of the stream is shown first, as it is without them
+        # a write that carries edits of the stream is a target, too: its hooks come
+        # before the edits are added, and see the write without them
         targets = {
             *names,
             *filter(None, [registry.points[name].aside for name in names]),
@@ -128,6 +133,7 @@ class HookScope(Scope[T]):
             if hook.direction == "bwd" and self._lists(name, hook)
         ]
         self._has_gradient = not listed or any(hook.calls for hook in listed)
+        # first: from here on no hook of the block acts, whatever interrupts the rest
         self.is_open = False
         _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
         for name, hook in self._scoped:
@@ -135,6 +141,7 @@ class HookScope(Scope[T]):
         self._dispatcher.sync_hooks()
         if self._after is not None:
             self._after()
+        # last: until then, close() may be called again after an interrupt
         self._is_closed = True
         # hooks know their scope, and their records are not to wait for the collector of
         # cycles
@@ -173,6 +180,7 @@ class HookScope(Scope[T]):
 
         Raises HookError for a block that is open in a waiting generator.
         """
+        # not registry.session, which would make a dispatcher for every passing thread
         if (
             not self.is_open
             or getattr(self._registry.threads, "dispatcher", None)
@@ -267,8 +275,10 @@ class RunState:
         series = self.block_rows or self.n_series
         assert series is not None
         if self.sample_major:
+            # (path, series, rest): all series of the first path, then those of the next
             paths = (len(rows) // self.whole, self.whole, -1)
         else:
+            # (1, series, path): the paths of a series lie side by side
             paths = (1, self.whole, -1)
         result: Tensor = (
             rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
@@ -289,8 +299,8 @@ class ScopedHook:
         self.scope = scope
         self.direction = direction
         self.calls = 0
-        # it never changes what it sees; it treats every row of a batch by itself; it
-        # does so once it knows which rows run
+        # reads_only: it never changes what it sees; by_row: it treats every row of a
+        # batch by itself; by_place: it does so once it knows which rows run
         marks = [
             bool(getattr(function, mark, False))
             for mark in ("reads_only", "by_row", "by_place")
@@ -382,6 +392,7 @@ def resolve_hooks(
 def _check_arguments(hook: Any) -> None:
     """Refuse what cannot be called as a hook."""
     try:
+        # a builtin has no signature, and raises ValueError
         inspect.signature(hook).bind(None, hook=None)
     except (TypeError, ValueError) as error:
         name = getattr(hook, "__name__", repr(hook))
@@ -421,6 +432,7 @@ def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
         return None
     if task is None:
         return None
+    # weak, since a block that is left open must not keep its task alive
     return weakref.ref(task)
 
 
@@ -446,6 +458,7 @@ def _open_generator() -> tuple[int, str] | None:
             ):
                 code = frame.f_code
                 name = f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+                # the id alone: a frame would keep alive all the values that it holds
                 return id(frame), name
         frame = frame.f_back
     return None

@@ -260,9 +260,12 @@ ARGUMENTS = {
 }
 """Arguments of TransformerLens's forward that a lens lacks -> the replacement."""
 
-# beyond the aliases of get_act_name
+# beyond the aliases of get_act_name; an attention call gets queries and keys that are
+# rotated already, so that hook_q and hook_k are those after rotary embeddings
 _SAME = {"in": "resid_pre", "rot_k": "k", "rot_q": "q"}
 _DOTTED = re.compile(r"(?:(?:(\w+)_)?blocks\.(\d+)\.)?(?:([\w.]+)\.)?hook_(\w+)")
+# the first lookahead keeps "decoder_blocks.3" from being a stack of that name, the
+# second a hook point of a block from being a kind of branch
 _COMPONENT = re.compile(
     r"(?:((?!\w*blocks\.)[a-z]\w*)\.)?(\d+|\*)(?:\.((?!hook_)[a-z_*]+)(?:\.(\d+|\*))?)?"
 )
@@ -295,6 +298,7 @@ def refuse_logits(thing: Any, name: str) -> Any:
 
     Raises AttributeError, which for "logits" says where they are.
     """
+    # object.__getattribute__ has failed before this is asked, and raises its error anew
     if name != "logits":
         return object.__getattribute__(thing, name)
     kind = type(thing).__name__.lower()
@@ -318,6 +322,7 @@ def refuse_shape(encoded: Any, name: str) -> Any:
 
 def is_of_patching(hook: Any) -> bool:
     """Return whether one of TransformerLens's functions of patching made a hook."""
+    # its functions bind what they patch by functools.partial
     function = getattr(hook, "func", hook)
     return getattr(function, "__module__", "") == "transformer_lens.patching"
 
@@ -362,6 +367,7 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
     None if it means none.
     """
     points = {name: parts for name in names if (parts := _split(name)) is not None}
+    # a word of a tuple is a stack if the model has one of that name, else a kind
     query = _parse(key, {str(parts.stack) for parts in points.values()} - {""})
     if query is None:
         return None
@@ -381,6 +387,7 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
         layers = {
             parts.layer
             for parts in points.values()
+            # the points that differ in the layer alone; no layer of theirs is negative
             if _matches(parts, query._replace(layer=parts.layer), 0)
         }
         if layers - {None}:
@@ -417,6 +424,7 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
     if isinstance(key, str):
         if "." in key or key.startswith("hook_"):
             parts = _split(key)
+            # "" would ask for points without a stack or kind, None asks for any
             return parts and _translate(
                 parts._replace(stack=parts.stack or None, kind=parts.kind or None)
             )
@@ -426,6 +434,7 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
                 return _translate(_Parts(key))
             return None
         key = (match[1], int(match[2]), match[3])
+        # letters behind the layer, as in "k6a", are a kind and never a stack
         stacks = set()
     if not key or not isinstance(key[0], str):
         return None
@@ -434,7 +443,8 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
     stack = next((name for name in names if name in stacks), None)
     kind = next((name for name in names if name != stack), None)
     if kind is not None:
-        # "blocks.0.attn.hook_in" for "a"
+        # "blocks.0.attn.hook_in" for "a": get_act_name knows the aliases of kinds, and
+        # with "in" it leaves the kind alone, where "z" or "pre" would replace it
         name = get_act_name("in", 0, kind)
         kind = name.removeprefix("blocks.0.").removesuffix("hook_in").rstrip(".")
     return _translate(_Parts(key[0].removeprefix("hook_"), layer, stack, kind or None))
@@ -450,6 +460,7 @@ def _translate(query: _Parts) -> _Parts:
         # TransformerLens's T5 has "decoder_ln_final"
         match = re.fullmatch(r"(encoder|decoder)_ln_final", kind)
         return _Parts("normalized", None, match[1] if match else stack, "ln_final")
+    # without a layer, its aliases alone are applied
     short = get_act_name(short).rpartition("hook_")[2]
     short = _SAME.get(short, short)
     if short == "unembed":

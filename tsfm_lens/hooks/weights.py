@@ -129,6 +129,8 @@ class Weights:
             else:
                 norm = (None, None)
             key_norm = norm
+            # keys and values are made of the other stack's output, which its last norm
+            # has passed, and not of what this branch's norm reads
             if attention.keys_from:
                 key_norm = self._norm(self._wiring.stack(attention.keys_from).ln_final)
             q = _fold(q, norm)
@@ -284,6 +286,7 @@ class Weights:
         )
         if every_head and n_heads != chosen.n_heads:
             copies = chosen.n_heads // n_heads
+            # query head h reads key head h // copies, so copies of one lie side by side
             weight = weight.repeat_interleave(copies, dim=0)
             bias = bias.repeat_interleave(copies, dim=0)
         return weight, bias
@@ -304,7 +307,7 @@ class Weights:
         if projection.parts > 1:
             sizes["part"] = projection.parts
             axes = tuple(f"part {side}" for side in axes)
-        # an MLP's single part is in order
+        # the rows of an MLP whose matrices are not fused are in order already
         if sizes:
             weight = rearrange(
                 weight, f"{projection.layout} d_model -> {axes[0]}", **sizes
@@ -318,6 +321,7 @@ class Weights:
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         """Return gain and bias of a norm; None for what it does not have."""
         norm = self._model.get_submodule(path)
+        # "scale" is the gain under its name in some libraries
         held = [getattr(norm, name, None) for name in ("weight", "scale", "bias")]
         gain, scale, bias = (
             None if parameter is None else parameter.detach() for parameter in held
@@ -352,6 +356,7 @@ def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
 def _times_gain(weight: Tensor, gain: float) -> Tensor:
     """Multiply a weight by a gain; return the weight itself for a gain of 1."""
     if gain == 1.0:
+        # the view itself, as a product would copy every matrix
         return weight
     return weight * gain
 

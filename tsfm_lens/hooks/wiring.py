@@ -156,6 +156,7 @@ class Attention:
 
         ``n_heads`` is that of the stack.
         """
+        # the gate multiplies what each query head has read
         if letter in ("q", "gate"):
             return n_heads
         return self.n_kv_heads or n_heads
@@ -177,7 +178,7 @@ class Attention:
 
         It is that of the queries where series attend to each other as rows.
         """
-        # with tokens as rows, the queries are series
+        # (pos, head, query, key): with tokens as rows, the queries are series
         if self.pattern_layout.startswith("pos "):
             return 2
         return 0
@@ -335,6 +336,7 @@ class Stack:
         """Return the row of a kind among those of a layer."""
         if layer not in range(self.n_layers):
             raise unknown_name("layer", layer, map(str, range(self.n_layers)))
+        # kinds of a layer are unique, which check_table sees to
         rows = {row.kind: row for row in rows_of(layer)}
         for name, row in rows.items():
             if kind in (None, name):
@@ -367,6 +369,7 @@ class Stack:
             )
         target = kind
         if kind is None:
+            # in a decoder this is the attention to the encoder, which reads the context
             target = kinds[-1]
         if target not in kinds:
             raise unknown_name("attention", target, kinds)
@@ -427,6 +430,7 @@ class Wiring:
 
         Raises UnknownNameError if there is none.
         """
+        # a table without stacks gets the error below rather than an IndexError
         if name is None and self.stacks:
             return self.stacks[-1]
         for stack in self.stacks:

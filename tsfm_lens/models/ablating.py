@@ -74,6 +74,7 @@ def ablated_variants(
     activations = None
     if how in _WITH_REFERENCE:
         activations = reference_activations(lens, how, reference, horizon)
+    # the other kinds draw nothing and have no such field
     if how in ("resample", "noise"):
         options = {"seed": seed}
     else:

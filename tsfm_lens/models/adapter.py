@@ -32,6 +32,7 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
 )
 
+# divided, not added up, so that each is the number that its decimal is written as
 DECILES = tuple(level / 10 for level in range(1, 10))
 ALL_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -148,6 +149,7 @@ class Adapter(ABC):
         """
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)
+        # a pass yields whole patches, which may reach beyond the horizon
         kept = quantiles[..., :horizon]
         return self.at(kept.transpose(1, 2).cpu(), levels)
 
@@ -168,6 +170,7 @@ class Adapter(ABC):
 
         The paths are (series, sample, step).
         """
+        # torch wants the levels in the dtype of the samples, and puts their axis first
         quantiles = torch.quantile(
             samples, torch.tensor(levels, dtype=samples.dtype), dim=1
         ).permute(1, 2, 0)
@@ -190,6 +193,7 @@ class Adapter(ABC):
         if like is None:
             result: Tensor = norm(resid)
             return result
+        # a LayerNorm also subtracts a mean, which a factor alone cannot express
         if isinstance(norm, LayerNorm):
             return frozen_layer_norm(norm, resid, like)
         normalized = resid * rms_scale(norm, like)
@@ -211,6 +215,8 @@ class Adapter(ABC):
         stack = self.wiring.output_stack
         path = stack.ln_final or stack.block(stack.n_layers - 1)
         leading = normalized.shape[:-3]
+        # leading axes become copies of the batch, in the order in which
+        # ``Encoded.repeated`` lays the inputs out
         stream = normalized.reshape(-1, *normalized.shape[-2:])
 
         def replace(_module: Any, _args: Any, output: Any) -> Any:
@@ -218,6 +224,7 @@ class Adapter(ABC):
 
         handle = self.model.get_submodule(path).register_forward_hook(replace)
         try:
+            # the product of no axes is 1: then the batch itself runs
             quantiles = self.run(encoded.repeated(math.prod(leading)))
         finally:
             handle.remove()
@@ -241,6 +248,7 @@ class Adapter(ABC):
         """
         # fmax passes over missing values
         largest = np.fmax.reduce(np.abs(values))
+        # libraries take series in single precision, whatever the model runs in
         return float(np.spacing(np.float32(largest)))
 
     @property
@@ -308,6 +316,7 @@ class Adapter(ABC):
             return tensors
         first, *rest = tensors
         padding = self.least_steps - first.shape[-1]
+        # libraries pad with NaN, too, which they read as missing
         padded = torch.nn.functional.pad(first, (padding, 0), value=float("nan"))
         return [padded, *rest]
 
@@ -419,6 +428,7 @@ def check_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
     """
     low = levels[0]
     high = levels[-1]
+    # the tolerance is for levels that come from arithmetic, such as 3 · 0.1
     for level in requested:
         if not low - 1e-9 <= level <= high + 1e-9:
             nearest = low if level < low else high
@@ -433,6 +443,7 @@ def at_levels(
 ) -> Tensor:
     """Interpolate quantiles at other levels linearly between the neighbouring ones."""
     check_tails(levels, requested)
+    # the model's own numbers pass as they are, without a rounding
     if tuple(requested) == tuple(levels):
         return values
     # levels that come from arithmetic may be off in their last digits
@@ -463,6 +474,7 @@ def check_precision(adapter: Adapter, *values: Any) -> None:
 
 def check_gradients(wiring: Wiring) -> None:
     """Refuse gradients in inference mode, or of a library that alters its backward."""
+    # ``enable_grad`` has no effect in inference mode, as it has under ``no_grad``
     if torch.is_inference_mode_enabled():
         raise InputError(
             "there are no gradients under torch.inference_mode(); leave it,"
@@ -498,6 +510,7 @@ def versions(package: str) -> str:
 
     They are those of this package, torch, transformers, and the model's library.
     """
+    # a dictionary keeps the order, and names a library once that is among the others
     names = dict.fromkeys(("tsfm-lens-toolbox", "torch", "transformers", package))
     return ", ".join(f"{name} {_version(name)}" for name in names)
 
@@ -505,5 +518,6 @@ def versions(package: str) -> str:
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
+    # a library on the path without its distribution runs as well
     except metadata.PackageNotFoundError:
         return "(unknown version)"

@@ -93,6 +93,7 @@ class Encoded:
         """
         spans = self.spans[stack]
         names = self.batch.groups if self.packed else self.batch.ids
+        # the series of a group share one time axis, so that its name has one length
         lengths = dict(zip(names, self.batch.lengths, strict=True))
         # steps count from the forecast start: a series of n steps begins at -n
         first_steps = -torch.tensor([lengths[row] for row in self.rows])
@@ -109,6 +110,8 @@ class Encoded:
             n_entries = len(self.rows)
         else:
             n_entries = self.items
+        # entries of several series have equally many, since they are stacked in one
+        # tensor
         series_per_entry = len(self.batch) // n_entries
         series = slice(start, stop)
         entries = slice(start // series_per_entry, stop // series_per_entry)
@@ -169,7 +172,10 @@ class Encoded:
         return table
 
     def repeated(self, copies: int) -> dict[str, Any]:
-        """Repeat all series of the inputs, copy-major."""
+        """Repeat all series of the inputs, copy-major.
+
+        The first copy of all series comes first, then the second copy of all.
+        """
         repeated = dict(self.inputs)
         for key, value in self.inputs.items():
             if isinstance(value, Tensor) and copies > 1:
@@ -179,6 +185,7 @@ class Encoded:
                     # rows of one id see each other, and copies must not
                     numbers = torch.arange(copies, device=value.device)
                     shift = numbers.repeat_interleave(len(value)) * (value.max() + 1)
+                    # in place on the copy that ``repeat`` has made, not on the input
                     repeated[key] += shift.reshape(-1, *ones).to(value.dtype)
         return repeated
 
@@ -237,6 +244,8 @@ def is_row_independent(adapter: Any) -> bool:
 
     The declaration is :func:`declare_row_independent`.
     """
+    # a bound method is a new object at each access, the function in it is not. A
+    # predict that was set on the instance is a plain function.
     function = getattr(adapter.predict, "__func__", adapter.predict)
     return getattr(function, "row_independent", None) is function
 
@@ -257,6 +266,8 @@ def adapter_traits(adapter: Any) -> frozenset[str]:
     return frozenset(name for name, is_met in conditions.items() if is_met)
 
 
+# defaults with names, since :func:`register` tells by identity whether an entry has a
+# function of its own
 def _no_config(config: Mapping[str, Any]) -> bool:
     return False
 
@@ -371,6 +382,7 @@ class Architecture:
 
     def matches_object(self, native: object) -> bool:
         """Return whether an object is one of its native models or pipelines."""
+        # by name, so that no library is imported to know its objects
         return any(
             base.__name__ in self.classes for base in type(native).__mro__
         ) and self.among(native)
@@ -434,6 +446,7 @@ def register(entry: Architecture) -> Architecture:
                     f"{entry.title} claims checkpoints and cannot be registered without"
                     f" {name}"
                 )
+    # a module that is run again, as in a notebook, replaces its own entry
     known = _ARCHITECTURES.get(entry.name)
     if known is not None and known.adapter.__module__ != entry.adapter.__module__:
         raise WiringError(
@@ -454,6 +467,7 @@ def architectures() -> dict[str, Architecture]:
         >>> models.architectures()["chronos-bolt"].published["base"]
         'amazon/chronos-bolt-base'
     """
+    # first, so that no other package can take the name of a wiring of this one
     _import_wirings()
     load_all(WIRINGS)
     return dict(sorted(_ARCHITECTURES.items()))

@@ -74,6 +74,8 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
                 precision.
         """
         device = kwargs.get("device", args[0] if args else None)
+        # a tensor or dtype may stand in this place, too. No number can be read from the
+        # meta device, by which others are checked.
         if isinstance(device, str | int | torch.device) and str(device) != "meta":
             checked_device(device)
         super().to(*args, **kwargs)
@@ -89,6 +91,8 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
         Raises:
             InputError: the model does not run in the precision.
         """
+        # ``fn`` tells its precision by what it returns alone. It is asked before any
+        # weight is replaced, since a cast that is refused midway cannot be undone.
         weight = next(self.parameters())
         check_precision(self.adapter, fn(weight.detach().new_empty(1)).dtype)
         self.adapter.model._apply(fn, recurse)

@@ -53,8 +53,10 @@ HookList = Iterable[tuple[Any, Callable[..., Any]]]
 A point is given by name, glob, predicate on names, or (short name, layer, …).
 """
 
+# names of the arguments that a forward and a forecast take beside the series
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
 OF_A_FORECAST = ("batch_size", "horizon", "num_samples", "quantiles", "seed")
+# hooks set by ``add_hook``: name of the hook point, "fwd" or "bwd", and handle of each
 Lasting = list[tuple[str, str, LensHandle]]
 
 
@@ -82,6 +84,8 @@ class Config(SimpleNamespace):
             ``cfg.stacks["encoder"].n_layers``.
     """
 
+    # the constructor of SimpleNamespace fills ``__dict__`` directly and never comes
+    # here
     def __setattr__(self, name: str, value: Any) -> None:
         hint = (
             "hook_result and the other hook points are computed whenever they are"
@@ -101,7 +105,8 @@ def _of_adapter(name: str, doc: str) -> Any:
 class LensBase(NativeModule):
     """Lens without whole forecasts; see :class:`tsfm_lens.models.Lens`.
 
-    The modules that add forecasts take this class.
+    Functions that make forecasts or recordings take a lens by this class, since
+    ``Lens`` itself calls them.
     """
 
     native = _of_adapter("native", "Pipeline of the model's own library.")
@@ -144,12 +149,17 @@ class LensBase(NativeModule):
         self.revision = revision
         self.files = tuple(files)
         self.__dict__["registry"] = HookRegistry(adapter.model, adapter.wiring)
+        # ``setup`` reads the tree of hook points, so that they have to be in it by then
         for name, point in self.registry.hooked.items():
             attach_point(self, name, point)
         self.setup()
+        # a native object may come in training mode, in which dropout draws anew in
+        # every forward
         self.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # hook points hold torch handles of their own registry: a copy makes new points,
+        # and the functions of lasting hooks are added to those
         return _rebuilt, (
             type(self),
             self.adapter,
@@ -179,6 +189,7 @@ class LensBase(NativeModule):
 
         Each is (name of the hook point, "fwd" or "bwd", handle).
         """
+        # hooks of a block are removed when that block is left, which a copy never is
         if self.registry.busy:
             raise HookError(
                 "a context is open on this lens, and its hooks would stay on a copy;"
@@ -256,7 +267,8 @@ class LensBase(NativeModule):
     ) -> Block[None]:
         """Tell hooks which rows run and at which step the forecast is.
 
-        Calls of the native object tell them nothing.
+        ``place`` is that of :class:`tsfm_lens.models.Encoded`. Calls of the native
+        object tell hooks nothing.
         """
         return self.registry.state.running(rows, place)
 
@@ -309,6 +321,8 @@ class LensBase(NativeModule):
                 f" {self.d_model})"
             )
         normed = self.adapter.final_norm(resid, like)
+        # heads find their positions by index, so that those left out are put back as
+        # zeros
         if unread:
             normed = nn.functional.pad(normed, (0, 0, unread, 0))
         return self.adapter.head(normed, encoded)
@@ -334,6 +348,7 @@ class LensBase(NativeModule):
     @property
     def example_ids(self) -> np.ndarray:
         """Token ids of an example series, (id,); of models that take ids."""
+        # an example holds that many shorter series and then the longest one, here alone
         ids: np.ndarray = self.adapter.example(0, 4096).values[0]  # type: ignore[attr-defined]
         return ids
 
@@ -394,6 +409,8 @@ class LensBase(NativeModule):
         if tokens is None:
             ids = None
         else:
+            # ids pass as numbers here; adapters refuse those that are fractions or out
+            # of range
             ids = torch.as_tensor(to_floats(tokens, "the array of tokens"))
         if values is not None and ids is not None:
             raise InputError("give either future values or decoder tokens, not both")
@@ -478,6 +495,8 @@ class LensBase(NativeModule):
             hint = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
             if not hint:
                 raise
+        # outside of the except clause, so that torch's own error is not shown before
+        # this one
         raise AttributeError(f"a lens has no {name!r}: {hint}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -503,6 +522,7 @@ class LensBase(NativeModule):
         wiring = self.wiring
         model = self.adapter.model
         stack = wiring.output_stack
+        # layers may differ in their rows, so that the first one need not have an MLP
         rows = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
         mlp = next((row for row in rows if isinstance(row, Mlp)), None)
         attention = next((row for row in rows if isinstance(row, Attention)), None)
@@ -513,6 +533,8 @@ class LensBase(NativeModule):
         )
         norm_kind = None
         if norm:
+            # each library has its own class of root-mean-square norm, but LayerNorm is
+            # torch's
             is_layer_norm = isinstance(model.get_submodule(norm), nn.LayerNorm)
             norm_kind = "LN" if is_layer_norm else "RMS"
         n_key_value_heads = stack.n_heads
@@ -569,6 +591,8 @@ class LensBase(NativeModule):
             check_gradients(self.wiring)
         hooks = [*forward, *backward]
         if not reset_hooks_end:
+            # TransformerLens gives such hooks this level, by which
+            # ``reset_hooks(level=…)`` finds them
             level = self.context_level + 1
             for name, hook, direction in hooks:
                 self.registry.hooked[name].add_hook(hook, dir=direction, level=level)
@@ -595,9 +619,11 @@ class LensBase(NativeModule):
 
         It stays until ``reset_hooks()``.
         """
+        # TransformerLens takes the direction by position, too
         if "bwd" in (*args, kwargs.get("dir")):
             check_gradients(self.wiring)
         name = get_name(name)
+        # TransformerLens itself asks a predicate about every name
         if callable(name):
             super().add_hook(name, hook, *args, **kwargs)
             return
@@ -652,7 +678,7 @@ def check_unknown(
             continue
         near = get_close_matches(name, allowed, n=1, cutoff=0.4)
         if near:
-            nearest = f"did you mean {near[0]}?"
+            hint = f"did you mean {near[0]}?"
         else:
-            nearest = f"it takes {', '.join(allowed)}"
-        raise InputError(f"a {label} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")
+            hint = f"it takes {', '.join(allowed)}"
+        raise InputError(f"a {label} takes no {name!r}; {ARGUMENTS.get(name, hint)}")

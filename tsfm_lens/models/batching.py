@@ -45,7 +45,7 @@ On a GPU the part is as large as possible, until its memory runs out.
 LITTLE = 2**28
 """Bytes below which the free memory is not looked up."""
 
-# of the free memory, left to others
+# of the free memory, the share that results may take; the rest is left to others
 _SHARE = 0.5
 DRAWN = 64
 """Series whose sample paths are drawn together, in one native call."""
@@ -101,7 +101,7 @@ class ForecastRequest:
 
     @cached_property
     def rows(self) -> int:
-        """Number of rows that hooks see."""
+        """Number of rows that hooks see of the whole batch."""
         return len(name_rows(self.batch, self.lens.adapter.packed))
 
     @cached_property
@@ -110,6 +110,8 @@ class ForecastRequest:
 
         Without draws, the whole batch is one block.
         """
+        # the size is a constant or the caller's, never what memory allows: the draws of
+        # a series depend on its block, and must be the same on every machine
         if self.batch_size is not None:
             size = self.batch_size
         elif self.draws:
@@ -121,6 +123,9 @@ class ForecastRequest:
     @property
     def joint(self) -> bool:
         """True if draws of a series depend on the series before it in the block."""
+        # tokens take one exponential variate per entry, so that a part of a block can
+        # draw its own. Other distributions reject and draw again as often as their rows
+        # make them.
         return self.draws and self.lens.adapter.readout != "token"
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
@@ -129,6 +134,7 @@ class ForecastRequest:
         They count items where rows of the native call are items.
         """
         unit = 1
+        # items of a drawing model have equally many variates, which its encoding checks
         if self.lens.adapter.multivariate:
             unit = self.per_item
         pieces = []
@@ -174,10 +180,12 @@ class ForecastRequest:
         adapter = self.lens.adapter
         longest = int(np.argmax(self.batch.lengths))
         group = self.batch.group_index
+        # an item is encoded with all its variates, and padded to the longest of them
         members = np.flatnonzero(np.asarray(group) == group[longest])
         item = self.batch.select(members.tolist())
         ahead = min(self.horizon, adapter.longest_pass)
         context = min(max(item.lengths), adapter.context_length)
+        # the last pass of a rollout has read the forecast so far as further context
         growth = 1 + (self.horizon - ahead) / context
         encoded = adapter.encode(item, horizon=ahead)
         lengths = {
@@ -191,13 +199,15 @@ class ForecastRequest:
     def need(self, items: int) -> int:
         """Estimate from above the bytes that one item needs.
 
-        The first estimate takes every step as a token. Where so many items would need
-        much, it is repeated with the true number of tokens.
+        The first estimate takes every step as a token. Where ``items`` of them together
+        would need more than ``BYTES_AT_ONCE``, it is repeated with the true number of
+        tokens.
         """
         longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
         tokens = (longest + self.horizon + 8) * self.per_item
         lengths = {stack.name: tokens for stack in self.lens.wiring.stacks}
         need = estimate_bytes(self.lens, lengths, self.paths, self.per_item)
+        # the true number of tokens takes an encoding, which small batches are spared
         if need * items <= BYTES_AT_ONCE:
             return need
         return estimate_bytes(self.lens, self.lengths(), self.paths, self.per_item)
@@ -234,6 +244,7 @@ def cut(batch: SeriesBatch, max_series: int) -> list[Range]:
 
     The variates of an item stay together.
     """
+    # the series of an item are adjacent in every batch, which SeriesBatch checks
     changes = np.flatnonzero(np.diff(batch.group_index)) + 1
     stops = [*changes.tolist(), len(batch)]
     ranges = []
@@ -251,7 +262,7 @@ def plan(
     """Plan the parts of a forecast.
 
     ``batch_coupled`` names the hooks that need the batch in one piece; ``stored_bytes``
-    are those of the activations that one item keeps.
+    is the size of the activations that one item keeps.
     """
     if batch_coupled:
         return [(0, len(request.batch))]
@@ -286,7 +297,8 @@ def retry_halved(
 ) -> list[T]:
     """Run ranges of a batch one after the other.
 
-    A range that runs out of memory is run again as two halves.
+    A range that runs out of memory is run again as two halves. For a batch that cannot
+    be split, ``unsplittable_reason`` is what the error says about it, else "".
 
     Raises:
         InputError: memory runs out for one item, or for a batch that cannot be split.
@@ -298,6 +310,7 @@ def retry_halved(
         try:
             results.append(run(start, stop))
             continue
+        # torch's allocator for the CPU raises a plain RuntimeError
         except (MemoryError, RuntimeError) as error:
             halves = cut(batch.select(range(start, stop)), -(-(stop - start) // 2))
             if not out_of_memory(error):
@@ -311,6 +324,8 @@ def retry_halved(
                     f"{stop - start} series × {max(batch.lengths)} steps run out of"
                     f" memory; {hint}"
                 ) from error
+        # not within the except clause, where the traceback would keep the tensors of
+        # the failed run. The halves come first, so that results stay in order.
         queue[:0] = [(start + first, start + last) for first, last in halves]
     return results
 
@@ -352,13 +367,17 @@ def forecast_part(
     batch = request.batch if is_full else request.batch.select(range(start, stop))
     longest = max(request.batch.lengths)
     same_length = max(batch.lengths) == longest
+    # padding can change a library's numbers, so that a part gets that of the whole
+    # batch
     padding = nullcontext() if same_length else adapter.pad_batch(longest)
+    # hooks that depend on rows count them from the start of the whole batch
     location: tuple[int, int | None] = 0, None
     if not is_full:
         # rows of a packed model are items
         first_row = len(set(request.batch.groups[:start])) if adapter.packed else start
         location = first_row, request.rows
     pieces = request.pieces(start, stop)
+    # a native call on a whole block draws the right numbers by itself, under its seed
     is_one_block = len(pieces) == 1 and pieces[0].is_full_block
     if drawing is None and request.draws and not is_one_block:
         drawing = request.drawing(pieces)
@@ -383,6 +402,7 @@ def forecast_part(
         prediction = predicted(
             adapter, batch, request.horizon, request.levels, request.num_samples
         )
+    # ``lens.running`` has counted the first pass of each row
     lens.registry.state.forwards += rows * (request.passes - 1)
     return Forecast.of(
         prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed}
@@ -420,6 +440,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the bytes that are free on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    # imported here, since most forecasts never ask for the free memory
     import psutil  # type: ignore[import-untyped]
 
     return int(psutil.virtual_memory().available)
@@ -432,6 +453,7 @@ def out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
+    # the words of CUDA, and of torch's allocator on Linux and on Windows
     phrases = ("out of memory", "can't allocate memory", "not enough memory")
     message = str(error)
     return isinstance(error, RuntimeError) and any(text in message for text in phrases)
@@ -446,6 +468,7 @@ def fitting(
     the whole, since it draws the random numbers of all; then a batch is split only
     where the free memory requires it.
     """
+    # a GPU is faster with larger parts, and says when its memory runs out
     if device.type == "cuda" or need * count <= BYTES_AT_ONCE:
         return count
     limit = BYTES_AT_ONCE
@@ -471,17 +494,24 @@ def estimate_bytes(
 ) -> int:
     """Estimate from above the bytes that a run of one item holds at once.
 
-    Counted are attention, stream, cache and output.
+    Counted are attention, stream, cache and output. ``lengths`` are numbers of tokens
+    by stack, ``paths`` the rows of one series, ``variates`` the series of the item.
     """
     wiring = lens.wiring
+    # the small factors are guesses from above of how many copies live at once: of
+    # logits here, of scores, streams and hidden layers below. Two per layer are a
+    # cache's keys and values.
     numbers = 6 * paths * variates * width_of_output(lens)
+    # cross-attention also reads the tokens of another stack
     keys = sum(lengths.values())
     for stack in wiring.stacks:
+        # the encoder runs once for all sample paths of a series
         rows = paths if stack is wiring.output_stack else 1
         tokens = lengths[stack.name]
         width = max(stack.d_model, stack.n_heads * stack.d_head)
         per_token = 3 * stack.n_heads * keys + 12 * width + 4 * stack.d_mlp
         numbers += rows * (tokens * per_token + 2 * stack.n_layers * width * keys)
+    # bytes of float32, in which most models run; half precision needs less
     return 4 * numbers
 
 
@@ -508,6 +538,7 @@ def estimate_activation_bytes(
             "head": stack.n_heads,
         }
         axes |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
+        # any other axis is one of the head's output, such as a vocabulary
         shape = [axes.get(axis, output_width) for axis in points[name].axes]
         sizes[name] = 4 * math.prod(shape)
     return sizes

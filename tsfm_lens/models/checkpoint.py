@@ -85,12 +85,14 @@ class Checkpoint:
     @contextmanager
     def staged(self) -> Iterator[Path]:
         """Make a folder of these files alone, which exists while the block runs."""
+        # libraries look for files by themselves; here they find only those that were
+        # checked
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file, path in self.files.items():
                 try:
                     os.symlink(path, Path(name, file))
                 except OSError:
-                    # links need a privilege on Windows
+                    # on Windows links need a privilege that few users have
                     shutil.copyfile(path, Path(name, file))
             yield Path(name)
 
@@ -145,6 +147,8 @@ def shortened(text: str, limit: int = 300) -> str:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read the files of a checkpoint and their headers; no weight is read."""
     with as_checkpoint_errors(f"{folder} cannot be read"):
+        # a link that leads nowhere is there all the same: it is refused by name, not
+        # passed over
         files = {
             name: _file(folder, name)
             for name in (CONFIG, GENERATION)
@@ -166,6 +170,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Read a JSON file of settings."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
+    # deeply nested brackets exhaust the parser's recursion before they are invalid
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not valid JSON: {shortened(str(error))}"
@@ -180,6 +185,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 def _file(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise CheckpointError(f"{folder / name} is not a regular file")
+    # the hub's cache holds links relative to its own folders
     return (folder / name).resolve()
 
 
@@ -192,6 +198,7 @@ def _weight_files(
     """
 
     def with_suffix(name: str) -> str:
+        # the index has the suffix in the middle of its name
         return name.replace(SUFFIX, suffix)
 
     native = next(
@@ -212,6 +219,7 @@ def _weight_files(
     if not os.path.lexists(folder / with_suffix(INDEX)):
         if not single:
             raise _no_weights(folder)
+        # under the name that libraries look for, whatever the suffix of the file
         return {WEIGHTS: _file(folder, with_suffix(WEIGHTS))}, None
     files[INDEX] = _file(folder, with_suffix(INDEX))
     file_by_tensor = read_settings(files[INDEX]).get("weight_map")
@@ -279,10 +287,13 @@ def _headers(
                         raise CheckpointError(
                             f"{folder}: {key!r} is in {tensors[key].file} and in {name}"
                         )
+                    # a slice knows dtype and shape from the header, and reads no
+                    # numbers
                     part = file.get_slice(key)
                     tensors[key] = Stored(
                         name, part.get_dtype(), tuple(part.get_shape())
                     )
+        # the next clause would take it for a fault of the file's format
         except CheckpointError:
             raise
         except Exception as error:
@@ -322,6 +333,8 @@ def list_expected(
     if callable(tie):
         # transformers ties when it initialises weights, which an empty model never does
         tie()
+    # without ``keep_vars`` every entry is a new tensor, and tied weights cannot be told
+    # by their identity
     state = blank.state_dict(keep_vars=True)
     groups: dict[int, set[str]] = {}
     for name, tensor in state.items():
@@ -363,6 +376,8 @@ def check_layer_count(checkpoint: Checkpoint) -> None:
 
     This is checked before a model is built from it.
     """
+    # each layer takes time to build even on the meta device, and anyone can write a
+    # number into a file. The list grows while it is walked.
     nodes: list[Mapping[str, Any]] = [checkpoint.config]
     for node in nodes:
         nodes += [value for value in node.values() if isinstance(value, Mapping)]
@@ -391,7 +406,9 @@ def check_tensors(
     state, tied = list_expected(blank)
     names = _model_names(checkpoint, renamed)
     have = set(names.values())
+    # what transformers leaves out by itself, such as masks of older versions
     ignored = getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()
+    # an empty pattern would match every name, ``(?!)`` matches none
     unread = re.compile("|".join((*ignored, *map(re.escape, computed))) or r"(?!)")
     missing = sorted(
         name for name in state if not (tied[name] & have or _has_part(name, computed))
@@ -429,9 +446,12 @@ def check_tensors(
             f" files hold {checkpoint.numbers:,}. Is the download complete, and from"
             " one model?"
         )
+    # on the meta device sizes are known and no memory is taken
     tensors: list[Tensor] = [*blank.parameters(), *blank.buffers()]
     sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
     n_bytes = sum(sizes.values())
+    # a number takes 8 bytes at most. What goes far beyond is in no file, such as a
+    # buffer for an enormous number of positions.
     if n_bytes > 8 * checkpoint.numbers + SPARE:
         raise CheckpointError(
             f"{checkpoint.folder}: the model that {CONFIG} describes takes"
@@ -453,6 +473,7 @@ def check_loaded_weights(
     names = _model_names(checkpoint, renamed)
     # tensors that a library computes need not be in its state
     state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
+    # each file is opened once, and one tensor at a time is in memory
     for file in dict.fromkeys(tensor.file for tensor in checkpoint.tensors.values()):
         with safe_open(checkpoint.files[file], framework="pt") as weights:
             for name, tensor in checkpoint.tensors.items():
@@ -483,6 +504,7 @@ def _check_loaded(
             f" in {param.dtype}; the file is damaged, or its values do not fit that"
             " type"
         )
+    # what a library computes by itself may differ from the file by rounding
     equal = torch.allclose if close else torch.equal
     if param.shape != stored.shape or not equal(param, stored.to(param.dtype)):
         raise CheckpointError(

@@ -17,7 +17,9 @@ def checked_device(device: Any) -> torch.device:
     """
     try:
         checked = torch.device(device)
+        # a GPU reports some errors late, and the number comes back only after its work
         torch.zeros(1, device=checked).item()
+    # torch without CUDA raises an AssertionError for a CUDA device
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         # of drivers that are broken, torch's own words say more than that none is there
         details = ""

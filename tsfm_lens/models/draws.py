@@ -22,7 +22,7 @@ from tsfm_lens.core.errors import HookError
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.replay import ONE_RUN
 
-# their tag speaks of dropout, of which there is none in evaluation
+# torch tags these as drawing because of their dropout, which is off in evaluation
 _WITHOUT_DRAWS = ("attention", "dropout")
 
 
@@ -35,6 +35,7 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
     states = list[tuple[Tensor, Tensor | None]]()
 
     def begin() -> None:
+        # torch's generators are those of the process, so that threads take turns
         ONE_RUN.take(token)
         on_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         states.append((torch.get_rng_state(), on_cuda))
@@ -55,7 +56,7 @@ def check_drawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
 
     On a GPU, drawing from them would end all work there.
     """
-    # NaN, or infinite where all or one are
+    # the largest logit is NaN if any is, and infinite if one is +inf or all are -inf
     if not bool(logits.detach().amax(dim=-1).isfinite().all()):
         raise RuntimeError(
             "probability tensor contains either `inf`, `nan` or element < 0"
@@ -66,6 +67,8 @@ def block_seed(seed: int, block: int) -> int:
     """Return the seed of a block of series; the first has the caller's own."""
     if block == 0:
         return seed
+    # seeds of neighbouring blocks, or of neighbouring forecasts, are unrelated in this
+    # way
     state = np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)
     # seeds of forecasts are below 2**63
     return int(state[0]) >> 1
@@ -76,6 +79,12 @@ class Piece:
     """Consecutive units of a run that belong to one block.
 
     Units are series, items or variants.
+
+    Attributes:
+        seed: of the block.
+        count: number of units of the piece.
+        first: index of the first of them in the block.
+        size: number of units of the block.
     """
 
     seed: int
@@ -97,6 +106,18 @@ class BlockDraws(TorchDispatchMode):
     """Dispatch mode under which blocks of rows draw independently.
 
     Every block draws what a native call on it alone would draw.
+
+    Args:
+        pieces: of blocks, in the order of the rows that run.
+        axis: of random tensors, along which the rows lie.
+        outer: number of groups of rows, such as sample paths, each of which holds all
+            pieces.
+        guarded: note invalid probabilities of a categorical draw and go on, where torch
+            would raise.
+
+    Attributes:
+        seed: of the first block, under which the run itself is seeded.
+        failures: indices of the pieces that gave invalid probabilities.
     """
 
     def __init__(
@@ -114,6 +135,8 @@ class BlockDraws(TorchDispatchMode):
         self.guarded = guarded
         self._stops = list(accumulate(piece.count for piece in pieces))
         self._is_one_block = len(self._pieces) == 1 and self._pieces[0].is_full_block
+        # variants of one batch draw alike, block by block, so that one set of random
+        # numbers may serve them all (see ``_indices``)
         self._equal_blocks = (
             len(set(self._pieces)) == 1 and self._pieces[0].is_full_block
         )
@@ -131,12 +154,15 @@ class BlockDraws(TorchDispatchMode):
         """Run ``func``, block by block if it draws."""
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        # torch marks each operation that takes numbers of the global generator
         draws = torch.Tag.nondeterministic_seeded in func.tags and not any(
             word in name for word in _WITHOUT_DRAWS
         )
+        # a generator of the caller's own has a state that blocks do not share
         if not draws or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         of_indices = name == "multinomial"
+        # categorical draws have flattened their rows by then, whatever the model's axis
         axis = 0 if of_indices else self._axis
         shape = _shape(args)
         units = self._outer * self._stops[-1]
@@ -175,6 +201,7 @@ class BlockDraws(TorchDispatchMode):
             part.unflatten(axis, (self._outer, count, -1))
             for part, count in zip(parts, counts, strict=True)
         ]
+        # rows are (outer, unit, rest of a unit), and blocks are ranges of units
         joined = torch.cat(blocks, dim=axis + 1).flatten(axis, axis + 2)
         # an operation in place hands its first argument back
         return args[0].copy_(joined) if name.endswith("_") else joined
@@ -184,15 +211,18 @@ class BlockDraws(TorchDispatchMode):
 
         The pieces of such rows are noted in ``failures``.
         """
+        # NaN is neither above 0 nor finite, so that it counts as out of range
         in_range = ((probabilities >= 0) & probabilities.isfinite()).all(-1)
         wrong = ~in_range | (probabilities.sum(-1) <= 0)
         if bool(wrong.any()):
             if self._is_one_block:
                 units = [0]
             else:
+                # (outer, unit, rest of a unit): a unit fails with any of its rows
                 by_unit = wrong.unflatten(0, (self._outer, self._stops[-1], -1))
                 units = by_unit.any(2).any(0).nonzero()
             self.failures |= {
+                # a stop is the first unit of the next piece
                 int(np.searchsorted(self._stops, int(unit), side="right"))
                 for unit in units
             }
@@ -252,6 +282,8 @@ class BlockDraws(TorchDispatchMode):
             part = arg.unflatten(at, (self._outer, units, -1)).narrow(
                 at + 1, self._stops[index] - count, count
             )
+            # kernels draw in the order of memory, which has to be that of a batch of
+            # its own
             return part.flatten(at, at + 2).contiguous()
         if (
             isinstance(arg, list | tuple)
@@ -286,6 +318,8 @@ class BlockDraws(TorchDispatchMode):
                 " it takes depends on the rows"
             )
         weights = args[0].unflatten(0, (self._outer, piece.count, -1))
+        # how many random numbers a row takes does not depend on its weights, so that
+        # rows of ones take those of the rest of the block
         block = weights.new_ones(self._outer, piece.size, *weights.shape[2:])
         block.narrow(1, piece.first, piece.count).copy_(weights)
         drawn = func(block.flatten(0, 2), *args[1:], **kwargs)

@@ -53,6 +53,8 @@ class Extra:
         extra = install_command(self.name)
         if not self.alone:
             return (extra,)
+        # these libraries ask for old versions of torch or jaxtyping, or for tools that
+        # they never import; what they do import is in the extra
         pins = " ".join(
             f"{name}=={version}" for name, version in self.distributions.items()
         )
@@ -141,6 +143,8 @@ def packages_of_extras() -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         marker = requirement.marker
+        # what holds without an extra is needed by all, and a requirement of this
+        # package itself only joins extras
         if (
             marker is None
             or marker.evaluate({"extra": ""})
@@ -168,4 +172,5 @@ def _has_code(module: str) -> bool:
     except ValueError:
         # imported already, by something that gave it no spec
         return True
+    # an empty folder is a namespace package, which has no file of its own
     return spec is not None and spec.origin is not None

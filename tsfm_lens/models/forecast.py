@@ -21,6 +21,7 @@ from tsfm_lens.data.values import to_floats
 from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.architecture import Encoded, Prediction
 
+# largest number of steps, sample paths, windows or series that a request may name
 MOST = 100_000
 
 
@@ -47,6 +48,7 @@ class Forecast:
     context: SeriesBatch
     attrs: dict[str, object] = field(default_factory=dict)
     if not TYPE_CHECKING:
+        # code for TransformerLens asks for logits: the error says where they are
         __getattr__ = refuse_logits
 
     @classmethod
@@ -58,10 +60,12 @@ class Forecast:
         attrs: dict[str, object],
     ) -> Forecast:
         """Make the forecast of a native prediction."""
+        # adapters return tensors on the CPU, in a precision that NumPy has
         if prediction.samples is None:
             samples = None
         else:
             samples = prediction.samples.numpy().astype(float)
+        # libraries have quantiles last, a forecast has them before the steps
         quantiles = prediction.quantiles.permute(0, 2, 1).numpy().astype(float)
         mean = prediction.mean.numpy().astype(float)
         return cls(quantiles, levels, mean, samples, context, attrs)
@@ -106,6 +110,7 @@ class Forecast:
         Raises:
             InputError: the level was not forecast.
         """
+        # levels that come from arithmetic may be off in their last digits
         for index, known in enumerate(self.levels):
             if abs(known - level) < 1e-9:
                 return self.quantiles[:, index]
@@ -147,6 +152,7 @@ class Forecast:
         """
         data = context_dataset(self.context, self.horizon, truth)
         seasons = list(self.context.seasonalities)
+        # xarray selects ranges of labels only where these ascend
         order = np.argsort(self.levels, kind="stable")
         data = data.assign_coords(
             quantile=[self.levels[index] for index in order], season=("series", seasons)
@@ -208,6 +214,7 @@ def checked_request(
         levels = tuple(float(level) for level in quantiles)
     except (TypeError, ValueError):
         levels = ()
+    # NaN fails every comparison, and so it is refused here, too
     if not levels or not all(0 < level < 1 for level in levels):
         raise InputError(
             f"quantiles {quantiles!r} are not levels between 0 and 1 (exclusive)"
@@ -238,7 +245,7 @@ def check_overflow(encoded: Encoded) -> None:
 def check_finite(forecast: Forecast, architecture: str) -> None:
     """Refuse a forecast that is not all numbers."""
     is_finite = np.isfinite(forecast.mean) & np.isfinite(forecast.quantiles).all(axis=1)
-    # some libraries give nothing for covariates
+    # some libraries forecast targets alone: covariates are NaN
     is_finite |= ~forecast.context.is_target[:, None]
     if is_finite.all():
         return
@@ -281,6 +288,7 @@ def context_dataset(
     width = max(len(series) for series in batch.values)
     context = np.full((len(batch), width), np.nan)
     for index, series in enumerate(batch.values):
+        # contexts end together, so that step -1 is the last one of every series
         context[index, width - len(series) :] = series
     # one dataset at the end: xarray merges and aligns at every variable that is added
     # to one

@@ -33,6 +33,7 @@ from tsfm_lens.models.forecast import Forecast, check_finite
 from tsfm_lens.models.recording import Capture, check_recordable, select_names
 from tsfm_lens.models.unread import unread_notes
 
+# read off the signature, so that the two cannot diverge
 READING = [name for name in signature(as_series).parameters if name != "data"]
 """Arguments of ``as_series`` apart from the series.
 
@@ -114,6 +115,7 @@ class Lens(LensBase):
         )
         forecast = forecast_in_parts(request, progress)
         check_finite(forecast, self.wiring.architecture)
+        # ``lens.run`` has noted what the model does not read before it cut the context
         known = set(request.batch.notes)
         notes = [
             note
@@ -253,14 +255,20 @@ class Lens(LensBase):
 
         @by_row
         def choose_median(logits: Tensor, hook: Any) -> Tensor:
+            # sums over thousands of bins in half precision would miss the half. The
+            # special tokens have no value, so that they do not count.
             mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
+            # half of the last sum, which rounding keeps from being exactly 1
             median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
+            # a quarter of the lowest number leaves room for a temperature below 1, by
+            # which the library divides logits
             lowest = torch.finfo(logits.dtype).min / 4
             return torch.full_like(logits, lowest).scatter(-1, median, 0.0)
 
         # the library draws, and is left one token to draw
         with self.hooks([("unembed.hook_out", choose_median)]):
             forecast = self.forecast(batch, horizon, num_samples=1)
+        # every token model draws
         assert forecast.samples is not None
         return forecast.samples[:, 0].astype(float)
 

@@ -67,6 +67,7 @@ class StoredAdapter:
                 f" into the weights; it is not installed here ({error}). Install it:"
                 " pip install peft"
             ) from error
+        # Peft merges into the weights of the module in place
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         doing = (
             f"{self.folder}: the adapter cannot be merged into a"
@@ -78,6 +79,7 @@ class StoredAdapter:
             _embeddings_named(module),
         ):
             wrapped: Any = PeftModel.from_pretrained(module, str(folder))
+            # ``safe_merge`` refuses an adapter that makes weights other than finite
             merged_module = wrapped.merge_and_unload(safe_merge=True)
         after = merged_module.state_dict()
         if merged_module is not module or set(after) != set(before):
@@ -156,8 +158,8 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
         if get_embeddings is not None:
             get_embeddings()
     except NotImplementedError:
-        # such a model has no embeddings by transformers' names, so that none of them is
-        # tied
+        # peft asks for embeddings to find tied ones; a model that cannot name them ties
+        # none, and is given an empty module to answer with
         module.get_input_embeddings = nn.Module  # type: ignore[assignment]
         try:
             yield
@@ -172,6 +174,8 @@ def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, part in model.named_modules():
         if (
             isinstance(getattr(part, "base_layer", None), nn.Module)
+            # ``merged`` is an attribute of peft's layers; other modules may have a base
+            # layer, too
             and getattr(part, "merged", None) is False
         ):
             yield name, part
@@ -186,16 +190,18 @@ def merged(native: Any) -> tuple[Any, list[str]]:
     if hasattr(native, "peft_config"):
         native = native.get_base_model()
     if not isinstance(native, nn.Module) and not hasattr(native, "model"):
-        # no model of a library; its opening names the fault
+        # no model of a library; opening it raises an error that names the fault
         return native, []
     paths = [name for name, _ in beside(unwrap_module(native))]
     if not paths:
         return native, []
+    # the caller's own model keeps its adapters apart
     native = copy.deepcopy(native)
     model = unwrap_module(native)
     for name in paths:
         parent, _, leaf = name.rpartition(".")
         layer: Any = model.get_submodule(name)
         layer.merge()
+        # hooks and wirings look for the matrix under the layer's own path
         setattr(model.get_submodule(parent), leaf, layer.base_layer)
     return native, paths

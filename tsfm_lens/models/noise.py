@@ -88,6 +88,8 @@ def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
     values = list(batch.values)
     futures = list(batch.futures)
     for row, future in enumerate(futures):
+        # the noise of a series depends on its row alone, not on the lengths of those
+        # before
         rng = np.random.default_rng([seed, row])
         size = sizes[row] * (not batch.categories[row])
         values[row] = values[row] + size * rng.standard_normal(batch.lengths[row])
@@ -175,6 +177,7 @@ def _bin_widths(lens: Lens, encoded: Encoded, levels: list[float]) -> np.ndarray
     """
     bins = np.sort(lens.bin_values(encoded).double().cpu().numpy())
     nearest = [
+        # a level beyond all bins is in the first or the last one
         np.clip(np.searchsorted(row, level), 1, len(row) - 1)
         for row, level in zip(bins, levels, strict=True)
     ]
@@ -201,6 +204,7 @@ def _flat_series(run: Run) -> np.ndarray:
     if run.horizon > 1:
         flat |= np.ptp(run.point, axis=-1) <= forecast_rounding(run)
     if run.original is not None:
+        # a twin is compared with its original on the same series
         flat |= flat_series(run.original)
     return flat
 
@@ -237,6 +241,8 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
     bounds = forecast_rounding(run)[:, None]
     signs = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
     alternating = measure(plain + bounds * signs, plain)
+    # which of the two a measure feels depends on it: a sum does not see alternating
+    # errors, a measure of shape does not see a shift
     return np.fmax(alternating, measure(plain + bounds, plain))
 
 
@@ -250,6 +256,7 @@ def share_floor(run: Run, difference: np.ndarray) -> np.ndarray:
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         along = (other - plain) * difference
+        # errors of the steps may all point one way, or be independent of each other
         size = np.fmax(np.abs(along.sum(-1)), np.sqrt(np.square(along).sum(-1)))
         result: np.ndarray = np.divide(
             size, length, out=np.full(length.shape, np.inf), where=length > 0

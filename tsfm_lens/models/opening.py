@@ -48,7 +48,7 @@ from tsfm_lens.models.wirings._common import (
     check_unknown,
 )
 
-# of loading models, which redirects the process's output
+# models load one at a time, since loading redirects the output of the process
 _ONE_LOADING = Turns()
 _DTYPES = {
     "float32": torch.float32,
@@ -98,6 +98,7 @@ def load(
     else:
         checked_device(device)
         folder, model_id, commit = _locate(str(source), revision)
+        # before the checkpoint: the folder of an adapter need not hold a model
         adapter = read_adapter(folder)
         if adapter is None:
             base_folder = folder
@@ -223,6 +224,7 @@ def _open(
         raise CheckpointError(
             f"{model_id} has no {checkpoint.CONFIG}, which says of which architecture"
             f" {weights} is; copy that of the model into the folder"
+            # the first error would list every architecture, which is beside the point
         ) from None
     if entry.keys is not None:
         check_unknown(files.config, model_id, HUB | entry.keys)
@@ -236,7 +238,7 @@ def _open(
         with checkpoint.as_checkpoint_errors(
             f"{model_id}: no {entry.title} can be built from its configuration"
         ):
-            # without memory for weights, which the configuration may make huge
+            # the meta device holds no weights, which the configuration may make huge
             with torch.device("meta"):
                 blank = entry.blank(files.config)
                 files.fit(blank, entry.renamed)
@@ -253,6 +255,7 @@ def _open(
                 files, module, entry.renamed, entry.computed
             )
             if adapter is not None:
+                # after the comparison: merged weights differ from those of the files
                 adapter.merge(module)
             # a model of transformers has the name of the folder that it came from, not
             # of the staged one
@@ -331,6 +334,7 @@ def architecture_named(source: str) -> Architecture | None:
         and not source.startswith((".", "~"))
     ):
         return None
+    # anything else is embedded or on this machine, so that nothing is downloaded
     folder, _, _ = _locate(source, None)
     try:
         adapter = read_adapter(folder)
@@ -341,7 +345,7 @@ def architecture_named(source: str) -> Architecture | None:
             (entry for entry in architectures().values() if entry.claims(config)), None
         )
     except (OSError, ValueError, TypeError, AttributeError):
-        # its opening names the fault
+        # opening it raises an error that names the fault
         return None
 
 
@@ -352,6 +356,8 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
     with checkpoint.as_checkpoint_errors(
         f"{checkpoint.shortened(source, 80)!r} cannot be a folder"
     ):
+        # the system refuses some names, and a home that does not exist cannot be
+        # expanded
         path = Path(source).expanduser()
         if path.is_dir():
             return path, source, None
@@ -380,6 +386,7 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
 
 
 def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | None]:
+    # imported here, since a model on this machine needs no hub
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -387,6 +394,7 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
         RepositoryNotFoundError,
     )
 
+    # no pickles among them, which nothing here would read
     patterns = ["*.json", f"*{checkpoint.SUFFIX}", f"*{checkpoint.COMPRESSED}"]
     try:
         folder = Path(
@@ -405,6 +413,7 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
             " to a cache that holds it. Without network, load('chronos-nano'),"
             " load('bolt-nano') and load('chronos2-nano') always work."
         ) from error
+    # the hub's cache names the folder of a snapshot by its commit
     return folder, model_id, folder.name
 
 

@@ -77,7 +77,8 @@ class Capture:
     def batch_coupled(self) -> list[str]:
         """Hook points that need the batch to run in one piece."""
         points = self.lens.registry.points
-        # a reducer may mix rows, unless it is marked
+        # a reducer may mix rows, unless it is marked; and parts are joined along the
+        # first axis, where an attention between series has its tokens
         row_wise = {
             name
             for name, function in self.reducers.items()
@@ -148,6 +149,8 @@ class Capture:
                 part = encoded.part(start, stop)
             output = lens.forward(part, stop_at_layer=self.stop)
             if self.loss is not None:
+                # at once for each part, so that its graph is freed before the next part
+                # runs
                 self.loss(output).backward()
             return read(output, part)
 
@@ -158,6 +161,8 @@ class Capture:
             )
             if batch_coupled:
                 unsplittable_reason = by_row_hint(batch_coupled)
+            # the joined output would hold the graphs of all parts, so that parts saved
+            # no memory
             elif has_graph:
                 unsplittable_reason = "run it under torch.no_grad(), to run in parts"
             else:
@@ -185,6 +190,7 @@ class Capture:
         batch_coupled = self.batch_coupled
         passes = 1
         if lens.adapter.rollout == "refeed":
+            # each pass encodes the whole context anew, and all its activations are kept
             passes = -(-request.horizon // lens.adapter.longest_pass)
         stored_bytes = self.item_bytes(request.lengths(), request.paths * passes)
         ranges = plan(request, batch_coupled, stored_bytes)
@@ -250,6 +256,7 @@ class Capture:
         """
         joined = self._empty()
         joined.reduced |= parts[0].reduced
+        # taken out of the parts name by name, so that not all are held twice at once
         for name in list(parts[0].recorded):
             calls_by_part = [part.recorded.pop(name) for part in parts]
             if len({len(calls) for calls in calls_by_part}) > 1:
@@ -257,6 +264,9 @@ class Capture:
                 raise HookError(f"{name} ran {counts} times in parts of one batch")
             joined.recorded[name] = []
             for calls in zip(*calls_by_part, strict=True):
+                # rows are (sample path, row of the part) where a library draws
+                # sample-major, else the first axis has length 1: parts are joined
+                # within each path
                 values = [call.value.unflatten(0, (outer, -1)) for call in calls]
                 value = torch.cat(values, dim=1).flatten(0, 1)
                 joined.recorded[name].append(replace(calls[0], value=value))
@@ -274,6 +284,7 @@ def select_names(
     selected = set[str]()
     names_filter = get_name(names_filter)
     if names_filter is None:
+        # it has an axis of heads beside that of the stream
         names = [name for name in points if not name.endswith("hook_result")]
     elif callable(names_filter):
         names = [*filter(names_filter, points)]
@@ -295,6 +306,7 @@ def select_names(
         return names
     reachable = set(passed_before(lens.registry, stop))
     late = [name for name in names if name not in reachable]
+    # what a predicate or a default selects is cut without complaint: no name was given
     if late and names_filter is not None and not callable(names_filter):
         raise InputError(
             f"a forward with stop_at_layer={stop!r} does not come to {late[0]}; leave"
@@ -344,7 +356,7 @@ SpansAt = Callable[[str, int, int, int, int], TokenSpans]
 """Function that gives the spans of the tokens of a pass.
 
 It takes the stack, the number of forecast steps read out before, the position of the
-first token, the number of tokens, and that of the first pass.
+first token, the number of tokens, and the number of tokens of the first pass.
 """
 
 
@@ -358,8 +370,11 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
         They are counted from the start of the whole forecast.
         """
         if step not in spans_of_step:
+            # spans depend on the lengths alone
             longer = tuple(np.zeros(length + step) for length in batch.lengths)
             visible = replace(batch, values=longer).tail(adapter.context_length)
+            # an adapter that makes its own examples may not take zeros, so that the
+            # batch itself is encoded
             if getattr(adapter, "example", None) is not None:
                 visible = batch
             remainder = max(1, min(adapter.longest_pass, horizon - step))
@@ -389,6 +404,7 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
             # long a context it was given
             return TokenSpans.patches(width * (offset - n_first), n_tokens, width)
         spans = shift_spans(step if adapter.rollout == "refeed" else 0)[stack]
+        # some libraries append empty patches for the steps still to come
         n_missing = n_tokens - len(spans)
         if n_missing > 0:
             width = spans.stop[-1] - spans.start[-1]

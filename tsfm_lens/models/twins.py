@@ -17,7 +17,7 @@ QUICK = -1
 
 They are made only where each takes little work.
 """
-_NEW = 5  # every so many twins have new weights
+_NEW = 5  # every fifth twin has new weights
 
 
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
@@ -37,8 +37,10 @@ def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
     """
     control = copy.deepcopy(lens)
     control.model_id = f"{lens.model_id} (weights in random order, seed {seed})"
+    # on the CPU, so that the order is the same on every device
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
+        # a tied weight comes once, so that it stays tied
         for name, weight in control.adapter.model.named_parameters():
             # gains of norms set the size of streams, and hold no direction in them
             if weight.ndim > 1 or "bias" in name:
@@ -63,6 +65,7 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
     }
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
+        # torch's own initialisation first: a library's, below, has the last word
         for module in model.modules():
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
@@ -70,6 +73,7 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
             if callable(draw := getattr(module, "_init_weights", None)):
                 module.apply(draw)
         for name, weight in model.named_parameters():
+            # a matrix may be a bare parameter, which neither function draws
             if weight.ndim > 1 and torch.equal(weight, before[name]):
                 weight.normal_(
                     0.0, float(weight.float().std()) if weight.numel() > 1 else 0.0

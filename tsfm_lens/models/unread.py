@@ -36,6 +36,7 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
         # missing values count for nothing in these
         low = float(np.fmin.reduce(read))
         high = float(np.fmax.reduce(read))
+        # NaN if all values are missing, which fails the comparison, too
         if not low < high:
             continue
         step = adapter.number_step(read)

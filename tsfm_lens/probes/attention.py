@@ -26,6 +26,7 @@ from tsfm_lens.models.run import Run
 __all__ = ["attention_patterns", "head_entropy"]
 
 
+# the paper's threshold (S3-HENT)
 SHARP_BELOW = 0.38
 
 
@@ -113,6 +114,7 @@ def _patterns(run: Run, stack: Stack, kind: str, layers: list[int]) -> xr.Datase
     )
     data["entropy"] = (
         ("layer", "head"),
+        # of the pattern in double precision, which the result stores in single
         row_entropy(pattern.numpy()).mean(axis=-1),
         {"units": "nats"},
     )
@@ -223,6 +225,8 @@ def layers_in_time(stack: Stack, kind: str) -> list[int]:
     return [
         layer
         for layer in layers
+        # layers may differ: one kind may be over time in some and over variates in
+        # others
         if any(
             attention.kind == kind and attention.over == "time"
             for attention in stack.attentions(layer)

@@ -157,6 +157,8 @@ def minimal_circuit(
     if corrupted is None:
         ablations = make_ablations(clean, components, how, reference)
     else:
+        # the clean run is the base: what lies outside the circuit comes from the
+        # corrupted one
         pair = contrast(clean, corrupted, sites, direction="noise")
         sources.append(pair.source)
         ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
@@ -184,6 +186,7 @@ def minimal_circuit(
         data.attrs["refused"] = (
             f"no verdict on {without}: all nodes together change too little there"
         )
+    # both are 1 less a distance over the gap, so noise counts in units of the gap
     for name in ("faithfulness", "completeness"):
         data = judge(data, name, floor=bench.noise / bench.usable_gap, signed=True)
     return data
@@ -252,6 +255,7 @@ class _Bench:
         # in one call, so that both have the same rounding
         self.full, nothing = self.forecasts([set(), set(ablations)])
         self.nothing = keep_above_rounding(run, nothing, self.full)
+        # a corrupted run brings its own noise into what is patched
         self.noise = np.max(
             [noise_floor(source, self._distance) for source in sources], axis=0
         )
@@ -278,6 +282,7 @@ class _Bench:
     def forecasts(self, sets: Sequence[set[Component]]) -> np.ndarray:
         """Forecast with each set of nodes ablated, (set, series, step)."""
         ablations = [
+            # in the order of the model, as a set has none
             [parts for node, parts in self.ablations.items() if node in members]
             for members in sets
         ]
@@ -330,6 +335,7 @@ class _Bench:
                 "the behaviour gives values that are no numbers for some forecasts of"
                 " ablated models"
             )
+        # a last axis of one feature, as distances average over it
         if features.ndim == forecasts.ndim - 1:
             return features[..., None]
         return features
@@ -359,6 +365,8 @@ class _Search:
     def take_shortest(self, scores: dict[Component, float]) -> None:
         """Remove as many nodes of the lowest scores as leave the rest faithful."""
         order = sorted(self.remaining, key=lambda node: scores[node])
+        # all lengths in one call, since variants that run side by side share their
+        # forwards
         values = self.values([order[:count] for count in range(1, len(order) + 1)])
         # the longest removal that is faithful: values need not fall steadily
         faithful = np.flatnonzero(values >= self.required)
@@ -367,6 +375,7 @@ class _Search:
             count = int(faithful[-1]) + 1
         for node, value in zip(order[:count], values[:count], strict=True):
             self.remove([node], float(value))
+        # sizes beyond the removal have been measured, too
         self.curve |= {
             len(order) - 1 - index: float(value) for index, value in enumerate(values)
         }
@@ -379,6 +388,7 @@ class _Search:
         while self.remaining:
             singles = [[node] for node in self.remaining]
             values = self.values(singles)
+            # stable, so that equal nodes go in the order of the model
             order = np.argsort(-values, kind="stable")
             best = singles[order[0]]
             value = float(values[order[0]])
@@ -430,6 +440,7 @@ def _scores(
         single = bench.forecasts([{node} for node in nodes])
         return dict(zip(nodes, 1.0 - bench.mean_faithfulness(single), strict=True))
     edges = edge_attribution(bench.run, corrupted, nodes=nodes)
+    # scores are shares of this change, and become data units by it, as rounding is
     change = (
         abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
     )

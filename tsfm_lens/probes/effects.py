@@ -107,6 +107,8 @@ def causal_effects(
         target: [
             branch
             for branch in later_branches(lens.wiring, target)
+            # with later stacks frozen too, an encoder would have no direct effect at
+            # all: the forecast reads it through their attention alone
             if branch.stack == target.stack
         ]
         for target in targets
@@ -137,6 +139,7 @@ def causal_effects(
     axes = ("component", "series", "step")
     parts = {
         "total": (axes, total),
+        # a copy, as the first step is set to 0 below
         "direct": (axes, direct.copy()),
         "indirect": (axes, total - direct),
     }
@@ -159,6 +162,7 @@ def causal_effects(
 
     floor = noise_floor(run, share)
     for name, part in (("total_share", total), ("direct_share", direct)):
+        # a share is of the difference of two forecasts, here given as such
         data[name] = (axes[:2], share(part, np.zeros(run.horizon)))
         data = judge(data, name, floor=floor, groups=heads)
     # a quotient of a direct effect within the noise means nothing
@@ -172,6 +176,11 @@ def causal_effects(
 
 
 def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """Compute the share of a direct effect that later components undo."""
+    """Compute the share of a direct effect that later components undo.
+
+    Effects are (…, step). The share (…) is NaN where the mask ``none`` (…) says that
+    there is no direct effect.
+    """
+    # the projection of the total on the direct effect, which counts steps by their size
     share = ratio((total * direct).sum(-1), np.square(direct).sum(-1))
     return np.where(none, np.nan, 1.0 - share)

@@ -42,6 +42,7 @@ def _some_series(results: Any) -> tuple[Run]:
     run = results.run
     if results.item is None:
         return (run,)
+    # by item, so that a target keeps its covariates
     return (run.select(np.flatnonzero(run.batch.group_index < _MAX_SERIES).tolist()),)
 
 
@@ -138,6 +139,7 @@ def head_states(
     names = [[str(head) for head in row] for row in heads]
     data = data.assign_coords(name=(axes, names))
     data.update(_over_series([past_attention(view) for view in maps], data["series"]))
+    # by series, as normalise() takes the smallest and largest of all that it is given
     data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
     data.update(
         head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[
@@ -151,8 +153,10 @@ def head_states(
     decomposition = str(parts["decomposition"].item())
     attribution = of_median(parts["attribution"])
     order = attribution["component"].values.tolist()
+    # (layer, head): the row of each head among all components
     head_rows = [list(map(order.index, row)) for row in names]
     writes = attribution.transpose("series", "component", "step").values[rows]
+    # the first step of a token decoder reads no value, so it counts in no mean
     sizes = np.abs(writes[..., run.first_step :]).mean(axis=-1)
     series_axes = ("series", *axes)
     data["write"] = ((*series_axes, "step"), writes[:, head_rows])
@@ -234,20 +238,25 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
     start = maps["key_start"].values
     stop = maps["key_stop"].values
     ordinary = maps["key_special"].values == ""
+    # tokens that end before the context begins are padding
     past = ordinary & (start < 0) & (stop > int(maps["time"].values[0]))
     ahead = ordinary & (start >= 0)
     # what is read from a token of the past begins with the forecast
     begin = np.maximum(maps["query_start"].values[queries], 0)
+    # a step belongs to the last query that begins at it or before
     step_query = np.searchsorted(begin, np.arange(maps.sizes["step"]), side="right") - 1
     # a query weighs as many steps as it forecasts, so every step has the same weight
     step_shares = np.bincount(step_query, minlength=len(queries)) / maps.sizes["step"]
+    # (layer, head, key)
     mean = np.einsum("lhqk,q->lhk", pattern, step_shares)
     weights = pattern[..., past]
     token_shares = mean[..., past]
     distances = begin[:, None] - start[past]
     lags, lag_indices = np.unique(distances, return_inverse=True)
     sums = np.zeros((len(lags), *mean.shape[:2]))
+    # reshaped, as versions of numpy differ in the shape of the inverse
     for query, lag_index in enumerate(lag_indices.reshape(distances.shape)):
+        # tokens at one distance add up, of which a plain assignment would keep the last
         np.add.at(
             sums,
             lag_index,
@@ -260,6 +269,7 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
         "entropy": maps["entropy"].variable,
         "attention": ((*heads, "query", "key"), weights.astype(np.float32)),
         "lag": (heads, _largest(by_lag, lags)),
+        # ``initial`` is for a context without any token of the past
         "lag_share": (heads, by_lag.max(axis=-1, initial=0.0)),
         "place": (heads, _largest(token_shares, keys)),
         "place_share": (heads, token_shares.max(axis=-1, initial=0.0)),

@@ -28,6 +28,8 @@ from tsfm_lens.probes.given import check_option, of_kind
 __all__ = ["induction_overlap", "induction_scores"]
 
 
+# the paper's thresholds (S3-PREF); of a published Chronos, values within 1.0124 are the
+# token ids that the paper draws, 1911 to 2187
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0
 WITHIN = 1.0124
@@ -147,9 +149,11 @@ def induction_scores(
     with torch.no_grad():
         targets = _Targets(*(part.to(lens.device) for part in targets))
         valid = targets.valid
+        # the valid positions of a sequence are numbered from 1 on, so the last has
+        # their number
         rank = valid.cumsum(dim=1)
-        right = {"all": rank, "first": 1, "last": rank[:, -1:]}[positions]
-        selection = targets._replace(valid=valid & (rank == right))
+        chosen_rank = {"all": rank, "first": 1, "last": rank[:, -1:]}[positions]
+        selection = targets._replace(valid=valid & (rank == chosen_rank))
         pool = frequent_tokens(lens, within).to(lens.device)
         score = by_row(
             partial(
@@ -179,6 +183,7 @@ def induction_scores(
             for pattern in patterns
         ]
         accuracy = float(
+            # position 0 reads the start token, which the context does not hold
             (logits[:, 1:].argmax(-1) == targets.right)[valid].float().mean()
         )
     data = xr.Dataset(
@@ -310,6 +315,7 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
     # the last token of the context is followed by nothing that could be copied
     same = tokens[:, :, None] == context[:, None, :-1]
     positions = torch.arange(context.shape[1] - 1)
+    # (sequence, position): the largest index is that of the last instance
     keys = torch.where(same, positions, -1).amax(-1)
     valid = keys >= 0
     if not bool(valid.any()):
@@ -317,6 +323,7 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
             "the rollout gives no token of its context, so there is no match; use"
             " decoding='forced'"
         )
+    # gather needs an index everywhere; ``valid`` leaves these positions out
     keys = keys.clamp(min=0)
     return _Targets(keys, context.gather(1, keys + 1), valid)
 
@@ -326,7 +333,9 @@ def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
 
     The pattern is (sequence, head, query, key).
     """
+    # an instance is never the last token of the context, so the key after it exists
     keys = (targets.keys + offset)[:, None, :, None].expand(-1, pattern.shape[1], -1, 1)
+    # without the query of the start token, as in the targets
     return pattern[:, :, 1:].gather(-1, keys)[..., 0].transpose(1, 2)
 
 
@@ -354,6 +363,7 @@ def _copy_scores(
     pool.
     """
     centred, root = unembedding
+    # a batch may run in parts, of which each has its own rows of the targets
     right, valid = (
         lens.registry.state.own(part) for part in (targets.right, targets.valid)
     )
@@ -367,7 +377,9 @@ def _copy_scores(
         ],
         dim=-1,
     )
+    # (batch, pos, head, 1)
     spread = (states @ root.T).norm(dim=-1)[..., None]
+    # torch.where evaluates both branches; 0/0 is NaN even where it is not chosen
     score = torch.where(
         spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0
     )
@@ -389,6 +401,7 @@ def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
 
 SCORES = ("prefix_matching", "copy_score", "normalised")
 GRIDS = {
+    # rounded, since np.arange adds up rounding errors and heads at a threshold count
     "copy_threshold": np.round(np.arange(0.0, 4.01, 0.25), 2),
     "entropy_threshold": np.round(np.arange(0.05, 1.01, 0.05), 2),
     "prefix_threshold": np.round(np.arange(0.0, 1.01, 0.05), 2),
@@ -505,6 +518,7 @@ def induction_overlap(
 def _table(data: xr.Dataset) -> xr.Dataset:
     """Add counts, proportions and both conditional ones."""
     induction, sharp = (
+        # along a state, index 0 marks the heads that are in it, index 1 all others
         xr.concat([data[name], ~data[name]], dim=f"{name}_state")
         for name in ("induction", "sharp")
     )

@@ -31,13 +31,16 @@ def spectral_kernel(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log kernel, log tilt, attention weights, and bandwidths.
 
-    The weights are softmax(q M kᵀ), in the singular directions of M (equation 1).
+    The weights are softmax(q M kᵀ), in the singular directions of M (equation 1). The
+    kernel and the weights are (query, key), the tilt is (key,), bandwidths are (mode,).
     """
     u, s, vt = core_svd(product[0], product[1].T)
     q = queries.double() @ u
     k = keys.double() @ vt.T
     log_tilt = 0.5 * (s * k.square()).sum(-1)
     gap = q[:, None] - k[None]
+    # q M kᵀ = Σ s q k = -½ Σ s (q - k)² + ½ Σ s k² + ½ Σ s q², and the softmax over
+    # keys does not see the last sum
     log_kernel = -0.5 * (s * gap.square()).sum(-1)
     bandwidth = torch.where(s > 0, s, torch.nan).rsqrt()
     return log_kernel, log_tilt, torch.softmax(log_kernel + log_tilt, dim=-1), bandwidth
@@ -47,6 +50,9 @@ def concentration_bound(
     queries: Tensor, keys: Tensor, product: Product, rank: int | None = None
 ) -> dict[str, Tensor]:
     """Bound the weight outside one key, from leading singular directions alone.
+
+    All entries of the result are (query,); :func:`kernel_regression` says what they
+    are.
 
     Source: tsfm-lens paper, proposition C.1.
     """
@@ -74,6 +80,8 @@ def concentration_bound(
     margin = top.values[:, 0] - top.values[:, 1]
     # what the left-out modes can add to the margin of two scores
     tail = s[n_modes:].square().sum().sqrt()
+    # by Cauchy and Schwarz, a score moves by at most this norm times both lengths, and
+    # a margin has two scores; the Frobenius norm bounds the spectral one
     allowance = (
         2
         * tail
@@ -89,6 +97,7 @@ def concentration_bound(
         "missing": missing,
         "bound": bound,
         "applicable": applicable,
+        # negated, so that a NaN bound counts as vacuous
         "vacuous": ~(bound < 1),
     }
 
@@ -170,6 +179,8 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
                     f" {lens.wiring.architecture} are not the product of its"
                     f" projections (weights differ by {error:.2g})"
                 )
+            # the tilt is by key alone, (key,), the kernel by (query, key); the clamp is
+            # for weights of zero, whose scores do not vary
             share = log_tilt.var() / (log_kernel + log_tilt).var(dim=-1).mean().clamp(
                 min=1e-300
             )
@@ -181,6 +192,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             }
             for name, value in measures.items():
                 rows.setdefault(name, []).append(value)
+    # the bound's entries are by query; the last head's name them, as all have the same
     axes = {"bandwidth": ("mode",)} | dict.fromkeys(bound, ("query",))
     shape = (stack.n_layers, stack.n_heads)
     values = {
@@ -200,6 +212,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     data.attrs = {
         "series": run.batch.ids[0],
         "keys": len(hidden[0][1]),
+        # models whose scores have another factor have been refused above
         "beta": 1.0,
         **({} if rank is None else {"rank": rank}),
     }
@@ -237,6 +250,7 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
             f"{stack.block(layer)}.{stack.attention('cross_attn', layer).norm}"
         )
         with torch.no_grad():
+            # forward, since a call of the module would fire its hooks
             queries = norm.forward(activations[stream][0])
         states.append(
             (

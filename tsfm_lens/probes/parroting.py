@@ -41,7 +41,8 @@ _LEVEL = 0.01
 # random orders of a context's values: by chance the context is copied better than all
 # of them once in a hundred times
 _ORDERS = 99
-# ratio of standard deviation to mean of a normal variable's absolute value
+# ratio of standard deviation to mean of a normal variable's absolute value: if x is
+# standard normal, |x| has the mean √(2/π) and the variance 1 - 2/π
 _DEVIATION = float(np.sqrt(np.pi / 2 - 1))
 
 
@@ -104,6 +105,8 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     copy_errors = np.full(len(batch), np.nan)
     copied = np.flatnonzero(best)
     copy_errors[copied] = errors[copied, best[copied] - 1]
+    # as a rollout, since the forecast that is measured is the library's own median:
+    # flat series and noise must be those of the same forecast
     data = marked_dataset(run.as_rollout(), lag=np.arange(1, longest))
     data = data.assign(
         forecast=(("series", "step"), forecast),
@@ -197,6 +200,7 @@ def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
     It is the mean absolute difference from the context's last ``lag`` values, repeated.
     """
     lags = np.arange(1, len(context))[:, None]
+    # (lag, step): a row goes through the last ``lag`` values again and again
     copies = context[len(context) - lags + np.arange(len(forecast)) % lags]
     return over_windows(np.abs(forecast - copies))
 
@@ -220,6 +224,7 @@ def naive_parrot(
     latest = len(context) - motif
     if latest < motif:
         return None
+    # a match ends before the last stretch begins, so the two share no value
     windows = np.lib.stride_tricks.sliding_window_view(context, motif)[
         : latest - motif + 1
     ]
@@ -230,6 +235,8 @@ def naive_parrot(
         return None
     # the latest of equally good matches
     best = len(distance) - 1 - int(np.nanargmin(distance[::-1]))
+    # what followed the match begins at best + motif, which is ``back`` steps before the
+    # end
     back = latest - best
     return repeated(context, back, horizon), back
 
@@ -270,6 +277,8 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
         return 0
     pairs = [(context, forecast), _subtract_line(context, forecast)]
     errors = [lag_errors(*pair) for pair in pairs]
+    # with gaps in the context, no copy may have a value, and nanmin would have none to
+    # return
     if not all(np.isfinite(by_lag).any() for by_lag in errors):
         return 0
     smallest = [float(np.nanmin(by_lag)) for by_lag in errors]
@@ -302,6 +311,8 @@ def _beats_random_order(
     # a fixed seed, so that equal series have equal lags
     rng = np.random.default_rng(0)
     observed = np.flatnonzero(np.isfinite(context))
+    # exact copies come first: where a context has few different values, some other
+    # order of them may be copied exactly, too
     if error <= _rounding_distance(context):
         return True
     for _ in range(_ORDERS):
@@ -324,13 +335,14 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     :func:`_folded_gaps`.
     """
     lags = np.arange(1, len(context))
-    # a copy has so many different values; relative to its mean absolute error, chance
-    # moves the difference of two errors by so much
+    # a copy at a lag has so many different values; relative to a copy's error, chance
+    # moves the difference of two errors by the deviation below
     n_values = np.minimum(lags, len(forecast))
+    # a difference of two errors has twice the variance of one
     relative_deviation = _DEVIATION * np.sqrt(2 / n_values)
-    # corrected for the number of lags
+    # Bonferroni's correction for the number of lags
     lag_level = _LEVEL / len(context)
-    # once more, since the best error is the smallest of as many
+    # divided by that number once more, since the best error is the smallest of as many
     tolerance = norm.isf(lag_level / len(context)) * relative_deviation
     rounding = _rounding_distance(context)
     candidates = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
@@ -348,6 +360,7 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     # the best lag may be a multiple of the true one, which need not be a whole number
     nearest = candidates[best]
     fractions = np.round(nearest / np.arange(1, nearest + 1))
+    # never empty: the best lag is its own first fraction, and differs from itself by 0
     return int(equal[np.isin(equal, fractions)][0])
 
 
@@ -371,6 +384,7 @@ def _folded_gaps(
         multiples = np.arange(int(lag), length + int(lag), int(lag))
         source = times - multiples[:, None]
         in_context = (source >= 0) & (source < length)
+        # np.where evaluates both branches, so the indices outside are clipped as well
         copies = np.where(in_context, context[source.clip(0, length - 1)], np.nan)
         gaps[row] = np.abs(full[half:] - over_windows(copies.T))
     return gaps
@@ -382,6 +396,7 @@ def compute_spread(context: np.ndarray) -> float:
     It is NaN if the context is constant or has no value.
     """
     spread = 0.0
+    # np.nanstd would warn of a context without a value
     if np.isfinite(context).any():
         spread = float(np.nanstd(context))
     if spread > 0:
@@ -492,10 +507,11 @@ def head_parroting(
     ]
     # a lag of 0 means that there is none; lag_attention was then asked for lag 1
     has_lag = lags > 0
-    mass_by_series = [view["mass"].values.astype(float) for view in maps]
+    mass_by_series = [lag_map["mass"].values.astype(float) for lag_map in maps]
     mass = np.where(has_lag, np.stack(mass_by_series, axis=-1), np.nan)
-    chance = np.where(has_lag, [float(view["chance"]) for view in maps], np.nan)
-    vacuous = [bool(view["vacuous"]) for view in maps]
+    chances = [float(lag_map["chance"]) for lag_map in maps]
+    chance = np.where(has_lag, chances, np.nan)
+    vacuous = [bool(lag_map["vacuous"]) for lag_map in maps]
     data = marked_dataset(run, layer=list(layers), head=range(stack.n_heads))
     data = data.assign(
         mass=(("layer", "head", "series"), mass),
@@ -528,6 +544,7 @@ def head_parroting(
         "rollout": int(run.rollout),
         "statistic": run.statistic,
     }
+    # attention without preference has the mass ``chance`` but for rounding
     data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
     for name, target in references.items():
         # bound as a default, since a closure would read the last target of the loop
@@ -609,6 +626,8 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     }
     if "truth" in data:
         measures["truth_amplitude"] = amplitudes(data["truth"].values, period)
+    # encoded here, as run.encoded refuses a horizon beyond one pass, and the length of
+    # a token does not depend on the horizon
     spans = run.lens.encode(batch).spans.values()
     steps_per_token = [
         stop - start
@@ -625,6 +644,8 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     for name, values in measures.items():
         data[name] = (("series",), values)
     data["forecast"] = (("series", "step"), forecast)
+    # from one cycle over the horizon to periods of 3 steps; np.arange leaves its end
+    # out, so the end is moved by less than any step
     cycles = np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS)
     trial_periods = (steps / cycles)[::-1]
     parts: dict[str, Any] = {
@@ -677,14 +698,17 @@ def fit_amplitude(values: np.ndarray, period: float) -> float:
     A constant and a straight line are fitted together with it.
     """
     finite = np.isfinite(values)
+    # four columns fit any four values, whatever the period
     if len(values) < period or finite.sum() < 5:
         return float("nan")
     time = np.arange(len(values))[finite]
     angle = 2 * np.pi * time / period
+    # centred and scaled, so that least squares has columns of like size
     trend = (time - time.mean()) / len(values)
     columns = np.stack(
         [np.cos(angle), np.sin(angle), np.ones_like(trend), trend], axis=1
     )
+    # lstsq also solves for a period of 2 steps, whose sine is 0 at every step
     cosine, sine, *_ = np.linalg.lstsq(columns, values[finite], rcond=None)[0]
     return float(np.hypot(cosine, sine))
 
@@ -695,9 +719,12 @@ def dominant_period(values: np.ndarray) -> float:
     It is at least 2 steps and at most a third of the series.
     """
     finite = np.isfinite(values)
+    # a spectrum of 6 values is the shortest that reaches 3 cycles, the lowest that
+    # counts
     if finite.sum() < 6:
         return 2.0
     time = np.arange(len(values))
+    # the transform needs a value at every step; the fits below leave gaps out
     filled = np.interp(time, time[finite], values[finite])
     trend = np.polyval(np.polyfit(time, filled, 1), time)
     spectrum = np.abs(np.fft.rfft(filled - trend))

@@ -129,6 +129,7 @@ def activation_patching(
     pair = contrast(clean, corrupted, sites, direction=direction)
     groups, position_coords = make_grid(pair, sites, positions)
     forecasts = point_forecasts(pair.base, patches(pair, sites, groups), progress)
+    # as in patches(), the groups of a site follow one another
     forecasts = forecasts.reshape(len(sites), len(groups), *forecasts.shape[1:])
     data = pair.result(forecasts, {**site_coords(sites), **position_coords})
     return data.assign_attrs(positions=str(positions))
@@ -154,6 +155,7 @@ def _patch(pair: RunPair, site: PatchSite, group: list[int] | None) -> Intervent
         return PatchFrom(site.target, pair.source_acts, positions=group)
     # in a rollout, a token has another position in every pass, but the same steps
     spans = pair.base.spans[site.stack]
+    # special tokens cover no step, and are found by their label instead
     ordinary = [token for token in group if not spans.special[token]]
     start = min((spans.start[token] for token in ordinary), default=0)
     stop = max((spans.stop[token] for token in ordinary), default=0)
@@ -183,6 +185,7 @@ def make_grid(
     ]
     reductions = {"position_start": min, "position_stop": max}
     coords = {
+        # each coordinate is (dimension, [value of the one group])
         name: ("position", [reduction(coords[name][1][0] for coords in stack_coords)])
         for name, reduction in reductions.items()
     }
@@ -193,8 +196,12 @@ def make_grid(
 class _PatchEdit:
     """Intervention that a function of (value, state, point) makes."""
 
+    # rows and positions are fields, since variants that run side by side are given
+    # their rows by dataclasses.replace
     target: Component | str
     function: Callable[[Tensor, RunState, Point], Tensor]
+    # PatchFrom finds the rows of a part of a batch by itself, so a batch may run in
+    # parts
     by_place: bool = True
     rows: Rows = None
     positions: Rows = None
@@ -224,11 +231,16 @@ def _steps_patch(
         spans = source.spans_at(point.stack, state.step, offset, value.shape[1], first)
         tokens = zip(spans.start, spans.stop, spans.special, strict=True)
         replaced = [
+            # later passes divide the steps into other tokens than the first, so groups
+            # are matched by the middle step: a token then belongs to one group and no
+            # other
             label in special if label else start <= (begin + end - 1) / 2 < stop
             for begin, end, label in tokens
         ]
+        # PatchFrom would look for a stored activation that this pass does not need
         if not any(replaced):
             return value
+        # (row, token, …)
         mask = torch.tensor(replaced, device=value.device).reshape(
             1, -1, *[1] * (value.ndim - 2)
         )
@@ -244,7 +256,11 @@ Direction = Literal["denoise", "noise"]
 
 @dataclass(frozen=True)
 class RunPair:
-    """Two runs of batches of equal shape, and what was recorded of them."""
+    """Two runs of batches of equal shape, and what was recorded of them.
+
+    ``base`` is the run that is patched, ``source`` the one whose activations are put
+    into it.
+    """
 
     base: Run
     source: Run
@@ -264,6 +280,7 @@ class RunPair:
         It is how far forecasts (…, series, step) have moved from the base's to the
         source's.
         """
+        # contrast() refuses runs with the same forecast, so no difference has length 0
         along = ((forecasts - self.base.point) * self.difference).sum(-1)
         result: np.ndarray = along / np.square(self.difference).sum(-1)
         return result
@@ -294,6 +311,7 @@ class RunPair:
     def test_effects(self, data: xr.Dataset) -> xr.Dataset:
         """Test the effects that a result holds, with the noise floors of both runs."""
         runs = (self.base, self.source)
+        # an effect must exceed the noise of either run, so the larger floor counts
         for name in ("recovered", "first_order", "score"):
             if name in data:
                 floor = np.fmax(*(share_floor(run, self.difference) for run in runs))
@@ -483,6 +501,7 @@ def attribution_patching(
     lens = clean.lens
     check_gradients(lens.wiring)
     sites = parse_sites(lens, at, stack)
+    # a gradient is of a single forward pass
     pair = contrast(
         clean.in_one_pass(), corrupted.in_one_pass(), sites, direction=direction
     )
@@ -528,6 +547,8 @@ def slopes(pair: RunPair, places: Sequence[PatchSite]) -> Activations:
             " exactly instead"
         )
     difference = torch.as_tensor(pair.difference)
+    # the share recovered is linear in the forecast, with these weights; its sum over
+    # series has each series' gradient in its own rows, as series do not see each other
     weight = difference / difference.square().sum(-1, keepdim=True)
 
     def share(output: Tensor) -> Tensor:
@@ -565,6 +586,8 @@ def with_gradients(
 
         The model's weights may be frozen or not.
         """
+        # a point behind another one goes on in its graph: were it detached, the earlier
+        # one would have no gradient
         if value.requires_grad:
             leaf = value.view_as(value)
         else:
@@ -579,6 +602,8 @@ def with_gradients(
         tensors = [leaves[name][call] for name, call in calls]
         losses = loss(output)
         gradients_by_loss = [
+            # only of these tensors, so that the weights accumulate none; a point that
+            # the loss does not depend on has zeros; the losses share one graph
             torch.autograd.grad(
                 single_loss,
                 tensors,
@@ -610,6 +635,7 @@ def _products(
     A group of None is all tokens.
     """
     change = source[site.point] - base[site.point]
+    # (series, token, width), at heads (series, token, head, width)
     product = change * base[f"{site.point}_grad"]
     if site.head is not None:
         product = product[:, :, site.head]

@@ -44,7 +44,7 @@ __all__ = ["edge_attribution", "path_patching"]
 
 OUTPUT = "output"
 # least senders that run together; more of them do if their activations have no more
-# numbers than this
+# numbers than this (64 MiB in float32)
 _SENDERS = 16
 _NUMBERS = 2**24
 # most paths that are gathered before they run together
@@ -127,6 +127,7 @@ def path_patching(
     for row, (sender, direct, receiver_activations) in enumerate(
         chain.from_iterable(heard_in_groups(pair, sender_sites, receiver_sites))
     ):
+        # an effect cannot run backwards, so pairs in the other order stay NaN
         later = set(later_branches(lens.wiring, sender.component))
         for column, receiver in enumerate(receiver_sites):
             if receiver.branch in later:
@@ -134,8 +135,11 @@ def path_patching(
                 paths[row, column] = Variant("path", (patch,))
         if to_output:
             forecasts[row, -1] = direct
+        # paths of several senders run side by side, while their receivers' activations
+        # wait in memory
         if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(sender_sites)):
             cells = tuple(zip(*paths, strict=True))
+            # cells is (rows, columns), which numpy pairs up
             forecasts[cells] = point_forecasts(pair.base, list(paths.values()))
             paths.clear()
         if progress is not None:
@@ -200,6 +204,7 @@ def _run_group(
             receiver.point for receiver in receivers if receiver.branch in later
         )
         listeners = [
+            # a store has one entry per pass, so the batch may not run in parts
             _PatchEdit(point, partial(_record_call, store), by_place=False)
             for point in points
         ]
@@ -228,6 +233,8 @@ def _record_call(
     calls = store.setdefault(point.name, [])
     # a forecast may start again, as after a measurement of its memory
     if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
+        # cloned, as the value is a view of all variants' rows, into which the next edit
+        # at this point writes
         calls.append(Call(state.step, offset, value.detach().clone()))
     return value
 

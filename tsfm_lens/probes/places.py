@@ -151,12 +151,14 @@ def _stream(lens: Lens, name: str) -> PatchSite:
             f"{name} is not a residual stream; name a component instead, e.g. a head or"
             " an MLP"
         )
+    # an embedding has layer -1, and stands with the first layer
     return PatchSite(name, name, point.stack, max(point.layer, 0), "stream")
 
 
 def find_site(wiring: Wiring, component: Component) -> PatchSite:
     """Return the site of a head or branch."""
     stack = wiring.stack(component.stack)
+    # heads are patched at z, before W_O mixes them, branches at what they write
     hook = "hook_z"
     if component.head is None:
         hook = "hook_out"
@@ -247,6 +249,7 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
             " tokens a group"
         )
     size = int(requested)
+    # a group must not reach from the end of one variate into the start of the next
     variates = spans.variate or (0,) * len(spans)
     groups = [[token] for token in everything if spans.special[token]]
     for variate in dict.fromkeys(variates[token] for token in ordinary):
@@ -255,6 +258,7 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
         groups += [
             tokens[max(stop - size, 0) : stop] for stop in range(len(tokens), 0, -size)
         ]
+    # by first token, since special tokens may stand between or before the others
     return sorted(groups)
 
 

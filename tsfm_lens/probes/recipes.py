@@ -88,7 +88,11 @@ def heads_by_stable_rank(
     ranks = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(
         product="QK"
     )
-    ascending = {layer: np.argsort(ranks.sel(layer=layer).values) for layer in keep}
+    ascending = {
+        # sorting the ranks gives the heads in ascending order
+        layer: np.argsort(ranks.sel(layer=layer).values)
+        for layer in keep
+    }
     step = 1 if order == "low" else -1
     chosen = {
         layer: heads[::step][: n_heads - keep[layer]].tolist()
@@ -124,6 +128,8 @@ def random_heads(
     attention, n_heads = _check_layers(lens, keep, kind)
     rng = np.random.default_rng(seed)
     chosen = {
+        # a full permutation draws alike whatever is kept: fewer heads kept only add to
+        # the list
         layer: rng.permutation(n_heads)[: n_heads - count].tolist()
         for layer, count in keep.items()
     }
@@ -335,6 +341,7 @@ def ablation_recipes(
         lens,
         run.batch,
         run.horizon,
+        # without the first, which is the original
         variants[plain is not None :],
         num_samples=run.num_samples,
         seed=run.seed,
@@ -361,9 +368,11 @@ def ablation_recipes(
     data = data.assign(
         components=("recipe", labels),
         n_heads=("recipe", n_heads),
+        # a recipe of MLPs alone touches no kind of attention
         heads_share=("recipe", ratio(n_heads, totals, 0.0)),
         n_mlps=("recipe", n_mlps),
     )
+    # the caller's levels need not hold 0.5
     median = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
     data.attrs = {
         "how": how,

@@ -149,6 +149,8 @@ def repeated_motif(
         "num_samples": num_samples,
         "seed": seed,
     }
+    # both are forced along their own continuation, so that what a decoder reads does
+    # not depend on what the model forecasts
     run = lens.run(context, steps, truth=future, forced_path=future, **options)
     context, future, _ = _draw(lens, plan, seed, repeating=False)
     control = lens.run(context, steps, forced_path=future, **options)
@@ -169,6 +171,7 @@ def repeated_motif(
         motif_length=("series", lengths, {"units": "steps"}),
         forecast=(("series", "step"), run.forecast.median),
     )
+    # ids have no distance from one another
     if not lens.takes_ids:
         truth = data["truth"].values
         mean = data["context"].mean("time").values[:, None]
@@ -202,6 +205,7 @@ def repeated_motif(
 
 def _token_steps(lens: Lens, stack: str) -> int:
     """Return the number of steps that one token of a stack shows."""
+    # random values will do: the steps that a token covers do not depend on them
     values = _values(lens, np.random.default_rng(0), (1, min(lens.context_length, 256)))
     start, stop, ordinary = token_steps(lens.encode(as_series(values)).spans[stack])
     widths = sorted(set((stop - start)[ordinary].tolist()))
@@ -284,6 +288,7 @@ def _targets(
     starts, stops, ordinary = token_steps(encoded.spans[stack.name])
     key_starts, key_stops, timed = token_steps(encoded.spans[keys_from])
     tokens = {
+        # a token may end beyond the forecast, but must begin in it
         "forecast": ordinary & (starts >= 0) & (starts < plan.steps),
         "context": ordinary & (stops <= 0),
     }
@@ -318,6 +323,7 @@ def _targets(
                     continue
                 first = last
                 last = last + plan.patch
+            # the steps of a second motif in one token would have the keys of the first
             last = min(last, first + int(length))
             _mark(
                 targets[:, series, query],
@@ -341,7 +347,8 @@ def _mark(
     The query should attend to what came a whole number of motifs before them.
     """
     for number, start in enumerate(starts):
-        # the fewest motifs back that lie in the context
+        # the fewest motifs back that lie in the context, where a patch ends at step 0
+        # or before; -(-a // b) rounds up
         latest = start - max(-(-(start + patch) // length), 1) * length
         keys = []
         earlier = latest
@@ -350,6 +357,8 @@ def _mark(
             earlier -= length
         if not keys:
             continue
+        # in the order of TARGETS: after the last match, the match itself, after any
+        # match
         targets[0, keys[0]] = True
         targets[2, keys] = True
         # the match itself is the token before the first one that is looked for
@@ -367,8 +376,10 @@ def _masses(
     activations = run.record(points)
     # queries that have a match
     series, query = np.nonzero(targets[0].any(axis=-1))
+    # (target, pair of series and query, key)
     target_mask = targets[:, series, query].astype(float)
     counts = np.bincount(series, minlength=targets.shape[1])
+    # (series, pair), sums the pairs of each series
     membership = (series == np.arange(len(counts))[:, None]).astype(float)
     masses = []
     entropies = []
@@ -376,11 +387,14 @@ def _masses(
     for point in points:
         pattern = activations[point].cpu().double().numpy()
         weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], target_mask)
+        # units by series whose mean is the mean over all queries, however many a series
+        # has
         masses.append(ratio_units(weights @ membership.T, counts))
         entropies.append(row_entropy(pattern[series, :, query]))
         # a key without any weight is masked
         visible |= (pattern > 0).any(axis=(0, 1))
     keys = visible[query]
+    # a query that sees one key has entropy 0, which log 2 divides as well as any number
     uniform_entropy = np.log(np.maximum(keys.sum(-1), 2))[:, None]
     shares = (targets[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)
     entropy_share = (np.stack(entropies) / uniform_entropy).mean(axis=1)
@@ -451,6 +465,8 @@ def training_history(
                 f"the checkpoint of step {step} has {shape} layers and heads, that of"
                 f" {steps[0]} {first}"
             )
+    # "all", so that variables without a dimension get one, too; the attributes of
+    # checkpoints differ, and "override" takes those of the first
     data = xr.concat(
         scores, dim="training_step", data_vars="all", combine_attrs="override"
     )

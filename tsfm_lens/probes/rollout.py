@@ -117,11 +117,15 @@ def autoregressive_attention(
     ]
     offset = 0
     for (_, encoded), indices, tokens in zip(passes, key_indices, columns, strict=True):
-        width = slice(offset, offset + len(tokens))
+        query_slice = slice(offset, offset + len(tokens))
         offset += len(tokens)
         fill = {
             point: partial(
-                _fill, attention[index, :, :, width], entropy[index], indices, tokens
+                _fill,
+                attention[index, :, :, query_slice],
+                entropy[index],
+                indices,
+                tokens,
             )
             for index, point in enumerate(points)
         }
@@ -135,7 +139,10 @@ def autoregressive_attention(
             continue
         with torch.no_grad():
             run.lens.run_with_cache(encoded, names_filter=points, reduce=fill)
+    # each pass has added sums over its queries, of which passes have different numbers
     entropy /= max(len(query_axis), 1)
+    # sorting the order of a sort gives ranks; a stable sort ranks equal heads by their
+    # index
     ranks = entropy.ravel().argsort(kind="stable").argsort(kind="stable")
     data = xr.Dataset(
         {
@@ -157,7 +164,7 @@ def autoregressive_attention(
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
     """Return the forward passes of a rollout.
 
-    Of each pass: the number of forecast steps that it has read, and its input.
+    Each pass has the number of forecast steps that it has read, and its input.
     """
     lens = run.lens
     batch = run.batch
@@ -197,6 +204,7 @@ def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
         bounds = zip(pass_labels, spans.start, spans.stop, strict=True)
         for label, start, stop in bounds:
             steps.setdefault(label, (start, stop))
+    # the label of an ordinary token begins with "", so these come first, by time
     order = sorted(steps)
     index_by_label = {label: index for index, label in enumerate(order)}
     starts, stops = zip(*(steps[label] for label in order), strict=True)
@@ -217,6 +225,7 @@ def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
     labels = []
     tokens = zip(spans.start, spans.stop, spans.special, strict=True)
     for start, stop, special in tokens:
+        # the first EOS of every pass is one key, and the second another
         labels.append((special, counts[special], 0) if special else ("", start, stop))
         counts[special] += 1
     return labels
@@ -263,6 +272,7 @@ def _fill(
         weights = rows[queries].cpu().double().numpy()
         target[head, keys] = weights.T
         entropy[head] += row_entropy(weights).sum()
+    # what a reducer returns is stored, and all that is needed is in the arrays by now
     return pattern.new_empty(0)
 
 
@@ -321,6 +331,7 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     activations = run.in_one_pass().record(points)
     flows = torch.stack(rolled([activations[point][0].double() for point in points]))
     coords = pattern_coords(run, column, kind, layers)
+    # a flow is over all heads, while the coordinates are those of patterns
     data = xr.Dataset(
         {"flow": (("layer", "query", "key"), flows.cpu().numpy())}, coords=coords
     ).drop_vars("head")
@@ -338,6 +349,7 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
         total = mean.sum(dim=-1, keepdim=True)
         # a token that attends to nothing reads itself alone
         eye = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+        # torch.where evaluates both branches, so the divisor must not be 0 in either
         mean = torch.where(total > 0, mean / total.clamp(min=1e-30), eye)
         step = 0.5 * mean + 0.5 * eye
         flows.append(step if not flows else step @ flows[-1])
@@ -397,6 +409,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
             values = for_every_head(activations[f"{prefix}.hook_v"][0], stack.n_heads)
             gate = activations[f"{prefix}.hook_gate"][0] if gated else None
             writes = _write_norms(values, weights.W_O, gate)
+            # the target is the first row of its item
             norms.append(
                 activations[f"{prefix}.hook_pattern"][0] * writes * weights.scale
             )
@@ -503,6 +516,8 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     data["entropy"] = maps["entropy"]
     spectra = head_spectra(run.lens, kind=attention, stack=stack, products=["QK"])
     data["stable_rank"] = (
+        # spectra are of all layers with this attention, maps of those where it is over
+        # time
         spectra["stable_rank"].sel(product="QK", drop=True).sel(layer=maps["layer"])
     )
     # special tokens cover no time, so that none of them can be marked in a series

@@ -16,6 +16,8 @@ from numpy.polynomial import legendre
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+# functions of one number at a time; those that mix numbers, such as a softmax, have no
+# line through their values
 _ELEMENTWISE = frozenset(
     "relu relu6 silu gelu elu selu celu mish softplus hardswish leaky_relu sigmoid tanh"
     " sinh asinh exp".split()
@@ -60,19 +62,26 @@ class Secants(TorchFunctionMode):
         self._lines: list[_Lines] = []
         self._calls: Iterator[_Lines] | None = None
         self._node = 0
+        # a single node weighs all cells alike: where inputs move evenly along the path,
+        # their mean slope is that of one secant
         self._cells = 1 if nodes == 1 else 4 * nodes
         self.at, self.weights = legendre.leggauss(nodes)
         edges = np.linspace(-1, 1, self._cells + 1)
+        # a column is the series of one polynomial's antiderivative, (power, polynomial)
         antiderivatives = legendre.legint(np.eye(nodes), axis=0)
         over_cells = np.diff(legendre.legval(edges, antiderivatives))
         # (node, cell): Lagrange polynomials by their Legendre series
         polynomials = legendre.legvander(self.at, nodes - 1)
+        # the weights of a node sum to 1, as the integral of its Lagrange polynomial is
+        # its weight in Gauss's rule
         shares = polynomials * (np.arange(nodes) + 0.5) @ over_cells
         self._shares = torch.as_tensor(shares)
+        # from [-1, 1], where Gauss's rule is defined, to shares of the path
         points = torch.as_tensor(np.append(edges, self.at) / 2 + 0.5).to(stop)
         # one forward over all points records the lines of every elementwise call
         with self:
             readout(points.reshape(-1, *[1] * stop.ndim) * stop)
+        # an affine function has no second difference
         below, level, above = self._read(
             torch.stack([-stop, torch.zeros_like(stop), stop])
         ).nan_to_num()
@@ -91,6 +100,7 @@ class Secants(TorchFunctionMode):
         """
         total = torch.zeros(())
         points = zip(self.at, self.weights, strict=True)
+        # an attribute, as the calls inside the readout look up the lines of this node
         for self._node, (at, weight) in enumerate(points):
             if self.affine:
                 level = self._read(torch.zeros_like(self.stop))
@@ -105,6 +115,7 @@ class Secants(TorchFunctionMode):
         return total
 
     def _read(self, stream: Tensor) -> Tensor:
+        # a readout makes the same calls in the same order each time
         self._calls = iter(self._lines)
         with self:
             return self.readout(stream)
@@ -112,11 +123,14 @@ class Secants(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        # torch takes the mode off the stack while this runs, so calls in here do not
+        # come back
         kwargs = kwargs or {}
         if getattr(function, "__name__", "") in _ELEMENTWISE and args:
             x, *rest = args
             if self._calls is None:
                 self._lines.append(
+                    # cloned, as the function may be asked to work in place
                     self._line(x, lambda at: function(at.clone(), *rest, **kwargs))
                 )
             elif (lines := next(self._calls)) is not None:
@@ -128,6 +142,7 @@ class Secants(TorchFunctionMode):
     def _line(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> _Lines:
         """Return the lines of a call whose inputs are ordered point by point."""
         points = self._cells + 1 + len(self.at)
+        # an input that does not have every point is no function of the path
         if x.numel() % points:
             return None
         # in double precision, as secants of close inputs keep no digits in that of the

@@ -100,15 +100,18 @@ def weight_effects(
     tuned_run = _rerun(tuned_lens, run)
     plain = tuned_run.point
     base_forecast = _rerun(base_lens, run).point
-    single = []
+    component_forecasts = []
     for done, difference in enumerate(differences):
         with _set_back(tuned_lens, difference):
-            single.append(_rerun(tuned_lens, run).point)
+            component_forecasts.append(_rerun(tuned_lens, run).point)
         if progress is not None:
             progress(done + 1, 2 * len(differences))
-    forecasts = np.array(single).reshape(len(differences), *plain.shape)
+    # reshaped, since no differences leave an array without the other axes
+    forecasts = np.array(component_forecasts).reshape(len(differences), *plain.shape)
     if differences:
         effects = _with_effects(tuned_run, differences, forecasts, plain)
+        # a component has no share where no series has a range, and is then among the
+        # smallest
         order = np.argsort(-np.nan_to_num(effects["share_size"].values), kind="stable")
         differences = [differences[index] for index in order]
         forecasts = forecasts[order]
@@ -123,6 +126,7 @@ def weight_effects(
         back=np.arange(len(cumulative))
     )
     axes = ("series", "step")
+    # the entry at 0 is the tuned model, so there is one more than components
     data["cumulative_forecast"] = (("back", *axes), np.array(cumulative))
     data["tuned_forecast"] = (axes, plain)
     data["base_forecast"] = (axes, base_forecast)
@@ -316,6 +320,7 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
                 continue
             difference.slices[name] = part
             difference.values[name] = old[name]
+            # squares until all slices are in; the root is taken below
             difference.norm += float(change.square().sum())
             rank, full = _rank(change, new[name])
             if rank > difference.rank:
@@ -338,9 +343,12 @@ def _rank(change: Tensor, weight: Tensor) -> tuple[int, int]:
     """
     if change.ndim < 2:
         return 0, 0
+    # a convolution's kernel (out, in, width) is a matrix of its outputs
     matrix = change.flatten(1)
     step = torch.finfo(weight.dtype).eps * float(weight.detach().abs().max())
     values = torch.linalg.svdvals(matrix)
+    # the norm of a matrix of independent rounding errors grows with the root of its
+    # size
     return int((values > 4 * step * max(matrix.shape) ** 0.5).sum()), min(matrix.shape)
 
 
@@ -395,6 +403,8 @@ class _Ownership:
         if at is None:
             at = torch.arange(len(free))
         elif along != axis:
+            # what is free is known along one axis alone; the rest of such a parameter
+            # is left for later claims of all of it
             at = at[:0]
         claimed = at[free[at]]
         if not len(claimed):
@@ -431,6 +441,8 @@ def _owners(lens: Lens) -> dict[Owner, Slices]:
     ]
     for stack, layer in layers:
         block = stack.block(layer)
+        # the first claim of an entry counts: branches claim before norms, the whole
+        # model last
         for writer in stack.rows(layer):
             branch = Component(stack.name, layer, writer.kind)
             if isinstance(writer, Attention):
@@ -454,6 +466,7 @@ def _owners(lens: Lens) -> dict[Owner, Slices]:
                 ownership.claim_module(norms, f"{stack.block(layer)}.{path}")
     ownership.claim_module("embed", wiring.embed)
     ownership.claim_module("unembed", wiring.unembed.module)
+    # the empty path is the model itself, so that no parameter is left over
     ownership.claim_module("rest", "")
     return ownership.owners
 
@@ -490,6 +503,8 @@ def _head_parts(
         if part.parts > 1:
             sizes["part"] = part.parts
             target = "part head d_head"
+        # the index of each entry along the axis, (head, d_head), by the layout of the
+        # projection
         indices = rearrange(
             torch.arange(weight.shape[axis]), f"{part.layout} -> {target}", **sizes
         )
@@ -501,6 +516,8 @@ def _head_parts(
             if heads == stack.n_heads:
                 owner = replace(branch, head=head)
             yield _HeadPart(owner, weight, axis, indices[head])
+            # the bias of an input projection is along its outputs, as the heads are;
+            # that of W_O is in the stream, and belongs to no head
             if bias is not None and not axis:
                 yield _HeadPart(owner, bias, 0, indices[head])
         if bias is not None and axis:

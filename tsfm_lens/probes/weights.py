@@ -94,10 +94,12 @@ def head_spectra(
             raise unknown_name("product", product, PRODUCTS)
     if not names:
         raise InputError("products is empty; choose QK, OV or both")
+    # (product, layer, head, mode)
     values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
     for layer_index, layer in enumerate(layers):
         weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
         factors = {
+            # (head, d_model, d_head) and (head, d_head, d_model), never multiplied out
             "QK": (weights.W_Q, weights.W_K.mT),
             "OV": (weights.W_V, weights.W_O),
         }
@@ -146,6 +148,7 @@ def stable_rank(singular_values: np.ndarray) -> np.ndarray:
 
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
     """Compute the singular values of ``left @ right``, descending, in float64."""
+    # float32 would tell no singular value below some 1e-7 of the largest
     a = left.detach().double()
     b = right.detach().double().mT
     # the orthogonal factors change no singular value, so d_head × d_head is enough
@@ -163,6 +166,7 @@ def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     b = right.detach().double().mT
     (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
     u, s, vt = torch.linalg.svd(r_a @ r_b.mT)
+    # a bᵀ = q_a (r_a r_bᵀ) q_bᵀ, and both q have orthonormal columns
     return q_a @ u, s, vt @ q_b.mT
 
 
@@ -250,6 +254,8 @@ def weight_ranks(
     measured = [_measure(matrix, precision) for matrix in matrices]
     spectra, floors = zip(*measured, strict=True)
     name = str(precision).removeprefix("torch.")
+    # an ε below the floor of every matrix tells nothing of any; one that is below the
+    # floors of some matrices is marked in ``told``
     finite = [floor for floor in floors if np.isfinite(floor)]
     if finite and min(levels) < min(finite):
         raise InputError(
@@ -282,7 +288,7 @@ def weight_ranks(
 class Matrix:
     """Weight matrix: where it is in the model, and its values (rows, columns).
 
-    It acts from the right.
+    It acts from the right, ``x @ weight``.
     """
 
     stack: str
@@ -370,6 +376,9 @@ def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]
             " fix the weights"
         )
     values = torch.linalg.svdvals(weight).numpy()
+    # by Weyl's inequality no singular value moves by more than the norm of the errors;
+    # a matrix of independent errors has about the norm of its longest row and its
+    # longest column together
     longest = float(weight.norm(dim=0).max() + weight.norm(dim=1).max())
     # an entry is off by at most half a unit in the last place, evenly spread
     error = torch.finfo(precision).eps / 2 / 3**0.5
@@ -404,6 +413,8 @@ def compute_ranks(
             "singular_value": ((dim, "mode"), padded(spectra)),
             "epsilon_rank": (axes, ranks),
             "rank_share": (axes, ranks / full),
+            # negated, so that the NaN floor of a zero matrix counts as told: its rank
+            # of 0 is certain
             "told": (axes, ~(np.array(levels)[:, None] < np.array(floors))),
             **{
                 name: (dim, [float(measure(values)) for values in spectra])
@@ -432,12 +443,15 @@ def stored_precision(lens: Lens) -> torch.dtype:
 
     It is that of the checkpoint.
     """
+    # vectors are left out: no rank depends on the precision of norms and biases
     matrices = [
         weight.detach()
         for weight in lens.parameters()
         if weight.ndim > 1 and weight.is_floating_point()
     ]
     for dtype in _PRECISIONS:
+        # a round trip, since a checkpoint in half precision may have been opened in
+        # float32
         if all(
             torch.equal(weight.to(dtype).to(weight.dtype), weight)
             for weight in matrices
@@ -539,6 +553,7 @@ def row_angles(
     """
     if part not in PARTS[:4]:
         raise unknown_name("part", part, PARTS[:4])
+    # fewer shuffles have no order statistic at 95 %: with 19 it is the largest
     if rows < 2 or permutations < 19:
         raise InputError(
             f"rows {rows} and permutations {permutations}, expected at least 2 and 19"
@@ -619,7 +634,8 @@ class _Rows:
     def from_matrix(cls, matrix: Matrix, n_heads: int) -> _Rows:
         """Compute the angles between the rows of a matrix of so many heads."""
         weight = matrix.weight.cpu().double().numpy()
-        # the stream is the side that all heads share
+        # the stream is the side that all heads share; the paper's matrices act from the
+        # left, so its rows are columns here
         lines = weight
         if matrix.part == "W_O":
             lines = weight.T
@@ -639,6 +655,7 @@ class _Rows:
         Both are (label, label).
         """
         groups = (labels[:, None] == np.arange(self.heads.max() + 1)).astype(float)
+        # np.ix_ copies, so that the diagonal of the stored angles stays as it is
         angle = self.angle[np.ix_(self.nonzero, self.nonzero)]
         np.fill_diagonal(angle, 0.0)
         sizes = groups.sum(0)
@@ -655,6 +672,7 @@ class _Rows:
         An average over no pairs is NaN.
         """
         sums, counts = self._sums(labels)
+        # a pair counts in both orders, in the sums as in the counts
         same = np.array([np.trace(sums), np.trace(counts)])
         different = np.array([sums.sum(), counts.sum()]) - same
         return float(ratio(*same)), float(ratio(*different))
@@ -686,6 +704,8 @@ def _shuffle_floors(
     usable = np.isfinite(spread) & (spread > 0)
     if not usable.any():
         return np.full(len(layers), np.nan), np.zeros(len(layers), dtype=bool)
+    # for each shuffle the largest over layers, whose quantile holds for all layers at
+    # once
     largest = ((chance[usable] - mean[usable, None]) / spread[usable, None]).max(0)
     # counted with the measured rows, which are one more order
     index = int(np.ceil(CONFIDENCE * (permutations + 1))) - 1

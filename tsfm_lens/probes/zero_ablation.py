@@ -139,8 +139,10 @@ def ablation_effects(
         "rollout": int(run.rollout),
         "statistic": run.statistic,
     }
+    # the step is shown by itself, as it is left out of all measures below
     if later.start:
         data["first_step_shift"] = (axes, np.abs(forecasts - plain)[..., 0])
+    # one step has no order
     measures = {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
     measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
     if run.truth is not None:
@@ -168,6 +170,7 @@ def ablation_effects(
             name,
             floor=floor,
             signed=name.endswith("change"),
+            # all other measures have no units
             scale=ranges(run, plain) if name == "mean_shift" else 1.0,
             groups=head_or_kind(data),
         )
@@ -186,6 +189,8 @@ def rank_distance(run: Run) -> Measure:
 
     def distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         ranked = spearman_distance(other, np.broadcast_to(plain, other.shape))
+        # a forecast within rounding has ranks, but they are those of the rounding
+        # errors
         lost = np.ptp(other, axis=-1) <= rounding
         return np.where(flat, np.nan, np.where(lost, 1.0, ranked))
 
@@ -238,6 +243,8 @@ def forecast_ablations(
         forecasts = point_forecasts(run, new, progress)
     else:
         forecasts = np.empty((0, len(run.batch), run.horizon))
+    # in place, since the cache is the run's own; not strict, as the forecasts of
+    # further variants follow those of the components
     cache |= dict(zip(missing, forecasts, strict=False))
     return np.array(
         [*(cache[component] for component in ablations), *forecasts[len(missing) :]]

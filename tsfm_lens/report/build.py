@@ -82,6 +82,7 @@ def build_report(
     for name in remarks or {}:
         if name not in results:
             raise unknown_name("result", name, results)
+    # a place that cannot be written is an error before anything is drawn
     target = find_page(path)
     page = render_page(
         results,
@@ -148,6 +149,7 @@ def render_page(
     for number, (name, ds) in enumerate(results.items(), start=1):
         remark = (remarks or {}).get(name, "")
         section = _section(f"s{number}", name, ds, panels[name], remark)
+        # two results of one kind, as of two models, have one title
         if section["heading"] in [earlier["heading"] for earlier in sections]:
             section["heading"] += f" ({name})"
         sections.append(section)
@@ -161,7 +163,9 @@ def render_page(
         _arrange(section, screen["series"])
     environment = Environment(
         loader=PackageLoader("tsfm_lens", "."),
+        # names of series and columns are those of a user, and may hold any characters
         autoescape=True,
+        # a misspelt name in the template is an error, not an empty place
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -193,6 +197,7 @@ def _first_screen(
         ),
         None,
     )
+    # cards are read from Datasets alone
     cards = make_cards(results, anchors) if len(datasets) == len(results) else []
     series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
     metadata: list[str] = []
@@ -209,6 +214,7 @@ def _first_screen(
     packed_state = ""
     if linked is not None:
         state = linked_state(linked)
+        # the linked view may be of fewer series than there are cards
         ids = [line["name"] for line in state["series"]]
         if omitted := [name for name in series if name not in ids]:
             state["notes"].append(
@@ -232,6 +238,7 @@ def _extract_common(sections: list[Section]) -> list[str]:
     repeated: dict[str, list[str]] = {}
     for section in sections:
         for figure in section["figures"]:
+            # a copy, as the sentences are taken out of the list below
             common = [text for text in figure["sentences"] if ONCE.match(text)]
             for sentence in common:
                 figure["sentences"].remove(sentence)
@@ -245,6 +252,7 @@ def _extract_common(sections: list[Section]) -> list[str]:
 
 def packed(text: str) -> str:
     """Compress a text to base64 of gzip, the same for the same text."""
+    # without the time in its header, so that equal results make equal files
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
@@ -255,6 +263,7 @@ def _section(
     entry = find_measurement(ds, name)
     file = f"{entry.title.lower().replace(' ', '-')}-{anchor}"
     title = str(ds.attrs.get("title", "") or entry.title)
+    # titles name kinds of attention as models spell them
     text = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
     return {
         "anchor": anchor,
@@ -294,8 +303,11 @@ def _fit(sections: list[Section], budget: int) -> None:
         for section in sections
         for rank, figure in enumerate(section["figures"])
     ]
+    # stable: figures of one rank stay in the order of the sections
     for _, section, figure in sorted(entries, key=lambda entry: entry[0]):
+        # 2000 bytes for its sentences, headings and markup
         size = len(figure["spec"]) + len(figure["table"]["href"]) + 2000
+        # a smaller figure may still fit after one that does not
         if size <= budget:
             budget -= size
         else:
@@ -320,6 +332,7 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
         first = figures[0]["series"]
     leading: dict[str, Any] = {}
     for figure in figures:
+        # either the first figure of each series, or the first of none
         if bool(figure["series"]) == bool(first):
             leading.setdefault(figure["series"], figure)
     section["leading"] = list(leading.values())
@@ -330,6 +343,7 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
             folded.setdefault(figure["series"], []).append(figure)
     section["folded"] = folded
     drawn = {figure["series"] for figure in figures} - {""}
+    # figures that are of no series may still belong to a result of one
     drawn = drawn or {section["series"]} & set(series)
     section["undrawn"] = [
         name for name in series if with_tabs and drawn and name not in drawn

@@ -85,10 +85,12 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     The steps inside the band are counted.
     """
     levels = np.asarray(ds["quantile"].values, dtype=float)
+    # (quantile, step)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
     unit = find_unit(ds, series)
     low = values[levels.argmin()]
     high = values[levels.argmax()]
+    # the widest band that the model gives
     share = f"{100 * (levels.max() - levels.min()):.3g} %"
     width = measured(unit)(float((high - low).mean()))
     if "truth" in ds:
@@ -120,6 +122,7 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
 
     Where it has none, its distance from the final forecast is taken.
     """
+    # a flat series has no forecast that forms, only rounding
     if flat_series(ds)[series]:
         return {}
     layers = [layer_name(label) for label in names(ds, "layer")]
@@ -132,11 +135,13 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
         medians = array(
             ds, "quantile_forecast", "layer", "step", series=series, quantile=middle
         )
+        # the last layer gives the final forecast, so this falls to 0
         values = np.abs(medians - medians[-1]).mean(axis=-1)
         quantity = "distance from the final forecast"
         unit = find_unit(ds, series) or "data units"
     if len(values) < 2:
         return {}
+    # a difference is that of two neighbours, and named after the later one
     steepest = layers[int(np.argmin(np.diff(values))) + 1]
     big = f"not told by {quantity}"
     meaning = "it ends no lower than in the embedding, so it names no layer"
@@ -147,6 +152,7 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
         f"{quantity} of the lens forecast after each layer, mean over steps; {meaning}"
     )
     points = [
+        # a curve that is 0 everywhere stays so
         (label, measured(unit)(value), value / (values.max() or 1.0))
         for label, value in zip(layers, values.tolist(), strict=True)
     ]
@@ -160,12 +166,14 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     """
     if flat_series(ds)[series]:
         return {}
+    # a whole layer holds several of the others, and would lead them
     parts = [index for index, kind in enumerate(ds["kind"].values) if kind != "layer"]
     labels = names(ds, "component")
     effect = finding(ds, "mean_shift", "component")
     values = array(ds, "mean_shift", "component", series=series)
     unit = find_unit(ds, series) or "data units"
     order = sorted(parts, key=lambda index: -values[index])[:_MAX_BARS]
+    # so written that NaN makes no card either
     if not order or not values[order[0]] > 0:
         return {}
 
@@ -219,8 +227,10 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
     noise_floor = float(ds["mean_shift_floor"].values[series])
     bars = []
     targets = []
+    # stable: of equal effects the one that comes first in the model
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
         layer, head = (int(index) for index in np.unravel_index(flat, effect.shape))
+        # they come by size, so all that follow are within the noise, too
         if effect[layer, head] <= noise_floor:
             break
         reading = describe_attention(ds, series, layer, head)
@@ -263,6 +273,7 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
     bars = []
     for group in ranked(ds, steps)[:_MAX_BARS]:
         title = group_name(labels, group, text).removesuffix(" in total")
+        # over the segments of the group, whose attributions add up, (step,)
         size, direction = moved(steps[group].sum(0))
         arrow = {"up": "↑", "down": "↓"}.get(direction, "↕")
         titles.append(title)
@@ -334,6 +345,7 @@ def _ranked(
     return {"big": labels[order[0]], "note": note, "bars": bars}
 
 
+# in the order of the page: what explains one forecast first, then all others
 _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
     ("What moved it", "input_attribution", _moving),
     ("Can it be trusted", "deletion_curves", _trust),

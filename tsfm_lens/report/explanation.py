@@ -43,8 +43,9 @@ _MASKING_KINDS = (
     "route_faithfulness",
 )
 SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
-"""Kinds of the measurements that an explanation has unless it is asked for others;
-effects over several items alone.
+"""Kinds of the measurements that an explanation has unless it is asked for others.
+
+"input_effects" are among them for several items only.
 """
 # stretches of the target's past for effects over many items
 _PARTS = 2
@@ -111,10 +112,12 @@ class Explanation(dict[str, xr.Dataset]):
         Raises:
             InputError: the folder cannot be written.
         """
+        # NaN is no JSON: other readers would refuse the file
         summary = json.dumps(self.summary(), indent=1, allow_nan=False)
         contents = {Path(folder) / "explanation.json": summary.encode()}
         numbers = Path(folder) / "numbers"
         for name, data in self.items():
+            # scipy writes NetCDF 3 in memory, without a library of its own for NetCDF 4
             contents[numbers / f"{name}.nc"] = bytes(data.to_netcdf(engine="scipy"))
             tables: dict[str, Any] = {}
             # figures of a result may share their table
@@ -161,8 +164,6 @@ def explain(
     The use of covariates is measured as well. Sections that the model or the series do
     not allow are left out.
 
-    Sections that the model or the series do not allow are left out.
-
     Args:
         run: the forecast; at most one pass of the model.
         out: folder for index.html and the files of :meth:`Explanation.write`; nothing
@@ -199,6 +200,7 @@ def explain(
     """
     check_unknown(method, reference, parts)
     if out is not None:
+        # a folder that cannot be written is an error before anything runs
         pipeline.find_page(out)
     if pdf:
         # a missing browser is an error before anything runs
@@ -208,6 +210,8 @@ def explain(
     kinds = pipeline.select_defined(run.lens, selection, missing)
     is_of_one_item = changes or since is not None or item is not None
     if is_of_one_item or {*kinds} & {*_MASKING_KINDS}:
+        # sections of one item are of the first; without such sections nobody needs to
+        # choose
         run = pipeline.with_item_first(run, item)
     items = run.batch.rows_by_group()
     answers = Explanation()
@@ -221,11 +225,13 @@ def explain(
         kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")
     }
     over_items = defaults["input_effects"]
-    # over many items few stretches, and no more masks than the segments need
+    # over many items few stretches, and no more masks than the segments need; their
+    # number is bounded from above: one more stretch, past and future of each series
     max_segments = _PARTS + 1 + 2 * max(map(len, items.values()))
     over_items["parts"] = _PARTS
     if method in (None, "shapley"):
         over_items["exact"] = _EXACT
+        # sampling takes four masks for each segment, at least
         over_items["budget"] = max(2**_EXACT, 4 * max_segments)
     if parts is not None:
         for kind, probe_options in defaults.items():
@@ -236,6 +242,7 @@ def explain(
         over_items["method"] = method
     # a test takes the options of its explanation, even if that has no section
     arguments = {
+        # the caller's options win over those of this function
         kind: {**defaults.get(kind, {}), **(options or {}).get(kind, {})}
         for kind in {**defaults, **dict.fromkeys(kinds)}
     }

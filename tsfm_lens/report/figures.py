@@ -77,6 +77,7 @@ def _instead(entry: Figure) -> str:
 
 def _results(entry: Figure, run: Run) -> tuple[xr.Dataset, ...]:
     """Compute the results from which a figure of one run is drawn."""
+    # a figure of a horizon that nobody chose need not roll out
     subject = run if run.explicit_horizon else run.within_pass()
     cache = Results(subject, {entry.kind: entry.probe_options})
     return tuple(cache[kind] for kind in (entry.kind, *entry.beside))
@@ -100,6 +101,7 @@ class DrawnFigure:
         lines = [f"Figure {self.entry.name}. {self.entry.title}", ""]
         lines += [_content(self.figure, self.run.batch.ids), ""]
         lines += ["Computed by: " + describe_computation(self.entry) + "."]
+        # results of one figure share their test, so the first line says it
         lines += [line for result in self.results for line in _tests(result)][:1]
         lines += ["", "Parameters", *_parameters(self.results)]
         recipes = [line for result in self.results for line in _recipes(result)]
@@ -129,6 +131,7 @@ def _tests(result: Any) -> list[str]:
     tested = [
         variable.attrs
         for name, variable in result.variables.items()
+        # which ``estimates.corrected`` writes to what was tested
         if "family" in variable.attrs
     ]
     lines = []
@@ -164,6 +167,7 @@ def _compare(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     """Draw two models side by side, on the same series and horizon."""
     truth: dict[str, Any] = {"truth": run.truth}
     series = run.batch
+    # with the full series, from which a shorter horizon (within_pass) is held out anew
     if run.full_batch is not None:
         truth = {"holdout": True}
         series = run.full_batch
@@ -173,6 +177,7 @@ def _compare(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     )
     pair = [_results(entry, item) for item in (run, second)]
     labels = [run.lens.model_id, other.model_id]
+    # a model beside itself, as in two revisions, must still have two names
     if labels[0] == labels[1]:
         labels = [f"{labels[0]} (1)", f"{labels[1]} (2)"]
     drawn = [entry.draw(*results) for results in pair]
@@ -208,6 +213,7 @@ def write_figure(
     if drawing.others:
         slug += f"-and-{len(drawing.others)}-more"
     for_print = None
+    # laid out once for all static formats, and not at all for html alone
     if set(kinds) & set(STATIC):
         for_print = viz.for_print(drawing.figure, column)
     stem = f"{file_word(drawing.entry.name)}-{slug}"
@@ -217,6 +223,7 @@ def write_figure(
         if progress is not None:
             progress(path.name)
         figure = for_print if kind in STATIC else drawing.figure
+        # kept in memory until all are rendered, so that an error leaves no file
         contents[path] = rendered(figure, kind, scale=DOTS)
     text = drawing.caption(sources)
     if for_print is not None:
@@ -248,12 +255,14 @@ def file_word(name: str) -> str:
 
     It is the end of a path, without what file systems or shells refuse.
     """
+    # a path may end in a slash, after which its last part is empty
     last = name.rstrip("/").split("/")
     # a hub id keeps its owner, a folder only its own name
     if len(last) == 2 and not name.startswith((".", "~")):
         short = "-".join(last[-2:])
     else:
         short = last[-1]
+    # neither hidden nor an option of a command, whatever the name begins with
     return re.sub(r"[^\w.+-]+", "-", short).strip("-.") or "model"
 
 
@@ -291,6 +300,7 @@ def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
         lines.append(
             f"  {result.attrs.get('kind', 'result')}: {text}; dimensions: {sizes}."
         )
+    # two models side by side have the same parameters, which are stated once
     return list(dict.fromkeys(lines))
 
 
@@ -323,6 +333,7 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
     """Describe the series, with source and licence of the bundled ones."""
     from tsfm_lens.data import bundled_info, bundled_names
 
+    # lengths are those of the series as given, with the steps that were held out
     batch = run.batch if run.full_batch is None else run.full_batch
     lines = []
     if sources:

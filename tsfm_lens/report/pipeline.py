@@ -107,7 +107,8 @@ def analyse(
         notify(0, 1)
         cache.progress = notify
         try:
-            # a probe that needs another result may have computed it already
+            # a probe that needs another result may have computed it already, under its
+            # kind; a section in several variants has options and a name for each
             if arguments or name not in cache.computed:
                 cache.computed[name] = cache.compute(measurement.kind, **arguments)
             results[name] = cache.computed[name]
@@ -116,10 +117,12 @@ def analyse(
                 raise
             left_out[measurement.title] = str(error)
             refusal = error
+            # results that are made of this one are refused for the same reason
             cache.refused[name] = error
         notify(1, 1)
     if refusal is not None and not results:
         raise refusal
+    # all tests of a page are one family, so they are corrected once all are there
     return corrected(results)
 
 
@@ -242,6 +245,7 @@ def with_item_first(run: Run, item: Item) -> Run:
     Sections of one item are of the first. Errors are those of ``item_rows``.
     """
     rows = item_rows(run.batch, item)
+    # the other items stay, for sections over several of them
     rest = [row for row in range(len(run.batch)) if row not in rows]
     return run.select([*rows, *rest])
 
@@ -274,6 +278,8 @@ def write_page(
         *list_remarks(run.batch),
         *_of_one_item(run.batch, results),
         *(
+            # of several clauses of a reason the first says what is wrong, the rest what
+            # to do
             f"Left out: {section}, since {reason.partition('; ')[0]}."
             for section, reason in missing.items()
         ),
@@ -294,6 +300,7 @@ def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[
     group_of = dict(zip(batch.ids, batch.groups, strict=True))
     titles: list[str] = []
     for ds in results.values():
+        # a result without an axis of series may name its one series in its attributes
         series = names(ds, "series") or [str(ds.attrs.get("series", ""))]
         if len({group_of[name] for name in series if name in group_of}) == 1:
             titles.append(find(ds.attrs["kind"]).title)
@@ -366,6 +373,7 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
         ('co2', 'nile')
     """
     batches = []
+    # an option that no file takes would be ignored without a word
     if reading and all(source.startswith(_BUNDLED) for source in sources):
         name, value = next(iter(reading.items()))
         raise InputError(f"{name}={value!r} applies to files, and none is given")
@@ -421,6 +429,7 @@ def hook_shapes(
     from tsfm_lens.hooks.names import select
 
     names = select(lens.registry.points, pattern)
+    # shapes need a pass of any series; a short one is fast
     context = min(64, lens.adapter.context_length)
     horizon = min(8, lens.adapter.prediction_length)
     # an adapter gives an example where its model does not take a plain series
@@ -473,6 +482,8 @@ def _plain(array: np.ndarray) -> Any:
     """Convert an array to nested lists; NaN, infinity and NaT become None."""
     if array.ndim:
         return [_plain(part) for part in array]
+    # of no dimension: a Python scalar, except for dates of nanoseconds, which become
+    # integers and are written from the array
     item = array.item()
     if array.dtype.kind == "M":
         if np.isnat(array):

@@ -105,6 +105,7 @@ def _missing(
     """List the results that are missing, by name."""
     notes = []
     for name, table in results.items():
+        # every result of a sweep has this column
         n_missing = int(table["change"].isna().sum())
         if not panels[name] and n_missing == len(table):
             notes.append(f"{name} has no figure yet: none of its entries is finished.")
@@ -135,7 +136,8 @@ def _stems(names: Iterable[str]) -> list[str]:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:80].strip("-.") or "result"
         count = 1
         unique = stem
-        # some file systems do not distinguish cases
+        # some file systems do not distinguish cases, and a name with a count may be
+        # taken as well
         while unique.lower() in {earlier.lower() for earlier in stems}:
             count += 1
             unique = f"{stem}-{count}"
@@ -172,6 +174,8 @@ def _inline(value: Any) -> str:
 
 
 _LONG = 45  # rows that still fit a page
+# pandas' Styler writes each style as a LaTeX command before the value: \bfseries is for
+# text, \boldmath for numbers between dollars
 _BOLD = "bfseries: ; boldmath: ;"
 Cell = Callable[[dict[str, Any]], str]
 
@@ -188,6 +192,7 @@ def latex(table: pd.DataFrame) -> str:
     if kind in wide:
         return _to_latex(*wide[kind](table))
     if kind not in _SHEETS:
+        # which raises the error for a result of another kind
         check(table, "sweep_effects")
     sheet = _SHEETS[kind]
     caption = sheet.caption.format(
@@ -223,6 +228,7 @@ def _to_latex(
         escape="latex", subset=pd.Index(text_columns)
     )
     style = style.format_index(escape="latex", axis="columns")
+    # axis=None: the function gets the whole table and returns one of its shape
     style = style.apply(
         lambda _: bold.replace({True: _BOLD, False: ""}).astype(str), axis=None
     )
@@ -245,6 +251,7 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
     datasets.
     """
     entries = recipe_rows(table)
+    # the number in the heads of the columns; a recipe with fewer datasets names its own
     total = int(entries["n_datasets"].max())
     several = entries["chosen"].nunique() > 1
     subject = "model (zero-ablated % of heads + MLPs)"
@@ -272,6 +279,7 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
         rows.append(cells)
         bold_rows.append(significant)
     frame = pd.DataFrame(rows)
+    # the counts of datasets have no test, and are never bold
     bold = pd.DataFrame(bold_rows).reindex(columns=frame.columns, fill_value=False)
     caption = (
         "Heavy ablations: change of every metric, lower is better; bold: significant."

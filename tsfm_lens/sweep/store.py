@@ -33,6 +33,8 @@ from tsfm_lens.core.errors import InputError, StoreError, unknown_name
 from tsfm_lens.core.io import replacing
 
 FORMAT = "tsfm-lens sweep store"
+# raised when the columns of the rows change, as by a new sum in SUMS; it is in every
+# key, and a store of another version is refused
 SCHEMA_VERSION = 3
 TEXT_COLUMNS = ("cell", "model", "variant", "dataset", "item")
 COUNT_COLUMNS = ("window", "variate")
@@ -43,6 +45,8 @@ _FOOTER = "tsfm_lens.cells"
 _KEY_DIGITS = 32
 # a write takes a second; what is left for longer was left by a killed process
 _LEFTOVER_SECONDS = 3600.0
+# what Arrow and our own checks raise for truncated, changed or foreign files; a damaged
+# length can also ask for more memory than there is
 _UNREADABLE = (
     pa.ArrowException,
     OSError,
@@ -67,6 +71,7 @@ def group_key(cells: Sequence[str]) -> str:
 
     It is the name of the group's file and of its lock.
     """
+    # two runs that plan the same cells in another order must find the same lock
     return _digest(sorted(cells))
 
 
@@ -119,7 +124,7 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         self.path = Path(path).absolute()
-        # by file: when it was read, and its cells
+        # by file: its time and size when it was read, and its cells
         self._files: dict[Path, tuple[tuple[int, int], tuple[str, ...]]] = {}
         with as_store_error(self.path):
             schema = self._open(create)
@@ -144,6 +149,7 @@ class Store:
                     " can be read. Start one with tsfm-lens sweep CONFIG --store"
                     f" {shlex.quote(str(self.path))}"
                 )
+            # before the folder is touched, so that a wrong path changes nothing
             self._check_folder()
             about = {
                 "format": FORMAT,
@@ -199,6 +205,7 @@ class Store:
         content = _encode(_checked(rows, cells), cells)
         path = self._path(cells)
         _write(path, content)
+        # only spares a later reading: the file itself is safe on disk by now
         with suppress(OSError):
             self._files[path] = _stamp(path), tuple(cells)
         return path
@@ -225,6 +232,8 @@ class Store:
         if not (self.path / "store.json").exists():
             raise StoreError(f"{self.path} is no longer there")
         paths = (self.path / "cells").glob("*/[!.]*.parquet")
+        # names are hashes, so that a cell in several files is always read from the same
+        # one
         return sorted(paths, key=lambda path: path.name)
 
     def _cells(self, path: Path) -> tuple[str, ...]:
@@ -236,6 +245,7 @@ class Store:
         with as_store_error(path):
             try:
                 stamp = _stamp(path)
+            # ``holds`` asks for files that may never have been written
             except (FileNotFoundError, NotADirectoryError):
                 return ()
             known = self._files.get(path)
@@ -243,6 +253,8 @@ class Store:
                 return known[1]
             try:
                 cells, _ = _read_group(path)
+            # a file without the right to read it is whole: computing its cells again
+            # would not help, so this is an error and not a missing cell
             except PermissionError:
                 raise
             except _UNREADABLE as error:
@@ -291,6 +303,7 @@ class Store:
             with as_store_error(path):
                 return _read_group(path, file_cells, columns)[1]
 
+        # Arrow reads and decompresses without holding the interpreter's lock
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             tables = list(pool.map(read_rows, wanted))
         try:
@@ -312,8 +325,10 @@ class Store:
             StoreError: its file cannot be made.
         """
         path = self.path / "locks" / f"{key}.lock"
+        # no waiting: a group that another process computes is tried again later
         lock = FileLock(path, timeout=0)
         is_held = True
+        # which filelock raises where the file system has no locks
         with as_store_error(path), suppress(NotImplementedError):
             try:
                 lock.acquire()
@@ -343,6 +358,8 @@ class Store:
             "entries": entries.to_dict("list"),
             "cells": cells.to_dict("list"),
         }
+        # JSON inside Parquet, whose pages have checksums: a flipped bit in plain JSON
+        # could pass for another number
         table = pa.table({label: [json.dumps(part)] for label, part in content.items()})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
@@ -363,6 +380,7 @@ class Store:
                 f"no sweep was planned in {self.path}, or by an older tsfm-lens: run"
                 " `tsfm-lens sweep CONFIG`, which keeps the cells that are finished"
             )
+        # plan_name ends every name with a dash and a hash
         matches = [
             plan for plan in names if name in (None, plan, plan.rpartition("-")[0])
         ]
@@ -472,6 +490,7 @@ def _checked(rows: Any, cells: Sequence[str]) -> pa.Table:
     if any(table.column(name).null_count for name in KEY_COLUMNS):
         raise InputError("a key column of a sweep's rows has missing values")
     for name in numbers:
+        # Arrow makes nulls of the NaN of a pandas frame, and a table may have either
         filled = pc.fill_null(table.column(name), float("nan"))
         table = table.set_column(schema.get_field_index(name), name, filled)
     return _in_order(table, cells)
@@ -490,6 +509,7 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
             "a group holds each of its cells once, and at least one; there are"
             f" {list(cells)!r}"
         )
+    # the position in ``cells`` of each row's cell, null for a cell that is not there
     indices = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
     if indices.null_count:
         foreign = pc.unique(table.column("cell").filter(pc.is_null(indices)))[0]
@@ -504,8 +524,11 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
             f"the cell {cells[int(counts.argmin())]} of the group has no row"
         )
     identity = ["cell", "item", "window", "variate"]
+    # a grouping without aggregates has a row for each distinct identity
     if table.group_by(identity).aggregate([]).num_rows != table.num_rows:
         raise InputError(f"two rows of a sweep are of the same {', '.join(identity)}")
+    # cell by cell, as the counts in the footer describe them; stable, so that the rows
+    # of a cell stay in order
     return table.take(pa.array(np.argsort(order, kind="stable")))
 
 
@@ -548,7 +571,9 @@ def _read_group(
         footer = json.loads(file.metadata.metadata[_FOOTER.encode()])
         held = tuple(footer["cells"])
         names = list(footer["columns"] if columns is None else columns)
+        # names and types of columns stand in the footer, which has no checksum
         schema = file.metadata.schema.to_arrow_schema()
+        # a file that was renamed over another would answer for the cells of that one
         is_valid = path.stem == group_key(held) and (
             schema.equals(_schema(footer["columns"]))
         )

@@ -68,6 +68,7 @@ def _build(name: str, function: str, *size: str) -> Any:
 
     The builder of a wiring that is not ours is in the wiring's own module.
     """
+    # the builder of `…wirings.NAME` is `…builders.NAME`; a module elsewhere is its own
     wiring = architecture_by_name(name).adapter.__module__
     builder = wiring.replace(wirings.__name__, builders.__name__)
     if builder != wiring and find_spec(builder) is None:
@@ -147,6 +148,8 @@ def spread_weights(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            # drawn for every parameter, so that the rest does not depend on what is
+            # used
             draw = torch.randn(weight.shape, generator=generator)
             gain = next((factor for part, factor in gains.items() if part in name), std)
             if weight.ndim > 1:
@@ -157,6 +160,7 @@ def spread_weights(
                     fan_in = weight.shape[-1]
                 weight.copy_(draw * gain * fan_in**-0.5)
             elif "norm" in name or "_ln" in name:
+                # not 1 throughout, so that a forgotten gain of a norm shows
                 weight.copy_(1.0 + 0.2 * draw)
             elif "scale" in name or "bias" in name:
                 weight.copy_(0.1 * draw)

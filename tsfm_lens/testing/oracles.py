@@ -32,9 +32,11 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.tolerance import rounding
 
+# what `testing` exports by star; the rest is for the modules `oracles_…`
 __all__ = ["Case", "OracleResult", "example_case", "quick_check"]
 
-# what the roundings of one block, or of two, make of a value of 1 in single precision
+# what the roundings of one block, or of two, make of a value of 1 in single precision;
+# a block has about 100 of them, see `rounding`
 ONE_BLOCK, TWO_BLOCKS = (
     rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2)
 )
@@ -87,6 +89,7 @@ class Case:
     horizon: int
     decoder_steps: int = 5
 
+    # cached_property writes into __dict__, which a frozen dataclass does not prevent
     @cached_property
     def encoded(self) -> Encoded:
         """Batch for a single forward.
@@ -105,6 +108,8 @@ class Case:
 
         Its missing values are in the same places.
         """
+        # reversed, since a model that normalises each series undoes any scale and
+        # shift; token ids cannot be scaled
         if self.lens.takes_ids:
             changed = series[::-1]
         else:
@@ -119,6 +124,7 @@ class Case:
             self.batch, values=tuple(self.other(series) for series in self.batch.values)
         )
         encoded = Case(self.lens, batch, self.horizon, self.decoder_steps).encoded
+        # what is patched from the one batch into the other must meet the same masks
         encoded.inputs.update(
             {
                 name: value
@@ -156,6 +162,7 @@ class Oracle:
     look_at: str
     absent: str
 
+    # oracles name themselves like functions, as tests list them
     @property
     def __name__(self) -> str:
         return self.measure.__name__
@@ -171,6 +178,7 @@ class Oracle:
             bound = max(bound, torch.finfo(wiring.precision).eps)
         if not deviations:
             return OracleResult(self.title, 0.0, bound, self.absent, skipped=True)
+        # a NaN is neither larger nor smaller than a number, so that max() may miss it
         worst = max(
             deviations, key=lambda key: np.nan_to_num(deviations[key], nan=np.inf)
         )
@@ -208,6 +216,7 @@ class Row(NamedTuple):
 
 def branches(stack: Stack) -> list[Row]:
     """List the branches of a stack in order."""
+    # not strict: there are names for more branches than most blocks have
     return [
         Row(
             stack,
@@ -252,6 +261,8 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     if example is not None:
         return Case(lens, example(n_series, longest), horizon)
     values = []
+    # each series has its own length, season, level and noise: rows that are mixed up
+    # show
     for index in range(n_series):
         steps = np.arange(longest - 7 * index)
         season = np.sin(2 * np.pi * steps / (6 + index)) * (1 + index)
@@ -279,10 +290,12 @@ def by_themselves(case: Case) -> SeriesBatch:
 
 def relative(a: Tensor, b: Tensor) -> float:
     """Compute the largest deviation of a from b, relative to the largest value of b."""
+    # else broadcasting would compare one row with all
     if a.shape != b.shape:
         return float("inf")
     a = a.detach()
     b = b.detach()
+    # where b is zero, the deviation is absolute
     scale = float(b.abs().max()) or 1.0
     return float((a - b).abs().max()) / scale
 
@@ -296,10 +309,12 @@ def relative(a: Tensor, b: Tensor) -> float:
 def same_forecast(case: Case) -> Deviations:
     """Check that without hooks the lens's forecast is the library's, bit by bit."""
     lens = case.lens
+    # a sampling model draws the same paths from the same seed
     ours = lens.forecast(case.batch, case.horizon, seed=3)
     with torch.random.fork_rng():
         torch.manual_seed(3)
         theirs = lens.adapter.predict(case.batch, case.horizon, ours.levels, None)[0]
+    # (series, step, quantile) becomes (series, quantile, step)
     expected = theirs.permute(0, 2, 1).numpy().astype(float)
     equal = np.array_equal(ours.quantiles, expected, equal_nan=True)
     yield "torch.equal", 0.0 if equal else 1.0
@@ -327,6 +342,7 @@ def reading_changes_nothing(case: Case) -> Deviations:
     fused, _ = lens.run_with_cache(
         case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS)
     )
+    # q, k and v are read at the fused kernel; scores and patterns need another softmax
     names = [
         name for name in lens.registry.points if name.endswith(ATTENTION_POINTS[:3])
     ]
@@ -366,6 +382,7 @@ def accounting(case: Case) -> Deviations:
             factor = factors[branch.layer, branch.row.kind]
             total += activations[f"{branch.at}.hook_out"] * factor
         yield f"{stack.name} stream", relative(total, activations[last_stream(stack)])
+    # the head is checked even where a norm follows each sum and nothing adds up
     remark = " alone: no sum of writes, as a norm follows each sum"
     if wiring.output_stack.sums:
         remark = ""
@@ -378,6 +395,8 @@ def layers_to_check(stack: Stack) -> list[int]:
 
     They are the first of every kind of layer, the second, and the last.
     """
+    # layers of one kind share one tuple of rows; reversed, so that the first layer
+    # stays
     first = {id(stack.rows(layer)): layer for layer in reversed(range(stack.n_layers))}
     return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
 
@@ -404,7 +423,8 @@ def zero_ablation(case: Case, *, most: int | None = None) -> Deviations:
                 ours = lens.forward(case.encoded)
             with _zeroed_weights(lens, stack, component):
                 theirs = lens.adapter.run(case.encoded.inputs)
-            # a component that does nothing would let any check pass
+            # a component that does nothing would let any check pass; 1e-7 is about the
+            # rounding of single precision
             deviation = float("inf")
             if relative(theirs, plain) > 1e-7:
                 deviation = relative(ours, theirs)
@@ -425,6 +445,7 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
             f"{stack.block(component.layer)}.{writer.write.module}"
         )
 
+        # only its own forward knows the shape of what the module gives
         def zeroed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return lambda *args, **kwargs: torch.zeros_like(forward(*args, **kwargs))
 
@@ -436,6 +457,8 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
     else:
         path = writer.o
     layer = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{path}")
+    # a head is ablated at z, in front of W_O, so that b_O stays; an MLP at its output,
+    # so that its bias goes, too
     weight = layer.weight.detach()
     bias = getattr(layer, "bias", None)
     if isinstance(writer, Attention):
@@ -470,6 +493,7 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
         with layer.as_matrix(values):
             yield
         return
+    # torch computes such a tensor anew at every access, by the forward of this module
     if parametrize.is_parametrized(layer, name):
         with shadowed(
             [(layer.parametrizations[name], lambda _forward: lambda: values)]
@@ -500,12 +524,14 @@ def patching(case: Case) -> Deviations:
     activations = case.acts
     other = case.other_encoded
     output_stack = lens.wiring.output_stack
+    # the stream in front of the second branch, or of the only one, and behind the block
     for name in (RESIDUAL_NAMES[len(output_stack.rows(0)[:2]) - 1], "hook_resid_post"):
         point = f"{output_stack.prefix}.0.{name}"
         with lens.patch(activations, point):
             output = lens.forward(case.encoded)
         yield f"self: {point}", relative(output, lens.forward(case.encoded))
     _, other_activations = lens.run_with_cache(other, names_filter=RAW)
+    # a patch without effect passes if both runs give the same anyway
     if relative(other_activations[RAW], activations[RAW]) < 1e-3:
         yield "A and B differ", float("inf")
     earlier_streams: list[str] = []
@@ -537,6 +563,8 @@ def patching(case: Case) -> Deviations:
                 f"A into B at {branch.stream}",
                 relative(later_activations[read_point], activations[read_point]),
             )
+        # a later stack may also read an earlier one, as cross-attention does: that must
+        # be A's as well
         earlier_streams.append(f"{stack.prefix}.0.hook_resid_pre")
 
 
@@ -557,7 +585,10 @@ def quick_check(lens: Lens) -> list[OracleResult]:
     coarser = (
         torch.finfo(next(lens.parameters()).dtype).eps / torch.finfo(torch.float32).eps
     )
+    # roundings of bfloat16 alone would allow a deviation of 0.8, as large as a wrong
+    # wiring's
     allowed = min(result.bound * max(1.0, coarser), 0.1)
+    # so written, a NaN is refused
     if not result.error <= allowed:
         raise WiringError(
             f"{lens.model_id}: oracle '{result.oracle}' fails by {result.error:.2g}"

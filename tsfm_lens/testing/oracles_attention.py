@@ -68,12 +68,15 @@ def patterns(case: Case) -> Deviations:
                 expected = (n_variates, n_variates)
             fits = tuple(pattern.shape[-2:]) == expected
             yield f"{at}: over={attention.over!r}", 0.0 if fits else math.inf
+            # queries of padding, which attend to nothing, have rows of zeros
             empty = pattern.abs().sum(dim=-1) == 0
             excess = (pattern.sum(dim=-1) - 1).masked_fill(empty, 0)
             yield f"{at}: rows", float(excess.abs().max())
             rebuilt = _attend(lens, attention, pattern, for_every_head(v, z.shape[-2]))
             yield f"{at}: z", relative(_gated(case, attention, at, rebuilt), z)
             scores = activations[f"{at}.hook_attn_scores"]
+            # libraries add the smallest number of the type, or one near it, to a score;
+            # where all keys have it, softmax spreads evenly and nothing is masked
             mask = scores <= torch.finfo(scores.dtype).min / 2
             mask &= ~mask.all(dim=-1, keepdim=True)
             yield f"{at}: mask", float(pattern.masked_fill(~mask, 0).abs().max())
@@ -155,6 +158,7 @@ def _owners(case: Case, branch: Row, attention: Attention) -> Deviations:
     points = {letter: f"{branch.at}.hook_{letter}" for letter in attention.inputs}
     for letter, projection in attention.inputs.items():
         n_heads = attention.count_heads(letter, branch.stack.n_heads)
+        # the second, since a wrong order of axes often leaves the first in its place
         head = min(1, n_heads - 1)
         # rotary embeddings, norms and scales between the projection and the dot product
         # map zero to zero

@@ -34,7 +34,9 @@ from tsfm_lens.testing.oracles import (
 
 # kinks of ReLUs and single precision leave as much in the derivative by small steps
 _GRADIENT_BOUND = 0.05
+# rows smaller than this share of the largest are taken for zero, and not compared
 _FAR = 1e-3
+# a share of the largest change, below which a row or position counts as unmoved
 _SAME = 1e-4
 
 
@@ -59,8 +61,10 @@ def _embedding(case: Case) -> Deviations:
     Differences are compared token by token.
     """
     lens = case.lens
+    # a tied module may be the one that runs in place of the one that the table names
     path = case.lens.wiring.embed
     tied_paths = _tied_modules(lens.adapter.model, path)
+    # a stack that follows another has no embedding of its own
     stacks = [stack for stack in lens.wiring.stacks if not stack.follows]
     names = [first_stream(stack) for stack in stacks]
     recordings = []
@@ -90,7 +94,9 @@ def _embedding(case: Case) -> Deviations:
         # covariates
         sources = [_rows(change, stack.d_model) for change in changed]
         distance = min(
-            _distance(rows, source) for source in (*sources, torch.cat(sources))
+            # concatenated, where each call embeds only some of the stack's tokens
+            _distance(rows, source)
+            for source in (*sources, torch.cat(sources))
         )
         yield f"embed {path!r} of stack {stack.name!r}", distance
 
@@ -121,9 +127,10 @@ def _rows(tensor: Tensor, d_model: int) -> Tensor:
 
     They lie along its last axis of that length.
     """
+    # a library may put features before positions, as convolutions do
     axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]
     if not axes:
-        # a head may take all tokens at once
+        # a head may take all tokens of a series at once, flattened into one axis
         is_flat = tensor.shape[-1] % d_model == 0
         if is_flat:
             return tensor.reshape(-1, d_model)
@@ -144,6 +151,7 @@ def _distance(rows: Tensor, source: Tensor) -> float:
 
     One factor common to all rows is divided out.
     """
+    # nothing to compare: that no row differs at all is reported by the caller
     if len(rows) == 0:
         return 0.0
     source = _large_rows(source)
@@ -152,6 +160,8 @@ def _distance(rows: Tensor, source: Tensor) -> float:
     unit = source / source.norm(dim=-1, keepdim=True)
     nearest = ((rows / rows.norm(dim=-1, keepdim=True)) @ unit.T).argmax(dim=-1)
     products = (rows * source[nearest]).sum(-1)
+    # each row's least-squares factor; the median, as some rows may have found a wrong
+    # partner
     factor = (products / source[nearest].pow(2).sum(-1)).median()
     # where an embedding has one direction (one step a token), the nearest direction
     # does not tell the factor
@@ -162,13 +172,13 @@ def _distance(rows: Tensor, source: Tensor) -> float:
 
 
 def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
-    # with the factor, rows of one direction can differ by their lengths; distances are
-    # in single precision because torch has none in half, and by differences because
-    # products do not tell similar rows apart
     """Compute the largest distance of a row from the nearest source row.
 
     Source rows are multiplied by the factor first.
     """
+    # with the factor, rows of one direction can differ by their lengths; distances are
+    # in single precision because torch has none in half, and by differences because
+    # products do not tell similar rows apart
     exact = "donot_use_mm_for_euclid_dist"
     targets = factor * source
     distances = torch.cdist(rows.float(), targets.float(), compute_mode=exact)
@@ -198,6 +208,7 @@ def _unembedding(case: Case) -> Deviations:
         raise WiringError("the module of unembed takes no tensor")
     inputs = _rows(tensors[0], stack.d_model)
     if len(inputs):
+        # rows of padding may hold zeros, which have no direction
         distance = _distance(_large_rows(inputs), source.flatten(0, -2))
     else:
         distance = math.inf
@@ -217,6 +228,8 @@ def _bottleneck(case: Case) -> Deviations:
         recorded_outputs(lens.adapter.model, [path]) as outputs,
     ):
         without = lens.forward(case.encoded)
+    # the whole model runs, but its head gives what it gave without the component: what
+    # reaches the output past the head is then the plain model's
     with replayed(lens.adapter.model, outputs, rows=len(case.encoded.rows), copies=1):
         output = lens.forward(case.encoded)
     if relative(without, plain) < 1e-6:
@@ -243,12 +256,15 @@ def _labels(case: Case) -> Deviations:
             continue
         stream_axis = int(axis == "pos")
         changed = stream.clone()
+        # rolled features: a change that no norm undoes, as one undoes a factor
         changed.select(stream_axis, index).copy_(
             stream.select(stream_axis, index).roll(1, dims=-1)
         )
+        # bound as a default, since the loop goes on to another tensor of that name
         with lens.hooks([(last, lambda value, hook, changed=changed: changed)]):
             _, activations = lens.run_with_cache(case.encoded, names_filter=RAW)
         difference = (activations[RAW] - plain).abs()
+        # (index along the axis,): the largest change over all that remains
         moves = difference.transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
         moved = torch.nonzero(moves > _SAME * moves.max()).flatten().tolist()
         # positions of the output need not be those of the stream
@@ -349,6 +365,7 @@ def rows_are_series(case: Case) -> Deviations:
         return torch.as_tensor(values)
 
     plain = forecast()
+    # the first and the last: rows that are off by one, or reversed, move another series
     for row in (0, max(group_rows)):
         with lens.ablate(target, rows=[row]):
             result = forecast()
@@ -388,6 +405,7 @@ def gradients(case: Case) -> Deviations:
     generator = torch.Generator().manual_seed(0)
     stream = case.acts[name]
     noise = torch.randn(stream.shape, generator=generator).to(stream)
+    # as large as the stream, so that the width of a step is a share of it
     direction = noise * stream.pow(2).mean().sqrt()
 
     def output(step: Tensor) -> Tensor:
@@ -399,13 +417,18 @@ def gradients(case: Case) -> Deviations:
             (), dtype=stream.dtype, device=stream.device, requires_grad=True
         )
         out = output(step)
+        # a random sum: one backward pass, in which a wrong derivative of any output
+        # shows
         weight = torch.randn(out.shape, generator=generator).to(out)
         (derivative,) = torch.autograd.grad((out * weight).sum(), step)
+    # central differences: their own error is of the order of the square of the width,
+    # and that of rounding 1e-7 divided by it, both far below the bound
     width = 5e-4
     ahead, behind = (
         (output(torch.full_like(step, sign * width)) * weight).sum() for sign in (1, -1)
     )
     numeric = float(ahead - behind) / (2 * width)
+    # a sum of random signs may be near 0 by chance, where a ratio would say nothing
     scale = max(abs(numeric), float((out.detach() * weight).norm()) * 1e-2) or 1.0
     deviation = abs(numeric - float(derivative)) / scale
     is_true = lens.wiring.true_gradients

@@ -70,15 +70,18 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
         num_samples=n_samples,
         seed=1,
     )
+    # series-major, as the library repeats a series for its sample paths
     copies = SeriesBatch(
         values=tuple(series for series in case.batch.values for _ in range(n_samples)),
         ids=tuple(
             f"{name}-{draw}" for name in case.batch.ids for draw in range(n_samples)
         ),
     )
+    # zeros stand for the drawn tokens, whose embeddings the hook below puts in
     encoded = lens.encode(
         copies, tokens=torch.zeros(len(copies), case.horizon, dtype=torch.long)
     )
+    # a call of the rollout has one position; joined, they are (path, horizon, d_model)
     embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
     with lens.hooks([(embed, lambda value, hook: embeds.to(value))]):
         _, full = lens.run_with_cache(encoded, names_filter=names)
@@ -112,9 +115,11 @@ def _refeed_rollout(case: Case) -> Deviations:
     lens = case.lens
     first = lens.adapter.prediction_length
     levels = lens.adapter.unrolled or lens.adapter.levels
+    # a model without such a rollout is checked on each series as an item by itself
     if not lens.adapter.joint_rollout:
         case = replace(case, batch=as_series(list(case.batch.values)))
     names = [name for name in lens.registry.points if name.endswith(_STREAM)]
+    # one step beyond the first pass is enough for a second one
     _, steps = lens.run_with_cache(
         case.batch, names_filter=names, rollout=True, horizon=first + 1
     )
@@ -144,6 +149,7 @@ def _refeed_rollout(case: Case) -> Deviations:
     _, full = lens.run_with_cache(case.batch, names_filter=names, horizon=first)
     for name in names:
         calls = steps.calls(name)
+        # native rows are series by series, those of `copies` path by path
         by_series = calls[1].value.unflatten(0, (len(case.batch), len(levels)))
         rows = by_series.transpose(0, 1).flatten(0, 1)
         # a longer horizon may have further masked tokens at the end, which no earlier
@@ -162,8 +168,10 @@ def _cache_rollout(case: Case) -> Deviations:
     names = [
         name
         for name, point in lens.registry.points.items()
+        # the forward below enters behind the embedding, and ends before the head
         if name.endswith(_STREAM) and point.layer >= 0
     ]
+    # three passes: the second extends a cache that is filled, the third one that grew
     horizon = 2 * lens.adapter.prediction_length + 1
     draws: dict[str, Any] = {}
     if lens.adapter.readout == "distribution":
@@ -179,6 +187,7 @@ def _cache_rollout(case: Case) -> Deviations:
         yield "passes", float("inf")
         return
     inputs = lens.adapter.joined(passes)  # type: ignore[attr-defined]
+    # by hand, since the joined input is no encoding of any batch
     activations = Activations(lens.registry.points, False, case.batch.ids)
     with record(lens.registry, names, activations), lens.registry.attach():
         model.get_submodule(path)(*inputs[0], **inputs[1])
@@ -218,8 +227,8 @@ _ROLLOUTS = {
 
 
 def _even(pattern: Tensor) -> Tensor:
-    # not over all keys: what padding holds depends on the batch
     """Spread each query's attention evenly over the keys that it attends to."""
+    # not over all keys: what padding holds depends on the batch
     attended = (pattern > 0).to(pattern)
     return attended / attended.sum(dim=-1, keepdim=True).clamp(min=1.0)
 
@@ -238,6 +247,7 @@ def leaves_no_trace(case: Case) -> Deviations:
     if attends:
         inner, write_point = "**.hook_pattern", "**.hook_z"
 
+    # no Exception: what cleans up after those alone would leave its hooks
     def boom(value: Tensor, hook: object) -> Tensor:
         raise KeyboardInterrupt
 
@@ -254,6 +264,7 @@ def leaves_no_trace(case: Case) -> Deviations:
         with lens.hooks([(stream, boom)]):
             lens.run_with_cache(case.encoded)
 
+    # the first hook is right, and must not stay when the second is refused
     def unknown() -> None:
         with lens.hooks([(write_point, boom), ("no_such_point", boom)]):
             raise AssertionError("an unknown name was accepted")
@@ -294,6 +305,7 @@ def native_traces(lens: Lens) -> int:
     )
     for module in lens.adapter.model.modules():
         count += sum(len(getattr(module, kind) or ()) for kind in kinds)
+        # a shadowed forward is an attribute of the module; its own is one of its class
         count += "forward" in module.__dict__
     return count
 
@@ -347,7 +359,10 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
             )
     patch = PatchFrom(_last_write(lens.wiring.output_stack), case.acts)
     variants.append(Variant("patched", (patch, Zero(str(components[-1])))))
+    # differs nowhere, so that all of it may be replayed
     variants.append(Variant("nothing", ()))
+    # four at once, so that there are several chunks, each with variants of several
+    # kinds
     together = run_variants(
         lens, case.encoded, variants, max_rows=4 * len(case.encoded.rows)
     )

@@ -61,6 +61,7 @@ def weights(case: Case) -> Deviations:
             yield from _Rebuilt(lens, activations, branch, calls).deviations()
         if stack.ln_final:
             norm = lens.adapter.model.get_submodule(stack.ln_final)
+            # forward and not a call, which would also run torch's hooks
             rebuilt = norm.forward(activations[last_stream(stack)])
             normalized = activations[last_stream(stack, normalized=True)]
             yield f"ln_final of stack {stack.name!r}", relative(rebuilt, normalized)
@@ -122,6 +123,7 @@ class _Rebuilt:
             inputs = self._vocabulary(call.given(argument), x_layout)
             yield f"{at}: what {letter} reads (norm, reads)", relative(x, inputs)
             layer, kind, stack = self.location
+            # (head, d_model, d_head), as TransformerLens has it
             weight, bias = self.lens.weights.projection(layer, kind, letter, stack)
             rebuilt = torch.einsum("bpd,hdc->bphc", x, weight) + bias
             if holds_matrix:
@@ -139,6 +141,7 @@ class _Rebuilt:
         """Yield the deviations of an MLP."""
         at = self.branch.at
         mlp = self.lens.weights.mlp(*self.location)
+        # the input has the axes of the hidden layer, but for the features
         layout = writer.pre.layout.replace("d_mlp", "d_model")
         x = self.branch_input
         pre = self.activations[f"{at}.hook_pre"]
@@ -222,6 +225,7 @@ def _halves(pre: Tensor, branch: Row) -> Tensor:
     Only a fused gated layer has several parts.
     """
     mlp: Any = branch.row
+    # either part is then the whole: callers index by the part that the table names
     if not _is_fused(pre, branch):
         return pre.expand(mlp.i.parts, *pre.shape)
     return rearrange(
@@ -268,6 +272,8 @@ def activation(case: Case) -> Deviations:
         name = f"{branch.at}.hook_post"
         norm = _norm(lens, branch, branch.row.norm)
         gate = _gate(lens, branch, norm(activations[branch.stream]))
+        # with a gate, post = act(pre) · gate. Multiplied crosswise: a gate near 0 is no
+        # denominator
         shifted = shifted_activations[name] * gate.roll(1, dims=-1)
         expected = activations[name].roll(1, dims=-1) * gate
         yield f"{branch.at}: gate, pre, post", relative(shifted, expected)

@@ -107,6 +107,7 @@ class ProbeTrial:
             results = self._results(batch, **options)
             return results.compute(entry.kind, **entry.example)
         assert entry.function is not None
+        # a season of half a period later, as `Results.shifted` makes it of one item
         values = tuple(np.roll(series, SEASON // 2) for series in batch.values)
         pair = [
             self.lens.run(series, HORIZON, rollout=False, **options)
@@ -118,6 +119,8 @@ class ProbeTrial:
         """Return the results of a run, with the options of all that it needs."""
         run = _run(self.lens, batch, **options)
         takes = self.entry.takes
+        # what the measurement is made of, and what its figures take beside it, is kept
+        # small by examples, too
         sources = set(takes if isinstance(takes, tuple) else ())
         sources.update(*(figure.beside for figure in self.entry.figures))
         return Results(run, {kind: find(kind).example for kind in sources})
@@ -159,6 +162,7 @@ class ProbeCheck:
         try:
             self.function(self.trial)
         except AssertionError as error:
+            # a list of checks in one test would not say which of them failed
             error.add_note(str(self))
             raise
 
@@ -204,6 +208,7 @@ def probe_checks(
                     yield ProbeCheck(trial, name, function)
         for model in [name for name in models if name not in able][:1]:
             yield ProbeCheck(ProbeTrial(entry, model), "refusal", _check_refusal)
+        # what takes weights alone, or several models, sees no covariates
         if entry.cost == "weights" or entry.takes not in ("run", "pair", "first"):
             continue
         covering = [name for name in able if "covariates" in _lens(name).traits]
@@ -217,6 +222,7 @@ def example_series(*, covariates: bool = False, seed: int = 1) -> SeriesBatch:
     With ``covariates``, each has a covariate whose future is known.
     """
     steps = np.arange(STEPS)
+    # one seed for targets and another for covariates, so that only these change with it
     rng = np.random.default_rng(0)
     seasons = [
         np.sin(2 * np.pi * (steps / SEASON + index / 5)) for index in range(SERIES)
@@ -247,6 +253,7 @@ def _lens(model: str) -> Lens:
 
 def _run(lens: Lens, batch: SeriesBatch, **options: Any) -> Run:
     """Run a model on series with a holdout; few sample paths if it draws tokens."""
+    # a path of tokens takes a forward per step
     if lens.emits == "token":
         options["num_samples"] = 2
     return lens.run(batch, HORIZON, holdout=True, **options)
@@ -332,6 +339,7 @@ def _check_order(trial: ProbeTrial) -> None:
         # the first series calibrate what the others measure
         return
     items = list(dict.fromkeys(trial.series.groups))
+    # items are reversed and not series: the variates of one have an order of their own
     found = trial.compute(trial.series.select(items[::-1]))
     _assert_same_statements(found, trial.result)
     if "series" in found.dims:
@@ -365,6 +373,7 @@ def _check_memory(trial: ProbeTrial) -> None:
     expected = trial.result
     with _one_item_at_a_time(trial.lens) as rows:
         found = trial.compute(trial.series)
+    # an item with a covariate has two rows, which must stay together
     max_rows = len(trial.series) // SERIES
     assert max(rows, default=0) <= max_rows, f"runs {max(rows)} series at once"
     _assert_same(found, expected)
@@ -390,6 +399,7 @@ def _check_refusal(trial: ProbeTrial) -> None:
     The registry must refuse it by name, and so must the probe itself.
     """
     entry = trial.entry
+    # without a declared need, the registry lets the model through to the probe
     for needs in (entry.needs, ""):
         message = ""
         with mock.patch.object(entry, "needs", needs):
@@ -439,6 +449,7 @@ def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
         return predict(part, *rest)
 
     with ExitStack() as patches:
+        # each of these modules has the function under a global name of its own
         for module in ("models.batching", "models.recording", "ablation.engine"):
             name = f"tsfm_lens.{module}.fitting"
             patches.enter_context(mock.patch(name, return_value=1))
@@ -472,6 +483,7 @@ def _assert_same_statements(found: xr.Dataset, expected: xr.Dataset) -> None:
             actual, wanted = (
                 result[name].values.astype(float) for result in (found, expected)
             )
+            # p-values and marks are at most 1, sizes may be anything
             largest = max(1.0, float(np.abs(np.nan_to_num(wanted)).max(initial=0.0)))
             assert_close(
                 actual,

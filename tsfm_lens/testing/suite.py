@@ -19,6 +19,7 @@ from tsfm_lens.core.console import console
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing import (  # noqa: F401
+    # they register their oracles when they are imported
     oracles_attention,
     oracles_ends,
     oracles_runs,
@@ -70,6 +71,7 @@ def check_lens(
             progress(oracle.title, index, len(oracles))
         try:
             results.append(oracle(subject))
+        # a wrong table may fail anywhere in torch, and must not hide the other oracles
         except Exception as error:
             reason = (str(error).strip().splitlines() or [""])[0]
             detail = f"not computable: {type(error).__name__}: {reason}"

@@ -61,6 +61,7 @@ def last_digit(decimals: int) -> float:
         >>> testing.last_digit(2)
         0.006
     """
+    # half a digit is rounding, the rest is for numbers that lie at the very half
     return 0.6 * 10.0**-decimals
 
 
@@ -100,6 +101,7 @@ def assert_close(
     assert targets.ndim == 0 or values.shape == targets.shape, (
         f"{what}: shape {values.shape}, expected {targets.shape}"
     )
+    # missing values and infinities are compared by their places, and are no magnitude
     finite = np.concatenate(
         [array[np.isfinite(array)].ravel() for array in (values, targets)]
     )
@@ -109,6 +111,7 @@ def assert_close(
         f"{what}: allowed {bound:.3g} ({depth} roundings of {largest:.3g} in"
         f" {precision})"
     )
+    # absolute alone: an error of summation goes by the largest term, not by the result
     np.testing.assert_allclose(values, targets, rtol=0, atol=bound, err_msg=note)
 
 
@@ -118,6 +121,7 @@ def _less_precise(*arrays: Any) -> torch.dtype:
         array.dtype if isinstance(array, torch.Tensor) else np.asarray(array).dtype
         for array in arrays
     ]
+    # by name, since types of torch and numpy do not compare, and numpy has no bfloat16
     names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
     return next(
         (

@@ -177,6 +177,7 @@ class Training:
         self._best_weights = state["best_weights"]
         self._losses = list(state["losses"])
         self._patience_over = state["ended"]
+        # lines that were written after the state, before the run was killed
         cut(self.out / LOG, self.step)
 
     def run(
@@ -201,6 +202,8 @@ class Training:
         self.model.train(self.plan.dropout)
         with self._stopping(), progress_display(eta=True, hidden=quiet) as bar:
             bar_task = bar.add_task(self.task.name, total=last, completed=self.step)
+            # evaluations and snapshots of the untrained model, which a resumed run has
+            # had
             if not self.step:
                 if self.out is not None:
                     # this log is left from a run that was killed before its first state
@@ -258,6 +261,8 @@ class Training:
             return loss
 
         self.optimizer.step(closure)  # type: ignore[arg-type]
+        # of the first call, at the weights themselves; kept on the device, since
+        # float() would wait for it in every step
         self._losses.append(losses[0])
         self.step += 1
         self.seconds += time.perf_counter() - began
@@ -293,6 +298,8 @@ class Training:
                     for name, part in self.model.state_dict().items()
                 }
         elif self.plan.patience is not None:
+            # counted from steps rather than in a counter, so that a resumed run needs
+            # no other state
             since = (self.step - self.best[1]) // self.plan.evaluate_every
             self._patience_over = since >= self.plan.patience
 
@@ -303,6 +310,7 @@ class Training:
             self.last_loss = float(losses.mean())
             infinite = ~torch.isfinite(losses)
             if bool(infinite.any()):
+                # step numbers of the losses: the last is of step self.step - 1
                 first = self.step - len(losses) + int(infinite.nonzero()[0])
                 raise InputError(
                     f"the loss of {self.task.name} at step {first} is not finite; give"
@@ -331,6 +339,8 @@ class Training:
             "best_weights": self._best_weights,
             "ended": self._patience_over,
         }
+        # via memory: the file is then replaced in one go, and a full disk leaves the
+        # former state
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_atomically(self.out / STATE, buffer.getbuffer())
@@ -343,6 +353,7 @@ class Training:
         """
 
         def stop(*_: object) -> None:
+            # no more than a flag, since a signal may come in the middle of a step
             self._stop_flag = True
 
         try:

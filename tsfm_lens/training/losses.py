@@ -73,6 +73,7 @@ def ordinal_cross_entropy(
 
     A label is a Gaussian around its bin, cut at the first and the last bin.
     """
+    # 1.2 % of a Gaussian lie beyond 2.5 standard deviations, and are left out
     distance = math.ceil(2.5 * smoothing)
     offsets = torch.arange(-distance, distance + 1, device=labels.device)
     near = labels[..., None] + offsets
@@ -82,7 +83,9 @@ def ordinal_cross_entropy(
     # the label of a gap lies below the first bin and keeps no weight; its loss is left
     # out by the caller
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
+    # for gather alone, which must not read past the ends; these have no weight
     near = near.clamp(first_bin, logits.shape[-1] - 1)
+    # cross-entropy against soft labels; weights sum to 1, so one logsumexp serves all
     return logits.logsumexp(-1) - (weights * logits.gather(-1, near)).sum(-1)
 
 
@@ -127,6 +130,7 @@ def sampled_inputs(
         samples = (bins + FIRST_BIN).view(logits.shape[:2])
         draws = torch.rand(samples.shape, generator=generator, device=inputs.device)
         mask = draws < stage.own_share
+        # the start token is no value and stays
         mixture[odd_rows, 1:] = torch.where(mask, samples, inputs[odd_rows, 1:])
     return mixture
 
@@ -190,9 +194,11 @@ def token_step_losses(
     end = torch.full_like(ids[:, :1], chronos.eos_token_id)
     ids = torch.cat([ids, end], 1)
     mask = torch.cat([mask, torch.ones_like(end, dtype=torch.bool)], 1)
+    # by the scale of the past, since a forecast knows no other
     labels, label_mask, _ = tokenizer._input_transform(future, scale)
     start_id = model.config.decoder_start_token_id
     inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
+    # encoded once for all passes of the decoder below
     states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
     if stage.own_share:
         inputs = sampled_inputs(

@@ -67,7 +67,8 @@ class SAM(Optimizer):
         self.eps = float(eps)
         self._share()
 
-    # schedulers write learning rates into the groups of this optimiser
+    # schedulers write learning rates into the groups of this optimiser, which must be
+    # those that the base optimiser reads
     def _share(self) -> None:
         self.param_groups = self.base.param_groups
         self.state = self.base.state
@@ -98,6 +99,7 @@ class SAM(Optimizer):
         norm = self._norm(weights, "at the weights themselves")
         with self._perturb(weights, self.rho / (norm + self.eps)), torch.enable_grad():
             closure()
+        # for its check alone: no step by a gradient that is not finite
         self._norm(
             [weight for weight in weights if weight.grad is not None],
             f"at a distance of {self.rho}",
@@ -113,11 +115,14 @@ class SAM(Optimizer):
             InputError: it is not finite.
         """
         norms = [
-            torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights
+            # weights may lie on several devices, and norms add up on one
+            torch.linalg.vector_norm(weight.grad).to(weights[0])
+            for weight in weights
         ]
         norm = 0.0
         if norms:
             norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        # NaN compares false, and is refused as well
         if not norm < float("inf"):
             raise InputError(
                 f"the gradient {where} has the norm {norm}; the weights are those from"
@@ -174,6 +179,7 @@ class SAM(Optimizer):
         self.rho = float(rest.pop("rho"))
         self.eps = float(rest.pop("eps"))
         self.base.load_state_dict(rest)
+        # the base has replaced its groups and state by those that it loaded
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ SHORTEST = 16
 """Steps of the shortest context that is trained on."""
 
 NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
-"""Observation noise, in standard deviations of the row."""
+"""Observation noise, in standard deviations of the row; each row draws one of them."""
 
 FAR_SHARE = 0.25
 """Share of the rows with a level whose level is far from 0 relative to their spread."""
@@ -84,6 +84,7 @@ class SeriesSource:
         self.device = torch.device(device)
         self.values = torch.from_numpy(corpus.values).to(self.device)
         present = ~np.isnan(corpus.values)
+        # series are padded on the left: the first value that is present begins them
         self.first = present.argmax(axis=1)
 
     def choose(
@@ -110,6 +111,7 @@ class SeriesSource:
         rows = rng.integers(bounds[..., 0], bounds[..., 1])
         available = LENGTH - self.first[rows]
         strides = rng.choice(STRIDES, p=STRIDE_SHARES, size=rows.shape)
+        # a short series is read at every step rather than not at all
         strides = np.where(length * strides <= available, strides, 1)
         span = length * strides
         # a real series may be shorter than the crop: then it ends where the crop ends
@@ -135,16 +137,20 @@ class SeriesSource:
         these levels is far from 0 relative to the spread. A share `short` of all rows
         has a shorter context, down to 16 steps, uniform in its logarithm.
         """
+        # numpy mixes both, so that neighbouring seeds and steps share no numbers
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon
         crops = self.choose(mix, rng, rows, length)
         weights = draw_weights(rng, rows)
         is_mixture = rng.random(rows) < mix.get("tsmixup", 0.0) / sum(mix.values())
+        # drawn and then overwritten, so that later draws do not depend on who is a
+        # mixture
         weights[~is_mixture] = (1.0, 0.0, 0.0)
         noise = rng.standard_normal((rows, length), dtype=np.float32)
         spread = rng.choice(NOISE, (rows, 1))
         level = np.where(
             rng.random(rows) < far,
+            # 2 to 200 standard deviations
             10 ** rng.uniform(0.3, 2.3, rows),
             rng.normal(0, 2.0, rows),
         )
@@ -162,6 +168,7 @@ class SeriesSource:
         row_index = torch.from_numpy(crops.rows).to(self.device)[..., None]
         series = self.values[row_index, torch.from_numpy(steps).to(self.device)]
         mixture = tsmixup(series, self._to(weights), context)
+        # not tsmixup with weight 1, which would scale the series
         series = torch.where(self._to(is_mixture)[:, None] > 0, mixture, series[:, 0])
         present = ~series.isnan()
         count = present.sum(1, keepdim=True).clamp(min=1)
@@ -170,6 +177,7 @@ class SeriesSource:
             torch.where(present, series - mean, 0.0).square().sum(1, keepdim=True)
             / count
         ).sqrt()
+        # a flat series still gets noise and a level
         deviation = torch.where(deviation > 0, deviation, 1.0)
         series = series + deviation * (
             self._to(noise) * self._to(spread) + self._to(level)[:, None]

@@ -142,6 +142,7 @@ def put_back(
             f"its optimizer is not one of {type(optimizer).__name__} for this model",
         ) from error
     try:
+        # read_state has mapped all tensors to the device of the model
         torch.set_rng_state(state["random"].cpu())
     except (RuntimeError, TypeError) as error:
         raise _damage_error(path, "random is not a state of random numbers") from error
@@ -151,6 +152,8 @@ def _check_weights(
     path: Path, part: str, weights: Mapping[str, Any], model: nn.Module
 ) -> None:
     target = model.state_dict()
+    # checked before anything is loaded: load_state_dict would stop halfway, with some
+    # of the weights replaced
     missing = [name for name in target if name not in weights]
     extra = [str(name) for name in weights if name not in target]
     for names, verb in ((missing, "lacks"), (extra, "holds, and the model has not,")):
@@ -222,6 +225,7 @@ def snapshot_files(folder: Path) -> dict[int, Path]:
     """List the files of the history by step."""
     return {
         int(file.stem.split("-")[1]): file
+        # below a million steps, names of six digits sort as their numbers do
         for file in sorted((folder / HISTORY).glob("step-*.safetensors"))
     }
 
@@ -252,6 +256,7 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
         try:
             lines.append(json.loads(raw))
         except json.JSONDecodeError as error:
+            # a run that is killed leaves half a line at the end, and nowhere else
             if position < len(raw_lines) - 1:
                 raise CheckpointError(
                     f"{path}, line {position + 1}: {error}; expected a line of JSON"
@@ -265,7 +270,10 @@ def cut(file: Path, step: int) -> None:
         lines = [line for line in read_log(file) if line["step"] <= step]
         with replacing(file) as part:
             part.write_text(
-                "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+                # an incomplete last line is gone with it, so that append begins a line
+                # of its own
+                "".join(json.dumps(line) + "\n" for line in lines),
+                encoding="utf-8",
             )
 
 

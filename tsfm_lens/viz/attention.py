@@ -47,7 +47,7 @@ _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _GRID_CELLS = 100_000  # in the whole figure
 _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
-# share of attention on tokens that stand for no step, above which a head rests on them
+# A head rests on tokens that stand for no step if it gives them more than this share.
 _RESTING = 0.5
 
 
@@ -58,8 +58,9 @@ def read_attention(ds: xr.Dataset) -> list[str]:
     """
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
-    # a query may see a key that any head of the layer gives a weight to: those of
-    # masked keys are exactly 0
+    # The largest possible entropy of a head is the log of the keys that its queries may
+    # see. A query may see a key that any head of the layer gives a weight to, since the
+    # weights of masked keys are exactly 0.
     diffuse = pattern[int(entropy.argmax()) // pattern.shape[1]]
     visible = np.maximum((diffuse > 0).any(axis=0).sum(axis=-1), 1)
     special = pattern[..., token_axis(ds, "key").aside].sum(-1).mean(-1)
@@ -125,6 +126,7 @@ def head_entropy(pattern: np.ndarray) -> np.ndarray:
 
     ``pattern`` is (layer, head, query, key).
     """
+    # 0 log 0 counts as 0, its limit
     products = pattern * np.log(np.where(pattern > 0, pattern, 1.0))
     # a plain minus would write the entropy of a single key as -0
     result: np.ndarray = 0.0 - products.sum(axis=-1).mean(axis=-1)
@@ -191,7 +193,8 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     keys, queries = (ruler(token_axis(ds, side)) for side in ("key", "query"))
     group = choose_group(keys, queries, _CELLS)
     z, x, y = pooled(weights, keys, queries, group)
-    # keys of the forecast alone have no values above them but those of a forecast
+    # Where the first edge is at -0.5 no key lies in the past, and a context would have
+    # no keys under it; a forecast has.
     past = bool(keys.timed) and bool(keys.edges[0] < -0.5)
     with_series = bool(keys.timed) and (("context" in ds and past) or "forecast" in ds)
     height = float(np.clip(90 + 7 * len(queries.owner), 120, 380))
@@ -202,6 +205,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         min_width=400,
         shared_xaxes="all" if with_series else False,
     )
+    # the map is the lower one of two panels, or alone
     panel = canvas.panel(1 + with_series)
     texts = None
     hover = "query around step %{y}<br>key around step %{x}<br>weight %{z:.3g}"
@@ -251,6 +255,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
 
 def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
     """Draw the values under the keys, on the time axis of the map below."""
+    # in steps even where dates are known, as the cells of the map below are
     time = Timeline(steps=timeline(ds).steps, stamps=None)
     lines = [("context", "time", INK, "observed, given to the model")]
     if "forecast" in ds and set(ds["forecast"].dims) <= {"series", "step"}:
@@ -296,6 +301,8 @@ def attention_grid(
         ordinary = x.axis.timed
     else:
         ordinary = x.axis.aside
+    # of the largest weight of each query: single outliers do not leave the rest white,
+    # and special tokens, which often hold most, stand for no step
     limit = (
         float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     )
@@ -345,6 +352,7 @@ def attention_grid(
         )
         if len(x.axis.aside) and len(x.axis.timed):
             panel.vline(x.end, dash="dot")
+    # titles of make_subplots have a type of their own, 16 pixels
     canvas.fig.update_annotations(font_size=12)
     canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), tickangle=0)
     canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3))
@@ -360,6 +368,7 @@ def attention_grid(
         darkest,
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
+        # the title of all vertical axes is a note of plotly, which gives it no room
     ).update_layout(margin_l=96)
 
 

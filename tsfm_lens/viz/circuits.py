@@ -1,7 +1,8 @@
 """Minimal circuit: its graph, curve and forecasts.
 
 :func:`circuit_graph` draws the components and the edges between them; the curve and the
-forecasts are drawn by :func:`generic_figure`.
+forecasts are drawn by :func:`generic_figure`. The circuit is found in
+:mod:`tsfm_lens.probes.circuits`.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from tsfm_lens.viz.theme import (
 from tsfm_lens.viz.words import num
 
 __all__ = ["circuit_graph"]
-# pixels that the nodes share
+# Sizes in pixels of the area that the nodes share.
 _HEIGHT = 340
 _WIDTH = 640
 _LAYER_GAP = 0.8  # between layers, in columns
-_WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
+_WORTH_NAMING = 0.01  # of faithfulness: a component that cost less is not named
 
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
     """Describe size and make-up of the circuit, and how well it does alone."""
     sites = find_positions(ds)
+    # places are sorted by depth, so the marks of the result have to follow their order
     inside = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
     kinds = xr.DataArray(inside, {"kind": ("component", sites.kind)}, ["component"])
     refused = np.asarray(ds["refused"].values, dtype=bool)
@@ -107,6 +109,7 @@ def circuit_graph(
     board = _Board.of(sites)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
     panel = sheet.panel()
+    # edges before nodes, which lie above them
     count = 0
     if edges is not None:
         count = _draw_edges(panel, board, sites, mask, edges, most)
@@ -121,10 +124,12 @@ def circuit_graph(
         "layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False
     )
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
+    # edges bend away from the middle, so they may reach higher than any node
     curves = [trace for trace in sheet.fig.data if trace.name == "edge"]
     heights = [float(np.abs(trace.y).max()) for trace in curves]
     distance = max(board.half_height, *heights, 0.0) + 0.7
     panel.y(visible=False, range=[-distance, distance])
+    # the two shades in which _draw_edges draws negative scores
     negative = {str(trace.line.color) for trace in curves} & {
         mixed(PURPLE, 0.85),
         mixed(PURPLE, 0.3),
@@ -168,11 +173,13 @@ class _Board:
 
     @classmethod
     def of(cls, sites: Places) -> _Board:
+        """Lay out places, which are sorted by depth."""
         rows = list(zip(sites.stack, sites.layer.tolist(), sites.kind, strict=True))
         columns: dict[Any, float] = {}
         at = -1.0
         last = None
         for row in dict.fromkeys(rows):
+            # row[:2] is (stack, layer), whose branches stand closer than layers do
             at += 1 + (_LAYER_GAP if last is not None and row[:2] != last else 0)
             columns[row] = at
             last = row[:2]
@@ -181,6 +188,7 @@ class _Board:
         for row in columns:
             members = [i for i, other in enumerate(rows) if other == row]
             order = np.argsort(sites.head[members], kind="stable")
+            # centred around 0, with the first head at the top
             y[np.array(members)[order]] = (len(members) - 1) / 2 - np.arange(
                 len(members)
             )
@@ -204,6 +212,7 @@ class _Board:
 
 
 def _draw_nodes(panel: Panel, board: _Board, sites: Places, mask: np.ndarray) -> None:
+    """Draw the components, those of the circuit, where ``mask`` is true, filled."""
     height = _HEIGHT / (2 * board.half_height + 2)
     width = _WIDTH / (board.output[0] + 1)
     size = float(np.clip(0.75 * min(height, width), 7, 24))
@@ -271,7 +280,7 @@ def _draw_edges(
         )
     noise = finding(edges, "score", "sender", "receiver")
     if noise is not None:
-        # an edge within rounding is none
+        # an edge whose score is within rounding is not drawn
         scores = np.where(noise.acts > 0, scores, np.nan)
     order = np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")[
         : max(most, 0)
@@ -286,11 +295,12 @@ def _draw_edges(
         x0, y0, starts_inside = nodes[senders[a]]
         x1, y1, ends_inside = nodes[receivers[b]]
         score = float(scores[a, b])
-        # none of the nodes' colours
+        # the nodes have neither of these two colours
         colour = PURPLE
         if score > 0:
             colour = INK
-        # bent, so that it passes the nodes between
+        # Bent outwards by t(1 - t), so that the edge passes the nodes between its ends;
+        # 3t² - 2t³ makes the rest of it leave and arrive level.
         t = np.linspace(0, 1, 25)
         height = min(0.36 * (x1 - x0), board.half_height + 1) * (
             1 if y0 + y1 >= 0 else -1

@@ -1,4 +1,8 @@
-"""Size against error of compressed models, and their forecasts."""
+"""Size against error of compressed models, and their forecasts.
+
+:func:`compressed_forecasts` draws a model and a smaller one; :func:`generic_figure`
+draws the curve of sizes. Models are compressed in :mod:`tsfm_lens.compress`.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ from tsfm_lens.viz.select import array, find_unit, medians, names, shown
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.words import measured, signed
 
-_BENT = 0.2  # of a response's way up that it goes down, or the other way round
+# A response bends if it goes down by more than this share of its way up, or the other
+# way round.
+_BENT = 0.2
 _IDLE = "removing it changes no forecast beyond rounding, so the model does not use it."
 
 
@@ -26,6 +28,7 @@ def read_use(ds: xr.Dataset) -> list[str]:
 
     The covariate that moves the forecast most comes first.
     """
+    # by the way of leaving it out that moves most; a covariate without a value is last
     size = np.nan_to_num(array(ds, "moved_size", "covariate", "way").max(1))
     return [
         _describe(ds, int(position)) for position in np.argsort(-size, kind="stable")
@@ -66,7 +69,7 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         if values is None:
             return None
         value = values[index].item()
-        # NaN alone differs from itself
+        # only NaN differs from itself; answers as JSON have no NaN
         if value != value:
             return None
         if name.endswith("_significant"):
@@ -113,6 +116,7 @@ def _direction(ds: xr.Dataset, covariate: int) -> str:
     slopes = array(ds, "slope", "covariate", "series")[covariate]
     count = int(np.isfinite(slopes).sum())
     text = f"rises with it in {(slopes > 0).sum()} of {count} series"
+    # the median response over series, (shift,)
     line = medians(array(ds, "response", "shift", "series", covariate=covariate))
     rises = np.diff(line[np.isfinite(line)])
     up = rises[rises > 0].sum()
@@ -132,6 +136,7 @@ def _part_shares(ds: xr.Dataset, covariate: int) -> np.ndarray:
     """
     parts = array(ds, "share", "part", "series", covariate=covariate)
     full = parts.sum(0)
+    # series without an effect of the covariate stay NaN, and medians() passes over them
     return medians(
         np.divide(parts, full, out=np.full(parts.shape, np.nan), where=full > 0)
     )
@@ -140,6 +145,7 @@ def _part_shares(ds: xr.Dataset, covariate: int) -> np.ndarray:
 def _describe(ds: xr.Dataset, index: int) -> str:
     """State the worth, the response and the share of one covariate."""
     one = ds.isel(covariate=index)
+    # (way,): the ways of leaving the covariate out that move any forecast
     acting = one["moved_acts"] > 0
     known = one["moved"].notnull().any("way").values
     silent = one["series"].values[~known]

@@ -11,10 +11,12 @@ import plotly.io as pio
 from tsfm_lens.viz.theme import TEMPLATE
 
 __all__ = ["dark"]
-# lightness that white and black become
+# Lightness that white and black become.
 PAGE = 0.09
 LIGHT = 0.95
 _MUTED = 0.8  # of the saturation, or green and teal would shine
+# A colour in the JSON of a figure: a value by itself, or in the style of a title, whose
+# quotes JSON escapes.
 _COLOUR = re.compile(r'("|color:)(?:#([0-9A-Fa-f]{6})|rgba\(([\d., ]+)\))(?=[\\";])')
 _CLEAR = "rgba(0,0,0,0)"
 
@@ -33,8 +35,9 @@ def dark(fig: go.Figure) -> go.Figure:
         >>> viz.dark(viz.forecast_fan(run)).layout.paper_bgcolor
         'rgba(0,0,0,0)'
     """
+    # As text, so that no kind of trace or layout has to be known. It is also a copy.
     exchanged = pio.from_json(_COLOUR.sub(_turned, fig.to_json()))
-    # a map's own ground says what is missing
+    # a map that sets the ground shows by it which cells are missing
     ground = exchanged.layout.plot_bgcolor or _CLEAR
     return exchanged.update_layout(paper_bgcolor=_CLEAR, plot_bgcolor=ground)
 
@@ -59,5 +62,6 @@ def _turned(match: re.Match[str]) -> str:
     return f"{before}rgba({red},{green},{blue},{opacity.strip()})"
 
 
+# dark() takes a figure, so the layout of the template is made the layout of one
 _templated = go.Figure(layout=pio.templates[TEMPLATE].layout)
 pio.templates[f"{TEMPLATE}_dark"] = go.layout.Template(layout=dark(_templated).layout)

@@ -1,4 +1,8 @@
-"""Direct effects of components, and how much of them later ones undo."""
+"""Direct effects of components, and how much of them later ones undo.
+
+:func:`ablation_word` names the kinds of ablation for several modules;
+:func:`generic_figure` makes the figure.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Figures as panels of one: two side by side, or several in rows with letters.
 
 :func:`compare` gives two figures shared axes, :func:`compose` makes a sheet for print.
-Traces and layouts are moved, nothing is computed anew.
+Traces and layouts are moved, nothing is computed anew. Read :func:`_arrange` for how,
+and :func:`_add_figure` for what is moved.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def compare(
         )
     min_width = 2 * max(map(least_width, figures))
     joint = _arrange([figures], min_width, [plain(name) for name in names])
+    # the same function made both, so the second half are the axes of the second figure
     values = list(joint.select_yaxes())
     colours = [axis for axis in joint.select_coloraxes() if axis.cmin is not None]
     for axes, share in ((values, _share_values), (colours, _share_colours)):
@@ -68,6 +70,8 @@ def compare(
     subtitle = first["subtitle"]
     if subtitle != second["subtitle"]:
         subtitle = f"{names[0]}: {subtitle}; {names[1]}: {second['subtitle']}"
+    # finalize() adds title and legend to a height of panels, and _arrange() has margins
+    # in it
     margin = joint.layout.margin
     return finalize(
         joint,
@@ -86,7 +90,7 @@ def _share_values(first: Any, second: Any) -> None:
         return
     if first.range and second.range:
         low, high = zip(first.range, second.range, strict=True)
-        # an axis that is turned round counts rows
+        # an axis that is turned round counts the rows of a map, not values
         if first.range[0] < first.range[1]:
             first.range = second.range = [min(low), max(high)]
         return
@@ -107,6 +111,7 @@ def _share_colours(first: Any, second: Any) -> None:
         )
     first.cmin = second.cmin = min(first.cmin, second.cmin)
     first.cmax = second.cmax = max(first.cmax, second.cmax)
+    # the bar beside the second figure serves both; bars under panels stay with theirs
     if first.colorbar.orientation != "h":
         first.showscale = False
 
@@ -150,6 +155,7 @@ def compose(
             f"one to {len(ascii_lowercase)} figures can be composed, not {len(drawn)}"
         )
     min_width = max(sum(map(least_width, row)) for row in rows)
+    # in_print() shrinks a sheet that is wider than the page, so that everything fits
     page = max(room * PIXELS_PER_MM / SCALE, min_width)
     sheet = _arrange(rows, page, ascii_lowercase if letters else "")
     titles = zip(ascii_lowercase, drawn, strict=False)
@@ -194,7 +200,7 @@ def _arrange(
     margin = {"l": left, "r": right, "t": above, "b": below}
     sheet.update_layout(margin=margin, height=total + above + below)
     boxes: list[Box] = []
-    first = 0
+    n_before = 0  # panels of the figures that are on the sheet already
     top = 1.0
     for row, height in zip(rows, heights, strict=True):
         gap = (
@@ -205,10 +211,11 @@ def _arrange(
             1, len(row), column_widths=widths, horizontal_spacing=gap
         )
         for column, figure in enumerate(row, 1):
+            # rounding may leave it below 0, and plotly takes a domain from 0 to 1 alone
             foot = max(0, top - figure.layout.meta["plot_height"] / total)
             box = {"x": across.get_subplot(1, column).xaxis.domain, "y": (foot, top)}
-            _add_figure(sheet, figure, first, box)
-            first += _panel_count(figure)
+            _add_figure(sheet, figure, n_before, box)
+            n_before += _panel_count(figure)
             boxes.append(box)
         top -= (height + above + below) / total
     for box, heading in zip(boxes, headings, strict=False):
@@ -216,6 +223,7 @@ def _arrange(
         over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
         style = {"xref": "paper", "yref": "paper", "font_size": 14}
         sheet.add_annotation(text=f"<b>{heading}</b>", **placement, **over, **style)
+    # every figure brings a legend of its own, and the sheet has one for all
     entries: set[str] = set()
     for trace in sheet.data:
         if trace.showlegend:
@@ -230,6 +238,7 @@ def _left_width(fig: go.Figure) -> float:
 
     Plotly gives them room at the side of a sheet alone.
     """
+    # rows of a map are named by the trace itself, where the axis has no texts
     names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
     names += [trace.y for trace in fig.data if trace.y is not None]
     labels = [text for name in names for text in name if isinstance(text, str)]
@@ -247,17 +256,18 @@ def _panel_count(fig: go.Figure) -> int:
 
 def _number(name: str) -> int:
     """Return the number of an axis by its name, such as "xaxis2" or "y"."""
+    # the first axis has no number in plotly: "x", then "x2"
     return int(re.sub(r"\D", "", name) or 1)
 
 
-def _shift_axis(name: str, first: int) -> str:
+def _shift_axis(name: str, n_before: int) -> str:
     """Return the name of an axis after so many axes of other figures.
 
     Examples of names are "x2" and "y domain".
     """
     axis, _, domain = name.partition(" ")
     kind = axis.rstrip("0123456789")
-    number = _number(axis) + first
+    number = _number(axis) + n_before
     if number > 1:
         kind += str(number)
     return f"{kind} {domain}".strip()
@@ -268,15 +278,17 @@ def _interpolate(bounds: tuple[float, float], share: float) -> float:
     return bounds[0] + share * (bounds[1] - bounds[0])
 
 
-def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> None:
+def _add_figure(sheet: go.Figure, figure: go.Figure, n_before: int, box: Box) -> None:
     """Add a figure to its box on a sheet, after so many panels of others."""
-    columns = [first + _number(trace.xaxis or "x") for trace in figure.data]
+    columns = [n_before + _number(trace.xaxis or "x") for trace in figure.data]
+    # add_traces() copies, so the traces to change are those at the end of the sheet
     start = len(sheet.data)
     sheet.add_traces(figure.data, rows=[1] * len(columns), cols=columns)
     for trace in sheet.data[start:]:
         for part in (trace, getattr(trace, "marker", None)):
             if part is not None and "coloraxis" in part and part.coloraxis:
-                part.coloraxis = _shift_axis(part.coloraxis, first)
+                part.coloraxis = _shift_axis(part.coloraxis, n_before)
+    # a copy, so that the figure stays what it is
     layout = figure.layout.to_plotly_json()
     if layout.get("showlegend") is False:
         for trace in sheet.data[start:]:
@@ -287,14 +299,15 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
             side = name[0]
             bounds = part.get("domain", (0, 1))
             part["domain"] = [_interpolate(box[side], end) for end in bounds]
+            # it names an axis of the figure; the axes of the sheet have their anchors
             part.pop("anchor", None)
-            # plotly loses lines where an axis matches a later one and others match
-            # across
+            # Plotly loses lines where an axis matches a later one and others match
+            # across, so the first axis of a group leads it.
             axis = name.replace("axis", "")
             leader = leaders.setdefault(part.pop("matches", axis), axis)
             if leader != axis:
-                part["matches"] = _shift_axis(leader, first)
-            sheet.layout[_shift_axis(name, first)].update(part)
+                part["matches"] = _shift_axis(leader, n_before)
+            sheet.layout[_shift_axis(name, n_before)].update(part)
         elif name.startswith("coloraxis"):
             bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
             side = "y"
@@ -303,22 +316,26 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
             bar["len"] *= box[side][1] - box[side][0]
             bar["x"] = _interpolate(box["x"], bar["x"])
             bar["y"] = _interpolate(box["y"], bar["y"])
-            sheet.update_layout({_shift_axis(name, first): {**part, "colorbar": bar}})
+            sheet.update_layout(
+                {_shift_axis(name, n_before): {**part, "colorbar": bar}}
+            )
         elif name in ("barmode", "bargap"):
             sheet.update_layout({name: part})
         elif name in ("annotations", "shapes"):
-            placed = [_placed(item, first, box) for item in part]
+            placed = [_placed(item, n_before, box) for item in part]
             sheet.layout[name] = [*sheet.layout[name], *placed]
 
 
-def _placed(item: Part, first: int, box: Box) -> Part:
+def _placed(item: Part, n_before: int, box: Box) -> Part:
     """Return a shape or a note of a figure, moved to its box on a sheet."""
+    # plotly leaves out the reference to the first axes
     item = {"xref": "x", "yref": "y", **item}
     for side in "xy":
         if item[f"{side}ref"] == "paper":
             for key in {side, f"{side}0", f"{side}1"} & item.keys():
                 item[key] = _interpolate(box[side], item[key])
+        # axref and ayref are of the tails of arrows; "paper" and "pixel" are no axes
         for key in (f"{side}ref", f"a{side}ref"):
             if item.get(key, "paper")[0] == side:
-                item[key] = _shift_axis(item[key], first)
+                item[key] = _shift_axis(item[key], n_before)
     return item

@@ -2,7 +2,7 @@
 
 :func:`finding` reads an effect with its range, noise floor and significance into a
 :class:`Finding`, whose methods write sentences on its members, such as heads. The tests
-are made in :mod:`tsfm_lens.core.estimates`.
+are made in :mod:`tsfm_lens.core.estimates`; nothing is tested here.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Finding:
 
     def at(self, which: Any) -> Finding:
         """Return the members at some positions, in the order given."""
+        # who leads and what is learned was judged among all members, not these alone
         parts = {
             name: getattr(self, name)[which]
             for name in ("size", "low", "high", "acts", "significant")
@@ -114,6 +115,7 @@ class Finding:
         """Number of series and windows, in words."""
         units = self._number("units")
         entries = self._number("entries")
+        # windows of one series are averaged, so the series are the units of the test
         if self._noun == "series" and entries > units:
             return f"{units} series × {entries / units:.3g} windows"
         return f"{units} {self._noun}"
@@ -132,7 +134,7 @@ class Finding:
             return "windows"
         if self._target == "others":
             return "series"
-        # "other NOUN …"; see estimates._units
+        # estimates._units writes "other NOUN drawn like these"
         return self._target.split()[1]
 
     def hover(self, i: int | tuple[int, ...]) -> str:
@@ -148,9 +150,10 @@ class Finding:
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
         """Return indices, into the flattened members, of those that a sentence names.
 
-        These are the ``count`` largest of the members that are ``large``, and in
-        ``make_completer`` if given, the largest first.
+        These are the ``count`` largest of the members that are ``large``, and in the
+        mask ``among`` if given, the largest first.
         """
+        # a member without a value comes last
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
         if among is None:
             mask = self.large
@@ -178,6 +181,7 @@ class Finding:
 
         With ``over`` the number of series that the range spans is added.
         """
+        # as texts: a range within rounding of its ends is none
         value, low, high = (
             write(float(values.flat[flat]))
             for values in (self.size, self.low, self.high)
@@ -247,7 +251,7 @@ class Finding:
         else:
             noun = self._noun
         subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
-        # all series are flat
+        # all series are flat, and "left out" would be of nothing
         if not entries:
             return [
                 f"Nothing is compared: {subject} flat, or with a flat forecast, and"
@@ -275,6 +279,7 @@ class Finding:
     def _acting(self, mask: np.ndarray, members: str) -> str:
         """Say how many members act on all series, and how many have a large size."""
         entries = self._number("entries")
+        # acts counts windows too, and so does entries
         always = int(((self.acts == entries) & mask).sum())
         text = f"{always or 'None'} of {members} {verb(always, 'act')} above rounding"
         if entries > 1:
@@ -291,6 +296,7 @@ class Finding:
         needed = self._number("needed")
         family = self._number("family")
         target = self._target
+        # a sign test of one unit has a p-value of 1/2 at best
         if units < 2:
             return (
                 "One series says nothing about others; use more series, or windows=… of"
@@ -298,6 +304,7 @@ class Finding:
             )
         test = f"sign tests over {self.over}, {family} tests together"
         count = int((self.significant & mask).sum())
+        # so few units have too large a p-value even if all have effects of one sign
         if not count and units < needed:
             return (
                 f"{units} {self._noun} are too few for {family} tests on {target};"
@@ -360,6 +367,7 @@ def describe_units(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) 
     if effect is None:
         return over_series(ds, rows, "median")
     facts = effect.facts
+    # the series of the figure alone would then not say what the median is over
     leaves_out = bool(facts.get("flat", 0))
     has_windows = facts.get("entries") != facts.get("units")
     if leaves_out or has_windows:
@@ -369,6 +377,7 @@ def describe_units(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
     """Average (seed,) values, with a 95 % t interval from three values on."""
+    # a finding of one member, (1,), that is not tested and so not marked as pale
     mean, low, high = (item[None] for item in mean_interval(values))
     return Finding(mean, low, high, np.array([1]), np.array([True]))
 
@@ -383,6 +392,7 @@ def finding(
     variables = [
         f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")
     ]
+    # a test over other dimensions, such as all positions together, is another test
     if any(
         variable not in ds or set(ds[variable].dims) - set(at) != set(dims)
         for variable in variables
@@ -396,10 +406,12 @@ def finding(
         for part in ("leads", "lead_share", "learned")
         if f"{name}_{part}" in ds
     }
+    # array() returns floats, also of marks
     for mark in optional.keys() & {"leads", "learned"}:
         optional[mark] = optional[mark] > 0
     floors = np.zeros(0)
     if f"{name}_floor" in ds:
+        # a floor may be of series alone, whatever dimensions the effect has
         selected = ds[f"{name}_floor"].isel(at, missing_dims="ignore")
         floors = np.asarray(selected.values, dtype=float).ravel()
         floors = floors[np.isfinite(floors)]

@@ -48,7 +48,9 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     low = values[levels.argmin()]
     high = values[levels.argmax()]
     share = levels.max() - levels.min()
+    # only levels at equal distances from 0 and 1 enclose a central band
     is_band = abs(levels.min() + levels.max() - 1) < 1e-6 and share > 0
+    # where no truth is known it is NaN, (step,), and sentences on it are left out
     truth = one.get("truth", 0 * one["quantile_forecast"][:, 0] + np.nan)[0]
     covered = (truth >= low) & (truth <= high)
     label, repeated = naive_forecast(ds, series)
@@ -90,6 +92,7 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
     season = 1
     if "season" in ds.coords:
         season = int(ds["season"].values[series])
+    # a season of the context is to be whole, but may have gaps
     if not (season <= len(context) and np.isfinite(context[-season:]).any()):
         season = 1
     last_season = context[-season:]
@@ -104,6 +107,7 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
         last_season,
         last_season[np.isfinite(last_season)].mean(),
     )
+    # np.resize repeats, where the method of an array would fill up with zeros
     return f"last season repeated ({season} steps)", np.resize(filled, ds.sizes["step"])
 
 
@@ -129,6 +133,7 @@ def forecast_fan(
     paths = np.empty((0, len(view.future)))
     if samples and "sample" in ds:
         paths = array(ds, "sample", "draw", "step", series=view.place)[:samples]
+    # paths first, so that the median lies over them
     for i, path in enumerate(paths):
         view.forecast(
             panel,
@@ -158,6 +163,7 @@ def forecast_fan(
 @panels("forecast")
 def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
     positions = forecast_series(ds)
+    # on the first panel alone, as it is about the whole page
     if len(positions) > _MAX_SERIES:
         remarks = [f"The first {_MAX_SERIES} of {len(positions)} series are drawn."]
     else:

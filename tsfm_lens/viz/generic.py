@@ -44,18 +44,20 @@ from tsfm_lens.viz.words import capital, num
 _DEPTH = ("layer", "stream")
 _SPECTRAL = ("mode", "weight_mode")
 _LOGARITHMIC = ("epsilon", "decade", "trial_period")
-_MEMBERS = ("head", "seed", "draw", "sample", "quantile")  # numbered, and still no axis
-_MAX_LINES = 8
-_MAX_GROUPS = 5
-_MAX_ROWS = 30
+# These are numbered, and still no axis: nothing lies between two heads.
+_MEMBERS = ("head", "seed", "draw", "sample", "quantile")
+_MAX_LINES = 8  # in a figure; more members make a map
+_MAX_GROUPS = 5  # dots in one row
+_MAX_ROWS = 30  # unless a caller asks for more
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
-# cells and columns that have room for numbers
+# Most cells and most columns of a map that have room for numbers.
 _PRINTED = 200
 _MAX_NUMBERED = 12
 _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # of the largest value of a map
 _MAP_WIDTH = 480  # pixels that the columns of a map share
 _SPREAD = 0.5  # of a row, over which its dots stand
+# endings of the variables that core.estimates.judge() adds to those that it tests
 _TEST_PARTS = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
 _PARTS = (*_TEST_PARTS, "learned", "p", "floor")
 _DOCUMENTATION = """\
@@ -134,6 +136,7 @@ def draw_variable(
     n_axes = len(_axes(drawn.ds, drawn.dims))
     if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
         return _draw_lines(drawn, last, *across)
+    # rows of dots show whiskers, which a map cannot, while groups do not overlap
     few = drawn.effect is not None and drawn.ds.sizes[last] <= _MAX_GROUPS
     if not n_axes and (few or not across):
         return _draw_rows(drawn, top)
@@ -178,6 +181,7 @@ def generic_figure(
             data = prepare(result)
         return draw_variable(data, variable, **{"about": title, **selection})
 
+    # the registry names a figure by its function, and takes its text for references
     draw.__name__ = f"{kind}_{variable}"
     # the caller's module, under which references list the figure
     draw.__module__ = str(sys._getframe(1).f_globals["__name__"])
@@ -229,6 +233,8 @@ def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
     try:
         drawn = draw_variable(ds, name)
     except InputError:
+        # More than two dimensions are left. The first label is taken of all but the
+        # last two, of the series before any other.
         dims = [str(dim) for dim in ds[name].dims if ds.sizes[dim] > 1]
         dims.sort(key=lambda dim: dim != "series")
         selection: dict[str, Any] = dict.fromkeys(dims[:-2], 0)
@@ -254,6 +260,7 @@ def _select(
         left.remove("quantile")
     members = _in_order(ds, [dim for dim in left if dim != "series"])
     effect = None
+    # a test is over series, so of one series there is none
     if members and "series" not in selection:
         effect = _read_effect(ds, name, members, at)
     dims = members
@@ -311,6 +318,7 @@ def _drop_unused_labels(ds: xr.Dataset, name: str, at: Mapping[str, int]) -> xr.
 
     An example is the layers of a deeper model.
     """
+    # a label without a value in the whole result stays, as a gap that is to be seen
     known = ds[name].notnull()
     chosen = known.isel(at)
     keep: dict[str, Any] = {}
@@ -323,8 +331,10 @@ def _drop_unused_labels(ds: xr.Dataset, name: str, at: Mapping[str, int]) -> xr.
 
 
 def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
+    """Return the position of a label, or the position itself."""
     if dim == "series":
         return series_position(ds, value)
+    # a label comes before an index: layer=3 is layer "3", wherever it stands
     is_index = isinstance(value, int) and 0 <= value < ds.sizes[dim]
     if is_index and str(value) not in names(ds, dim):
         return int(value)
@@ -346,6 +356,7 @@ def _read_effect(
     if not parts:
         return None
     values = array(ds, name, *dims, **at)
+    # no floor is known, so every member counts as above it
     yes = np.ones(values.shape)
     return Finding(
         values,
@@ -360,6 +371,7 @@ def _write_title(ds: xr.Dataset, label: str) -> str:
     """Write the measurement's title, the model and the variable."""
     heading = str(ds.attrs.get("title", ""))
     if kind := str(ds.attrs.get("kind", "")):
+        # a user's own result may be of a kind that no measurement declares
         try:
             heading = find(kind).title
         except UnknownNameError:
@@ -377,6 +389,7 @@ def _write_title(ds: xr.Dataset, label: str) -> str:
 
 
 def _find_label(ds: xr.Dataset, dim: str, index: int) -> str:
+    """Name the member that is drawn, as a subtitle does."""
     label = names(ds, dim)[index]
     if dim in _DEPTH:
         return layer_name(label)
@@ -406,6 +419,7 @@ def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def _axis_title(ds: xr.Dataset, dim: str) -> str:
+    """Write what a dimension counts, with its unit."""
     if dim in ds.coords:
         attrs = ds[dim].attrs
     else:
@@ -443,6 +457,7 @@ def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
 
 def _is_axis(ds: xr.Dataset, dim: str) -> bool:
     """Test if a dimension is counted or measured, and its members have no names."""
+    # integers, floats and dates are places on an axis; all other labels are names
     has_names = dim in ds.coords and ds[dim].dtype.kind not in "iufM"
     is_depth = dim.removeprefix("other_") in _DEPTH
     return not has_names and not is_depth and dim not in _MEMBERS
@@ -457,6 +472,7 @@ def _head_map(drawn: _Drawn) -> HeadMap:
     known = values[np.isfinite(values)]
     low = None
     if known.size:
+        # white is for nothing, so the lowest value of a scale from above 0 is tinted
         low = max(0.0, float(known.min() - 0.1 * np.ptp(known)))
         # differences by rounding alone would fill the scale
         if np.ptp(known) < _ROUNDING * np.abs(known).max():
@@ -478,6 +494,7 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     rows, columns = (
         [plain(label) for label in _labels(drawn.ds, dim)] for dim in drawn.dims
     )
+    # plotly turns labels that do not fit, and the turned ones need room below the map
     longest = max(text_width(label, LABEL_TYPE) for label in columns)
     are_turned = longest * len(columns) > _MAP_WIDTH
     canvas = blank(
@@ -498,9 +515,10 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         ygap=1 if len(rows) <= 60 else 0,
     )
     sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
-    # few large values would leave the others white
+    # by the root of the size, as a few large values would leave the others white
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
     canvas.colours(_head_map(drawn).colours(root=bool(is_skewed)))
+    # or plotly would read labels such as "1" as numbers, and space them by value
     style = {"type": "category", "ticks": ""}
     panel.x(
         _axis_title(drawn.ds, drawn.dims[1]),
@@ -537,7 +555,7 @@ def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     x = _axis_values(ds, along)
     settings: dict[str, Any] = {}
     if along in _SPECTRAL:
-        # what is smaller is rounding
+        # What is smaller is rounding. Zeros for NaN, as nanmax warns of empty lines.
         smallest = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
         lines = np.where(lines > smallest, lines, np.nan)
         settings = LOG_AXIS
@@ -576,21 +594,24 @@ def _name_whiskers(drawn: _Drawn) -> str:
 
 
 def _axis_values(ds: xr.Dataset, dim: str) -> Any:
+    """Return where the points of a curve stand along a dimension."""
     if dim in _DEPTH:
         return _labels(ds, dim)
     if dim not in ds.coords:
         first = 0
+        # the largest singular value is the first, not that of number 0
         if dim in _SPECTRAL:
             first = 1
         return first + np.arange(ds.sizes[dim])
     values = ds[dim].values
-    # a file may hold numbers in another form
+    # dates stay; numbers of a result that was read from a file may be of any type
     if values.dtype.kind == "M":
         return values
     return values.astype(float)
 
 
 def _category(dim: str) -> dict[str, Any]:
+    """Return the settings of the horizontal axis of curves along a dimension."""
     if dim in _DEPTH:
         return {"type": "category", "nticks": 16}
     if dim in _LOGARITHMIC:
@@ -618,6 +639,7 @@ def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
     order, remark = _largest(values, top, len(labels))
     canvas = blank(max(130, _ROW * len(order)), 420, below=60)
     panel = canvas.panel()
+    # dots of one row stand under each other, half a row from the first to the last
     for index, group in enumerate(groups):
         offset = _SPREAD * (index - (len(groups) - 1) / 2) / len(groups)
         if effect is None:
@@ -634,6 +656,7 @@ def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
             noise=noise,
             across=True,
         )
+    # an effect is compared with 0 even where all sizes lie on one side
     if noise is not None or (values < 0).any():
         panel.vline(0.0)
     panel.x(drawn.value_title)
@@ -659,5 +682,6 @@ def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]
         missing = count - len(known)
         return known, f"{missing} without a value are left out" if missing else ""
     sizes = np.nan_to_num(np.abs(values)).max(axis=1)
+    # sorted again: the largest are drawn in the order of the result
     order = np.sort(np.argsort(-sizes, kind="stable")[:top])
     return order, f"the {top} largest of {count}"

@@ -1,6 +1,7 @@
 """Grids of small panels that share their axes.
 
-:func:`panel_grid` makes the grid, :func:`title_axes` labels it once it is drawn.
+:func:`panel_grid` makes the grid, :func:`title_axes` labels it once it is drawn. Grids
+whose rows differ in height are made by :func:`.sheet.sheet` itself.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any
 
 from tsfm_lens.viz.sheet import Sheet, sheet, shortened
 
-# pixels between two rows of panels, and of an axis with a title
+# Pixels between two rows of panels, and those of an axis with a title.
 _GAP = 36
 _AXIS = 34
 LOG_AXIS: dict[str, Any] = {"type": "log", "exponentformat": "power"}
 """Settings of a logarithmic axis."""
-# pixels: of a line of a panel's title, and its type
+# Pixels of a line of a panel's title, and of its type.
 _LONGEST = 250
 _TYPE = 11
 
@@ -27,7 +28,8 @@ def choose_columns(panels: int, most: int = 5) -> int:
     """
     if panels <= 4 or most < 3:
         return min(max(panels, 1), most)
-    # the fewest empty cells, then the most columns
+    # First the fewest empty cells, then the most columns. More than nine panels may
+    # stand five abreast.
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 
@@ -79,11 +81,14 @@ def panel_grid(
     for row, column in empty:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
+    # plotly shows the ticks of shared axes in the last row alone, where a column may be
+    # without a panel
     for row, column in positions:
         canvas.panel(row, column).x(
             showticklabels=own_x or (row + 1, column) not in positions
         )
         canvas.panel(row, column).y(showticklabels=column == 1)
+    # whoever draws goes through the panels of the sheet, and is to meet no empty place
     canvas.places = positions
     return canvas
 

@@ -109,11 +109,12 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
     if share > 0:
         key = one.sel(key=int(one["place"]))
     else:
+        # without a token of the past, place is no label
         key = one.isel(key=slice(0)).assign(key_start=0, key_stop=0)
     start = int(key["key_start"])
     stop = int(key["key_stop"])
-    # all queries of a place look at it from different distances; one query has one
-    # distance
+    # All queries of a place look at it from different distances. One query alone has
+    # one distance, and both shares are equal, so the place is named.
     form = "lag"
     if at_place >= by_lag:
         form = "place"
@@ -121,9 +122,11 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
         back = -start
     else:
         back = int(one["lag"])
+    # padding of shorter series has tokens without a step, of which none is counted
     tokens = int((one["key_stop"] > one["key_start"]).sum())
     if share * tokens < EVEN:
         form = "even"
+    # later forms take precedence: what is elsewhere, and then that nothing is read
     if rest > MOSTLY:
         form = "rest"
     if share < UNREAD:
@@ -142,7 +145,8 @@ def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
 
     Its dimensions are (layer, head, …).
     """
-    # by names, which a result that lacks them is refused for
+    # Heads are selected by name. Without names ds["component"] would be numbers, while
+    # coords raises.
     labels = ds.coords["component"]
     effects = ds[name].assign_coords(component=labels)
     return effects.sel(component=ds["name"]).drop_vars("component", errors="ignore")
@@ -230,6 +234,7 @@ def component_name(ds: xr.Dataset, index: int) -> str:
 
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:
     """Select the effects of the heads that are shown, (layer, head, series)."""
+    # one axis has one unit, and series may differ in theirs
     units = {find_unit(ds, position) for position in range(ds.sizes["series"])}
     attrs = {"long_name": "mean change", "units": "data units"}
     if len(units) == 1:

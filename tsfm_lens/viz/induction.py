@@ -49,7 +49,7 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     together.
     """
     if any(f"{name}_by_sequence" not in ds for name in _THRESHOLDS):
-        # without single sequences there is nothing to test
+        # without values of single sequences there is nothing to test, and means decide
         passing = array(ds, "induction", "layer", "head") > 0
         return passing, np.zeros_like(passing)
     away = np.stack(
@@ -59,6 +59,8 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
             for name, key in _THRESHOLDS.items()
         ]
     )
+    # One-sided tests in both directions: a head that passes neither is undecided. The
+    # scores and heads of one direction are one family, (score, layer, head) flattened.
     above, below = (
         holm(sign_test(side, sides=1).ravel()).reshape(away.shape[:-1]) <= LEVEL
         for side in (away, -away)
@@ -149,6 +151,8 @@ _AXES = {
     "copy_score": "copy score (std)",
     "normalised": "normalised entropy",
 }
+# Name, induction head or not, sharp or not, and the form of its dots; drawn in this
+# order, so that heads that are both lie above.
 _GROUPS = (
     ("neither", False, False, PALE, "circle"),
     ("sharp", False, True, BLUE, "square"),
@@ -179,6 +183,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     pairs = list(combinations(_AXES, 2))
     titles = []
     for across, upwards in pairs:
+        # a score that is the same for all heads correlates with nothing
         r = float(ds["correlation"].sel(score=across, other_score=upwards))
         known = np.isfinite(r)
         titles.append(true_minus(f"r = {r:+.2f}") if known else "r undefined")
@@ -192,6 +197,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         panel.y(_AXES[upwards], nticks=5)
         panel.vline(thresholds[across], dash="4px,3px")
         panel.hline(thresholds[upwards], dash="4px,3px")
+    # (induction, sharp), each of which has "yes" first
     count = ds["count"].values
     return canvas.finalize(
         f"Induction and sharpness of the {int(count.sum())} heads of {name_model(ds)}",
@@ -203,6 +209,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 
 
 def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
+    """Draw a dot for each head, by two of its scores, (layer × head,) each."""
     labels = np.array(
         [
             f"layer {layer}, head {head}"
@@ -210,6 +217,7 @@ def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> 
             for head in names(ds, "head")
         ]
     )
+    # array() returns floats, also of marks
     induction, sharp = (
         array(ds, name, "layer", "head").ravel() > 0 for name in ("induction", "sharp")
     )

@@ -3,7 +3,8 @@
 :func:`input_timeline` draws effects under the series, :func:`input_waterfall` the way
 from the reference forecast to the forecast. :func:`deletion_lines` and
 :func:`read_tests` show how faithful an explanation is. ``_Part`` selects the quantile
-that a figure is about.
+that a figure is about. Attributions are made in :mod:`tsfm_lens.explain`; effects over
+many items are in :mod:`tsfm_lens.viz.input_effects`.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ from tsfm_lens.viz.words import listed, measured, num, signed
 
 __all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
 
-# pixels of a strip, and of a bar
+# Heights in pixels of a strip, and of a bar.
 _STRIP = 24
 _BAR = 22
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
-# a mean below this share of the mean absolute effect: steps disagree in sign
+# Where the mean is below this share of the mean absolute effect, steps differ in sign.
 _MIXED = 0.9
-# standard deviations of the context, beyond which a reference forecast is none of the
-# series
+# A reference forecast further than this from the context's mean, in standard
+# deviations, has another level than the series.
 _FAR = 3.0
 
 Quantile = float | tuple[float, float] | None
@@ -71,8 +72,10 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     distance = np.zeros(len(steps))
     if "half_width" in ds:
         distance = one["half_width"].mean("step").values
+    # an effect is a difference of two forecasts, each of which is rounded
     threshold = 2 * float(ds.attrs.get("rounding", 0.0))
-    # noise of a sum is at most the sum of noises
+    # half-widths of the segments of a group are not independent, so their plain sum
+    # bounds that of the group
     acting = [
         group
         for group in ranked(ds, steps)
@@ -92,8 +95,11 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         effects_text = f"{effects_text} (criteria below)."
     far = float(ds.attrs.get("reference_distance", 0.0))
     rest = float(one["remainder"].mean())
+    # a remainder below a twentieth of all effects is not worth a sentence
     is_joint = bool(acting) and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum()
     repeats = ds.attrs.get("repeats") or None
+    # The spread over seeds has that over masks in it, so one sentence says both. An
+    # estimate that has settled has met its tolerance and needs no larger budget.
     is_sampled = "half_width" in ds and not repeats and not ds.attrs.get("settled")
     return [
         *summarize(
@@ -149,6 +155,8 @@ def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
     The group of largest mean absolute effect comes first; ``effect`` is (segment,
     step).
     """
+    # A known covariate has segments in the past and in the future, and is one input to
+    # a reader. Every other segment is a group by itself; -1 is the index of none.
     groups: dict[tuple[int, int], list[int]] = {}
     for index, (row, kind) in enumerate(
         zip(ds["row"].values, ds["kind"].values, strict=True)
@@ -193,6 +201,7 @@ def group_name(
     first = labels[group[0]]
     if len(group) == 1:
         return (words or labels)[group[0]]
+    # names of a covariate's segments end with ", past" or with their steps
     return re.sub(r", past$| -?\d+ to -?\d+$", "", first) + " in total"
 
 
@@ -230,6 +239,7 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
     for name in ("kind", "start", "stop"):
         table.insert(1, name, ds[name].sel(segment=table["segment"].values).values)
     if "mean_half_width" in ds:
+        # without a join: both tables have a row for each segment and quantile, in order
         table["mean_half_width"] = frame(ds, "mean_half_width")["mean_half_width"]
     return table
 
@@ -254,7 +264,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     window = series_window(ds, view.target, context_steps=ds.sizes["time"])
     strips: dict[str, list[int]] = {}
     for index, row in enumerate(ds["row"].values):
-        # additive parts lie over one another
+        # additive parts lie over one another, so each has a strip of its own
         if is_additive(ds, index):
             name = view.names[index]
         else:
@@ -348,7 +358,7 @@ def _draw_strip(
             arrows.append({"up": "↑", "down": "↓"}.get(way, "↕") if text else "")
     x = window.time.at(np.array(edges) - 0.5)
     hover = f"%{{customdata}}<br>%{{z:+.4g}} {plain(view.unit)}"
-    # edges: plotly draws no two maps of one row each on an axis of names
+    # by edges: plotly draws no two maps of one row each on an axis of names
     panel.cells(
         np.array([values]),
         x,
@@ -404,6 +414,7 @@ def input_waterfall(
     )
     for panel, item in zip(canvas, views, strict=True):
         _draw_waterfall(panel, item, groups, rest, labels)
+    # bars stand at 1, 2, …, between the diamonds of both forecasts
     labels = ["reference forecast", *labels, "forecast"]
     canvas.y(
         tickvals=list(range(len(labels))),
@@ -437,10 +448,11 @@ def _draw_waterfall(
     ``labels`` are in this order.
     """
     effects = [float(view.effect[group].sum()) for group in groups]
-    # intervals of a sum are no wider than the sum of theirs
+    # the interval of a sum is no wider than the sum of the intervals
     distance = [float(view.half_width[group].sum()) for group in groups]
     if rest:
         effects.append(float(view.effect[rest].sum()))
+    # the label of joint effects is left, which the caller added after all others
     if len(labels) > len(effects):
         effects.append(float(view.of("remainder", "step").mean()))
     start = float(view.of("reference_forecast", "step").mean())
@@ -462,11 +474,13 @@ def _draw_waterfall(
     )
     distance += [0.0] * (len(effects) - len(distance))
     if any(distance):
+        # plotly's waterfall has no error bars, so points of 1 pixel carry them
         style = {"type": "data", "array": distance, "color": INK, "thickness": 1}
         panel.dots(totals, positions, size=1, error_x={**style, "width": 3})
     for index, effect, end, width in zip(
         positions, effects, totals, distance, strict=True
     ):
+        # a bar of a negative effect ends at the left of where it starts
         right = max(end - effect, end + width)
         panel.note(signed(effect), right, index, size=10, xanchor="left", xshift=4)
     for row, value, word in (
@@ -478,6 +492,7 @@ def _draw_waterfall(
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
     low = min(start, totals.min())
     high = max(start, totals.max())
+    # the numbers stand at the right of the bars and need a third of the axis
     span = (high - low) or max(abs(high), 1.0)
     panel.x(
         f"{view.word}\n({view.unit})",
@@ -489,8 +504,13 @@ def _draw_waterfall(
 class _Part:
     """One quantile of an attribution, or the width between two, in data units.
 
-    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, mean
-    size.
+    Attributes:
+        middle: position of the median.
+        line: position of the quantile whose forecast is drawn.
+        values: effects (segment, step); of two quantiles those on the width.
+        effect, strength: means of the values and of their sizes over steps, (segment,).
+        half_width: half of the interval of ``effect``, (segment,); 0 if it is unknown.
+        word, when, how, sampled: what a figure is about, as its subtitle says it.
     """
 
     def __init__(self, ds: xr.Dataset, quantile: Quantile) -> None:
@@ -513,6 +533,7 @@ class _Part:
                 f"quantile={quantile!r}, expected one, or the lower and the upper end"
                 " of an interval"
             )
+        # as text: position() would take a number that is no label for an index
         self._levels = [position(ds, "quantile", str(bound)) for bound in bounds]
         self.line = self._levels[0] if len(bounds) == 1 else self.middle
         self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
@@ -537,7 +558,7 @@ class _Part:
         self.half_width = np.zeros(len(self.effect))
         name = "mean_half_width"
         if name in ds:
-            # of a difference no wider than the sum of both
+            # the interval of a difference is no wider than the sum of both
             self.half_width = np.sum(
                 [array(ds, name, "segment", quantile=item) for item in self._levels],
                 axis=0,
@@ -560,6 +581,7 @@ class _Part:
 
     def series_name(self, row: int) -> str:
         """Name a series of the item: its variate, or its id where it is alone."""
+        # names() goes by dimensions, and variate is a coordinate along the series
         if "variate" in self._ds.coords:
             variates = names(self._ds.swap_dims(series="variate"), "variate")
         else:
@@ -632,6 +654,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         min_width=640,
         shared_yaxes=True,
     )
+    # from no segment masked to all of them
     count = np.arange(ds.sizes["masked"])
     for index, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
         low, high = (

@@ -29,6 +29,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
     leading = order[movement.values[order] > float(ds["total_floor"])]
     if not len(leading):
         return ["No segment moves the forecast by more than the noise."]
+    # routes within rounding count as 0, so that sums over segments still have a value
     acting = ds["size"].where(ds["size_acts"] > 0).fillna(0.0)
     rest = abs(ds["rest"]).mean("step").sum() / movement.sum()
     return summarize(

@@ -22,7 +22,9 @@ def read_bound(ds: xr.Dataset) -> list[str]:
             " here."
         ]
     informative = usable & (ds["bound"] < 1)
+    # what is missing may be 0 by rounding
     ratio = ds["bound"] / np.maximum(ds["missing"], 1e-16)
+    # beyond what rounding of weights may do to a bound that is reached exactly
     exceeded = usable & (ds["missing"] > ds["bound"] * (1 + 1e-6) + 1e-9)
     return summarize(
         ds,

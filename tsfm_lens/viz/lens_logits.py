@@ -1,6 +1,7 @@
 """Logits of every value after each layer, less the mean of the values drawn.
 
 :func:`lens_logit_map` draws them; probabilities are in :mod:`tsfm_lens.viz.logit_lens`.
+A bin is a token that stands for a value.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def lens_logit_map(
     order = np.argsort(centres)
     logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
     centres = centres[order]
-    # softmax of the last layer, up to a factor
+    # Softmax of the last layer, up to a factor. Unless the largest logit is subtracted,
+    # exp could overflow.
     weights = np.exp(logits[-1] - logits[-1].max(axis=-1, keepdims=True))
     bounds = value_range or central_range(centres, weights, view.observations)
     # visible_rows sums over the bins of a row, so sums of ones count them
@@ -61,8 +63,10 @@ def lens_logit_map(
     bins_per_row = sums[0, 0].astype(int)
     first = int(np.searchsorted(centres, edges[0]))
     stops = first + np.cumsum(bins_per_row)
+    # up to the last drawn bin: reduceat would add all bins above to the last row
     row_sums = np.add.reduceat(logits[..., : stops[-1]], stops - bins_per_row, axis=-1)
     means = row_sums / bins_per_row
+    # softmax ignores a shift of all logits, so their mean level says nothing
     means -= means.mean(axis=-1, keepdims=True)
     colour_limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in indices]
     labels = layer_names(ds, indices)
@@ -76,6 +80,7 @@ def lens_logit_map(
         grid, indices, colour_limits, labels, strict=True
     ):
         panel.cells(
+            # one colour bar serves all panels, each in shares of its own limit
             (means[i].T / limit).astype(np.float32),
             x,
             edges,

@@ -1,7 +1,8 @@
 """State of the linked view, which :file:`linked.js` shows.
 
 :func:`linked_state` collects, for every series, what each head reads and the forecast
-without each component. It computes no effect anew.
+without each component. It computes no effect anew; the effects are those of
+:func:`tsfm_lens.probes.head_states`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
     heads = ds["name"].size
     components = names(ds, "component")
     queries = ds.sizes["query"]
+    # a weight takes one byte; see _packed()
     per_head = max(ds.sizes["series"] * queries * ds.sizes["key"], 1)
     n_rows = heads
     n_lines = len(components)
     if not whole:
+        # the attention of a single query is the mean, which every head has anyway
         if queries != 1:
             n_rows = min(n_rows, max(_BYTES // per_head, 1))
         n_lines = min(n_lines, _FORECASTS)
@@ -117,7 +120,8 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
     ):
         if rank < n_lines:
             state |= line(ds, forecast, series)
-    # stretches of the context, the padding of shorter series left away
+    # Stretches of the context, (key, 2). The padding of shorter series covers no step
+    # and is left away.
     edges = np.stack(
         [array(ds, name, "key", series=series) for name in ("key_start", "key_stop")],
         axis=-1,
@@ -126,6 +130,8 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
     attention = array(ds, "attention", "layer", "head", "query", "key", series=series)[
         ..., is_covered
     ]
+    # Share of the steps that each query forecasts, (query,). Weighted by it, attention
+    # is a mean over steps.
     counts = (
         np.bincount(ds["step_query"].values, minlength=ds.sizes["query"])
         / ds.sizes["step"]
@@ -145,6 +151,7 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
         for at in strongest
         if states[at]["reading"]["form"] in ("lag", "place") and effect[at] > floor
     ]
+    # sorted at every step, so that the first is the lowest whatever the levels' order
     bands = np.sort(
         array(ds, "quantile_forecast", "quantile", "step", series=series), axis=0
     )
@@ -157,6 +164,7 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
         "times": _write_times(view.time.at(view.past)),
         "ahead": _write_times(view.time.at(view.future)),
         "keys": edges[is_covered].tolist(),
+        # indices into the context, in which a first token may begin too early
         "spans": (np.clip(edges[is_covered], -steps, 0) + steps).tolist(),
         "floor": _short(floor),
         # the strongest head that says where it looks; the map has those that move the
@@ -201,6 +209,7 @@ def _packed(weights: np.ndarray) -> list[Any]:
     A byte is the root of the weight's share of the largest.
     """
     top = float(weights.max(initial=0.0))
+    # the root gives small weights, of which there are most, more of the 256 values
     shares = np.sqrt(np.clip(weights, 0, None) / (top or 1.0))
     return [
         _short(top),

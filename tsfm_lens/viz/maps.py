@@ -22,7 +22,7 @@ from tsfm_lens.viz.words import layer_names
 
 _MAX_NUMBERED = 60  # cells of one of several maps that still have room for their number
 _ABREAST = 3  # maps in one row; of more, two
-# pixels under the maps for the head axis, and for colour bars
+# Pixels under the maps for the head axis, and for colour bars.
 _FOOT = 46
 _BAR = 62
 
@@ -57,6 +57,7 @@ def colour_scale(
         top = float(sizes.max())
     else:
         top = 1.0
+    # both sides reach equally far, so that white is 0
     if diverging:
         top = top or 1.0
         low = -top
@@ -71,6 +72,8 @@ def colour_scale(
     if diverging:
         stops = DIVERGING
     if root:
+        # Plotly has no colours by a root, so the stops move instead: a stop at a share
+        # d of the way from white goes to d². White is in the middle or at the start.
         white = 0.5 * diverging
         stops = tuple(
             (white + (at - white) * abs(at - white) / (1 - white), colour)
@@ -80,6 +83,7 @@ def colour_scale(
         "colorscale": stops,
         "reversescale": dark_low,
         "cmin": low,
+        # plotly takes no empty range
         "cmax": top if top > low else low + 1,
         **({"cmid": 0.0} if diverging else {}),
         "colorbar": {
@@ -155,8 +159,8 @@ class HeadMap:
         low, high = (
             (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
         )
-        # white is for nothing, so a scale that does not start at nothing begins below
-        # its lowest value
+        # White is for nothing, so a scale that does not start at nothing begins below
+        # its lowest value, or ends above its highest if that end is white.
         pad = 0.1 * ((high - low) or 1.0)
         bounds: Style = {
             "low": low - pad * (not self.reverse) if self.low is None else self.low,
@@ -203,6 +207,7 @@ def head_maps(
         shared_yaxes=True,
     )
     for index, (head_map, panel) in enumerate(zip(maps, canvas, strict=False)):
+        # plotly's first colour axis has no number, the others have 2, 3, …
         axis = f"coloraxis{index + 1 if index else ''}"
         printed = PRINTED
         if several:
@@ -244,6 +249,7 @@ def head_maps(
         ticks="",
         dtick=1 if len(layers) <= 24 else 2,
     )
+    # the last row may have more places than maps
     for row, col in canvas.places[len(maps) :]:
         canvas.panel(row, col).x(visible=False)
         canvas.panel(row, col).y(visible=False)
@@ -273,5 +279,5 @@ def under(subplot: Any, height: int) -> dict[str, Any]:
 
 def two_digits(value: float) -> str:
     """Write two decimals, with a true minus and no minus zero."""
-    # adding 0 takes the sign off a rounded -0.0
+    # adding 0.0 takes the sign off a rounded -0.0
     return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")

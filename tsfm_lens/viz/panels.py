@@ -116,7 +116,7 @@ class SeriesWindow:
             colour=colour,
             width=width,
             dash=dash,
-            # a line of one step is none
+            # a line needs two points, so a forecast of one step is a dot
             dots=6 if len(values) == 1 else 0,
         )
 
@@ -144,7 +144,7 @@ def series_window(
         context = array(ds, "context", "time", series=at)
     else:
         context = np.full(len(past), np.nan)
-    # shorter series of a result are padded at the left
+    # shorter series of a result are padded at the left with NaN, which is not context
     finite = np.flatnonzero(np.isfinite(context))
     if len(finite):
         first = int(finite[0])
@@ -211,7 +211,8 @@ def draw_bands(
     order = np.argsort(quantiles)
     quantiles = np.asarray(quantiles, dtype=float)[order]
     values = values[order]
-    # positions of levels that sum to 1, the widest pair first
+    # Positions of levels that sum to 1, the widest pair first. The median would be its
+    # own partner. 0.499 and 1e-6 leave room for levels that are rounded, as 0.1 + 0.9.
     partners = [
         (i, int(np.argmin(np.abs(quantiles - (1 - q)))))
         for i, q in enumerate(quantiles)
@@ -228,8 +229,9 @@ def draw_bands(
     x = view.time.at(view.future)
     middle = statistic or view.statistic
     for rank, (low, high) in enumerate(pairs if bands else []):
+        # the narrower, the darker, up to less than half of the median's blue
         colour = mixed(BLUE, 0.16 + 0.3 * rank / max(len(pairs) - 1, 1))
-        # the first of a row of shares names them
+        # in the legend the first of a row of shares says what all of them are
         panel.band(
             x,
             values[low],
@@ -239,6 +241,7 @@ def draw_bands(
             legend=True,
         )
     unit = plain(after_number(view.unit))
+    # one text a step, as a band has no hover box of its own
     intervals = [
         "".join(
             f"<br>with {share} probability {number(step[low])} to {number(step[high])}"
@@ -274,6 +277,7 @@ def fitted_range(
 
     It follows ``others`` at most ``reach`` spans of ``core`` beyond it.
     """
+    # core sets the range, so that a forecast that explodes does not flatten the series
     core = core[np.isfinite(core)]
     others = others[np.isfinite(others)]
     if not len(core):
@@ -283,6 +287,7 @@ def fitted_range(
             core = np.array([0.0])
     low = float(core.min())
     high = float(core.max())
+    # a constant core has no span of its own
     span = (high - low) or max(abs(high), 1.0) * 0.1
     low = min(low, max(float(others.min(initial=np.inf)), low - reach * span))
     high = max(high, min(float(others.max(initial=-np.inf)), high + reach * span))
@@ -356,6 +361,7 @@ class Timeline:
         last = ticks[-1]
         # offsets from the first date: a float cannot hold the nanoseconds since 1970
         inside = np.interp(steps, self.steps, ticks - first)
+        # interp() is constant beyond both ends; timeline() gives two dates or more
         before = (ticks[1] - first) * np.minimum(steps - self.steps[0], 0)
         after = (last - ticks[-2]) * np.maximum(steps - self.steps[-1], 0)
         offset = np.rint(inside + before + after).astype(np.int64)
@@ -364,6 +370,7 @@ class Timeline:
 
     def scalar(self, step: float) -> str | float:
         """Return one step as shapes and ranges take it."""
+        # shapes and ranges take dates as text, which traces take as arrays too
         coordinate = self.at(float(step))
         if self.stamps is not None:
             return str(coordinate)
@@ -392,6 +399,7 @@ def name_segments(ds: xr.Dataset) -> list[str]:
     if full.stamps is None:
         return labels
     dates = pd.DatetimeIndex(full.stamps)
+    # the shortest form that tells dates of this length and spacing apart
     day = "%d %b"
     if dates[-1] - dates[0] > pd.Timedelta(days=300):
         day = "%d %b %Y"
@@ -401,6 +409,7 @@ def name_segments(ds: xr.Dataset) -> list[str]:
         form = "%b %Y"
     else:
         form = day
+    # stop is the first step after the segment
     bounds = zip(ds["start"].values, ds["stop"].values - 1, strict=True)
     spans = [
         " to ".join(
@@ -419,6 +428,7 @@ def as_text(dates: np.ndarray) -> list[str | None]:
 
     A missing date is None.
     """
+    # JavaScript counts time in milliseconds
     texts = np.datetime_as_string(dates, unit="ms")
     return [
         None if missing else str(text)
@@ -450,8 +460,8 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
         return Timeline(steps=steps, stamps=None)
     dates = np.concatenate(stamps).astype("datetime64[ns]")
     valid = ~np.isnat(dates)
-    # a padded context has no dates at its far left; the steps that have them must be
-    # all the rest
+    # A padded context has no dates at its far left. With any other gap no date is used,
+    # since at() needs the date of every step.
     first = int(np.argmax(valid))
     if valid.sum() < 2 or not valid[first:].all():
         return Timeline(steps=steps, stamps=None)

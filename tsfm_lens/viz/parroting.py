@@ -1,7 +1,8 @@
 """Context parroting, heads that copy, attention at a lag, and seasons.
 
 :func:`generic_figure` makes the figures; :func:`read_parroting`, :func:`read_lag` and
-:func:`read_seasons` describe them.
+:func:`read_seasons` describe them. To parrot is to repeat what followed the best match
+of the latest steps in the context.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
             f"The context of {name} is too short or constant, so there is nothing to"
             " copy."
         ]
+    # the probe gives no best lag where shuffled values of the context come as near
     if not np.isfinite(one["best_lag"]):
         return [
             f"The forecast of {name} copies its context at no lag: the context's values"
@@ -41,7 +43,9 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
         ]
     truth = one["truth"] if "truth" in ds else np.nan
     spread = one["context"].std()
+    # in standard deviations of the context, as both errors of copies are
     error = np.abs(one["forecast"] - truth).mean() / spread.where(spread > 0)
+    # fmin takes the other one where there was no match to parrot
     nearest = np.fmin(one["copy_error"], one["parrot_error"])
     copies = "a copy of its context than to the truth"
     return summarize(
@@ -68,6 +72,7 @@ _MOST_SERIES = 6  # in a sentence
 def read_lag(ds: xr.Dataset) -> list[str]:
     """Name the heads that read at the lag more than uniform attention would."""
     chance = float(ds["chance"])
+    # a share that attention has by chance nearly always tells no head from another
     if chance > 0.9:
         return [
             f"Forecast tokens cover so many steps that {percent(chance)} of the context"
@@ -115,6 +120,7 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
             "Amplitude of the forecast as a share of the context's, at its strongest"
             " period: {ratio:each percent}; periods: {periods:each}."
         )
+    # a comparison with NaN is False, and would count a series without a truth
     known = ds.get("truth_amplitude", ratio * np.nan).where(np.isfinite(ratio))
     weaker = (ds["forecast_amplitude"] < known).where(np.isfinite(known))
     return summarize(
@@ -135,6 +141,7 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
 
 def _amplitudes(ds: xr.Dataset) -> xr.Dataset:
     """Say what amplitudes and periods are measured in."""
+    # the generic drawing takes titles of axes from the attributes
     period = ds["trial_period"].assign_attrs(long_name="period", units="steps")
     ds = ds.assign_coords(trial_period=period)
     metadata = {"units": "standard deviations of the context"}

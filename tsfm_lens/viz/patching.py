@@ -1,7 +1,8 @@
 """Activation patching of the residual stream, and its gradient estimates.
 
 :func:`patching_map` draws both kinds of result, with the clean and the corrupted series
-of a :class:`Contrast` above the map.
+of a :class:`Contrast` above the map. Paths between components are in
+:mod:`tsfm_lens.viz.path_patching`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ WORDS = {
     "first_order": "estimated share recovered",
     "error": "error of the estimate",
 }
-# pixels: the panel of the series, and what parts it from the next
+# Pixels of the panel of the series, and between it and the next.
 _UPPER = 170
 _GAP = 34
 _BAR = 210  # pixels: the shortest colour bar that its title fits beside
@@ -99,6 +100,7 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
     """
     component, position = divmod(flat, ds.sizes["position"])
     sites = find_positions(ds)
+    # places are sorted by depth; order has the component of each
     index = int(np.flatnonzero(sites.order == component)[0])
     label = sites.labels[index]
     if sites.kind[index] == "stream":
@@ -139,6 +141,7 @@ def patching_map(
         and not (kind == "activation_patching" and name in ("first_order", "error"))
     ]
     if kind == "attribution_patching":
+        # of an estimate the estimate itself comes first, and its target last
         available.sort(key=lambda name: name == "recovered")
     variable = value
     if value is None:
@@ -156,7 +159,7 @@ def patching_map(
     if variable == "effect":
         title = f"{title} of the forecast"
     about = f"activations of the {source} run patched into the {base} run"
-    # without positions there is no time axis
+    # where all positions are patched at once there is no time axis to draw a map on
     if ds.attrs.get("positions") == "all":
         about = f"{about}, all positions at once"
         return draw_variable(
@@ -190,13 +193,14 @@ def _noise(ds: xr.Dataset, value: str, sites: Places, unit: str) -> Finding | No
         noise is None
         and (alone := finding(ds, value, "component", unit=unit)) is not None
     ):
-        # all positions of a place are tested together
+        # All positions of a place are tested together, so each gets the place's test:
+        # the index is (component, position) and repeats a component along its row.
         noise = alone.at(
             np.repeat(
                 np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1
             )
         )
-    # the range is that of several series, and one is drawn
+    # the range is over several series, and the map shows one of them
     if noise is None:
         return None
     return noise.at(sites.order).without_range
@@ -216,12 +220,13 @@ def _draw_maps(
     ]
     height = max(len(sites.names) * int(np.clip(480 / len(sites.names), 8, 32)), 130)
     has_special = any(len(axis.aside) for _, axis in axes)
-    first: list[Any] = [{}, None] if has_special else [{}]
-    rest: list[Any] = [{}, {}] if has_special else [{}]
+    # None leaves the place empty: beside the series there are no special tokens
+    of_series: list[Any] = [{}, None] if has_special else [{}]
+    of_maps: list[Any] = [{}, {}] if has_special else [{}]
     room: Style = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
     heights = [_UPPER, *(height for _ in axes)]
     widths = [0.9, 0.1] if has_special else [1.0]
-    canvas = sheet(heights, widths, specs=[first, *(rest for _ in axes)], **room)
+    canvas = sheet(heights, widths, specs=[of_series, *(of_maps for _ in axes)], **room)
     view = pair.view
     top = canvas.panel(1, 1)
     pair.draw(top)
@@ -234,12 +239,14 @@ def _draw_maps(
     for row, (lane, axis) in enumerate(axes, start=2):
         cells, owner = axis.cells()
         edges += cells.tolist()
+        # column of the sheet, places on its axis, and the token in each cell
         maps: list[tuple[int, Any, np.ndarray]] = (
             [(1, view.time.at(cells), owner)] if len(owner) else []
         )
         maps += [(2, axis.special_labels(), axis.aside)] if len(axis.aside) else []
         for column, x, tokens in maps:
             panel = canvas.panel(row, column)
+            # -1, the token of a gap, picks the last position, which is hidden below
             positions = np.array(lane)[tokens]
             texts = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
             panel.cells(
@@ -262,8 +269,10 @@ def _draw_maps(
         matches="x",
         col=1,
     )
+    # the other axes match "x", which is the axis of the series; it cannot match itself
     top.x(matches=None, showticklabels=False)
     canvas.panel(1 + len(axes), 1).x(view.time.title)
+    # the bar stands beside the maps alone, not beside the series above them
     length = max(canvas.plot_height - _UPPER - _GAP, _BAR) / canvas.plot_height
     canvas.colours(_colours(values, value, view.unit, length))
     clipped = (
@@ -282,6 +291,8 @@ def _colours(
     bar: Style = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
         return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
+    # Shares are divided by the distance of both forecasts, and are huge where these are
+    # near each other. A limit keeps the colours of all others.
     limit = min(
         float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND
     )
@@ -299,6 +310,8 @@ def _lanes(ds: xr.Dataset) -> list[list[int]]:
 
     There is one list, or one a variate where variates share a sequence.
     """
+    # variates of one sequence cover the same steps one after the other, so a token that
+    # starts before the last one ends belongs to the next variate
     lanes: list[list[int]] = [[]]
     end = -np.inf
     for i, (start, stop, special) in enumerate(
@@ -407,7 +420,7 @@ class Contrast:
 
     @classmethod
     def of(cls, ds: xr.Dataset, series: str | int) -> Contrast:
-        """Read it from a result, from the first step known on."""
+        """Read it from a result, without the steps before the first known one."""
         check(
             ds,
             str(ds.attrs.get("kind")),
@@ -423,6 +436,7 @@ class Contrast:
         )
         return cls(
             view,
+            # the view has left out the padding of a shorter series
             array(ds, "corrupted_context", "time", series=view.place)[
                 -len(view.past) :
             ],
@@ -435,6 +449,8 @@ class Contrast:
         """Context steps where the two differ, (time,)."""
         clean = self.view.context
         size = np.nanmax(np.abs(clean), initial=0.0)
+        # Relative to the largest value alone: values near 0 carry its rounding. 1e-9 is
+        # above the rounding of float64, and below any change that a float32 model sees.
         result: np.ndarray = ~np.isclose(
             clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True
         )
@@ -453,7 +469,7 @@ class Contrast:
             "line_width": 0,
             "fillcolor": mixed(VERMILION, 0.1),
         }
-        # shading all of it would mark nothing
+        # shading of the whole panel would mark nothing
         for first, last in [] if differ.all() else _runs(differ):
             bounds = [
                 view.time.scalar(view.past[step] + off)
@@ -461,6 +477,7 @@ class Contrast:
             ]
             panel.shape("rect", bounds, (0, 1), **shade)
         steps = view.time.at(np.concatenate([view.past, view.future]))
+        # the clean series is drawn last, so the other shows only where it differs
         for name, colour, context, forecast in (
             ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
             ("clean", BLUE, view.context, self.forecasts[0]),

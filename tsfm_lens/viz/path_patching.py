@@ -1,6 +1,7 @@
 """Path patching, and its estimate, edge attribution.
 
-:func:`generic_figure` draws both; :func:`read_paths` describes them.
+:func:`generic_figure` draws both; :func:`read_paths` describes them. A path goes from a
+sender to a receiver, a component that comes after it or the output.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def path_values(
 
     It is NaN where there is no path.
     """
+    # all series are read, also for one, to see which edges have a score in any
     values = array(ds, value, "sender", "receiver", "series")
     if ds.attrs.get("kind") == "edge_attribution":
-        # edges that do not exist have a score of exactly 0
+        # edge_attribution() scores pairs that no edge joins as exactly 0
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])

@@ -1,7 +1,8 @@
 """Components, and places in the residual stream, in order of depth.
 
 :func:`find_positions` sorts those of a result into :class:`Places`, whose labels and
-ticks fit on an axis.
+ticks fit on an axis. A place is named after the hook that reads it, such as
+"hook_resid_mid".
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
-# order of streams within a layer; indices of the writers lie between
+# Order of streams within a layer; indices of the writers lie between. All other
+# streams, such as "hook_resid_post", come after these.
 _STREAM_ORDER = {
     "hook_embed": -2,
     "hook_resid_pre": -1,
     "hook_resid_mid": 100,
     "hook_resid_mid2": 101,
 }
-# order of computation within a layer; self-attention, which is not here, is first
+# Order of computation within a layer. Every kind that is not here, such as
+# self-attention, comes first.
 _KIND_ORDER = {"cross_attn": 1, "mlp": 2, "layer": 3}
 OUTPUT = "output"  # the last receiver of paths
 _MAX_NAMES = 40  # rows or columns that still have room for a name each
@@ -89,6 +92,7 @@ class Places:
             zip(self.stack, self.layer.tolist(), self.kind, strict=True)
         )
         blocks = _blocks(rows)
+        # every second, third … block, with the division rounded up
         blocks = blocks[:: -(-len(blocks) // most)]
         texts = [
             " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
@@ -158,6 +162,7 @@ def _sort(
     head: np.ndarray,
 ) -> Places:
     """Sort places by stack, layer and the order of computation in a layer."""
+    # the result has stacks in the order of computation, of which names say nothing
     stacks = list(dict.fromkeys(stack))
     kinds = sorted(dict.fromkeys(kind), key=lambda item: _KIND_ORDER.get(item, 0))
 
@@ -169,12 +174,14 @@ def _sort(
             stream if kind[i] == "stream" else kinds.index(kind[i]),
         )
 
+    # sorted() is stable, so heads of one branch stay in the order of the result
     order = np.array(sorted(range(len(labels)), key=depth), dtype=int)
     labels, stack, kind = ([text[i] for i in order] for text in (labels, stack, kind))
     return Places(order, labels, stack, kind, layer[order], head[order])
 
 
 def _label(name: str, stack: str, layer: int, one_stack: bool) -> str:
+    """Name one place; see :attr:`Places.labels`."""
     point = name.rsplit(".", 1)[-1]
     of_stack = ""
     if stack and not one_stack:

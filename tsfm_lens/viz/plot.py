@@ -48,6 +48,7 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         >>> viz.plot(run).layout.meta["title"]
         'Forecast of co2 by chronos-nano'
     """
+    # an array of the user's own has no kind, by which all others are looked up
     if isinstance(thing, xr.DataArray):
         name = str(thing.name or "value")
         data = thing.rename(name).to_dataset()
@@ -85,7 +86,8 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
 def _sections(thing: Any) -> dict[str, Any]:
     """Return the results in a thing by kind, the one that speaks for it first."""
     if isinstance(thing, Mapping) and not hasattr(thing, "data_vars"):
-        # what moved a forecast, before the forecast itself
+        # What moved a forecast comes before the forecast itself. sorted() is stable, so
+        # the others stay in their order.
         results = sorted(
             thing.values(), key=lambda result: result.attrs.get("kind") == "forecast"
         )
@@ -128,6 +130,7 @@ def _draw(
             if not of_variable:
                 return draw_variable(holders[0], requested, **options)
             matches = of_variable[:1]
+        # the whole name, a variable, and only then the last words of a name
         matches = matches or [name for name in named if name.endswith(f"_{requested}")]
         if not matches:
             variables = [str(name) for result in results.values() for name in result]
@@ -146,6 +149,8 @@ def _draw(
             f"no figure of {' and '.join(results)} takes {', '.join(options)}; there"
             f" are {drawings}"
         )
+    # Where an option names a figure, the refusal of that figure is the answer. Without
+    # one a figure may refuse because it needs a variable that this result lacks.
     refusals: list[LensError] = []
     for figure, result in fitting[: 1 if options else None]:
         rest = [results[kind] for kind in figure.beside if kind in results]

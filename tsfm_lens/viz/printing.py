@@ -2,7 +2,7 @@
 
 :func:`for_print` copies a figure with type of at least 5 points, and with dashes,
 symbols and hatches, so that lines differ without colour. :mod:`tsfm_lens.viz.saving`
-writes the file.
+writes the file, on the scale that :func:`in_print` notes in the metadata.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from tsfm_lens.viz.theme import (
 )
 
 __all__ = ["for_print"]
-# mm, the widths of Nature and of most journals on A4
+# Widths in mm of the columns of Nature and of most journals on A4.
 COLUMNS = {"single": 89.0, "double": 183.0}
 PIXELS_PER_MM = 96 / 25.4
 PIXELS_PER_POINT = 96 / 72
 SMALLEST = 10  # pixels of the smallest type on the screen
-# sizes in print over sizes on the screen: with SCALE the smallest type has 6 points
+# Sizes in print over sizes on the screen. With SCALE the smallest type has 6 points,
+# with LEAST_SCALE 5, below which a column is refused.
 SCALE = 6 * PIXELS_PER_POINT / SMALLEST
 LEAST_TYPE = 5  # points
 LEAST_SCALE = LEAST_TYPE * PIXELS_PER_POINT / SMALLEST
 TALLEST = 230.0  # mm, the height that a page leaves above the caption
 _SIDES = 90  # pixels left and right of the panels
 _MIN_WIDTH = 360  # pixels that a figure without "min_width" in its metadata needs
-# in the order of CATEGORICAL; None is a solid line, or the default symbol
+# In the order of CATEGORICAL. None is a solid line, or the default symbol.
 _DASHES = (
     None,
     "6px,2px",
@@ -114,6 +115,7 @@ def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
     Its layout keeps sizes as on the screen; ``print_scale`` in its metadata brings them
     to the width in print.
     """
+    # journals print the title in the caption
     printed = untitled(fig)
     printed_width = width_mm * PIXELS_PER_MM
     scale = min(SCALE, printed_width / least_width(fig))
@@ -121,7 +123,8 @@ def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
     new_legend = legend_height(fig, printed_width / scale)
     legend_growth = new_legend - meta.get("legend_height", 0)
     height = printed.layout.height + legend_growth
-    # a figure taller than a page is drawn smaller
+    # A figure taller than a page is drawn smaller. It then has more pixels across, so
+    # that its legend needs no more rows than were counted above.
     scale = min(scale, TALLEST * PIXELS_PER_MM / height)
     width = printed_width / scale
     margin = printed.layout.margin
@@ -147,9 +150,11 @@ def _mark(trace: Any) -> None:
     colour = trace.marker.color
     if colour is None and trace.type != "bar":
         colour = trace.line.color
+    # one colour a point has a meaning of its own, and no single dash or symbol
     if not isinstance(colour, str):
         return
     if trace.type == "bar":
+        # bars that are hatched already say by it that they are not significant
         if colour in _HATCHES and trace.marker.pattern.shape is None:
             style = {"shape": _HATCHES[colour], "size": 6, "solidity": 0.25}
             trace.marker.pattern = style

@@ -50,6 +50,7 @@ read_recipes = summary(
     "{spearman_distance:each}.",
     effect="spearman_distance",
     noun="recipes",
+    # several series have no unit in common
     shift=lambda ds: ds["mean_shift"] if ds.sizes["series"] == 1 else None,
 )
 
@@ -65,6 +66,7 @@ def overlay(
 
     These are their medians, the interval of the first, and the bounds of the others'.
     """
+    # all are of the same series and steps, which the first stands for
     first, *_ = forecasts.values()
     view = series_window(first, series, context_steps)
     canvas = blank()
@@ -83,6 +85,7 @@ def overlay(
             f"from the {levels[order[0]]:.3g} to the {levels[order[-1]]:.3g} quantile"
         )
         label = f"{name} (interval)"
+        # one filled interval; a second would mix with it where they overlap
         if not position:
             panel.band(x, low, high, mixed(colour, 0.22), label, legend=True)
             continue
@@ -139,6 +142,7 @@ def recipe_forecasts(
         if recipe:
             view.forecast(panel, medians[0], "original forecast", VERMILION, dash="dot")
         view.draw(panel)
+    # the series and the whole model set the axis, since an ablated one may explode
     core = np.append(view.observations, medians[0])
     cut_remark = fit(grid, core, values[indices].ravel())
     grid.y(nticks=5)

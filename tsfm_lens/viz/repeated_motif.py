@@ -27,6 +27,7 @@ def read_motif(ds: xr.Dataset) -> list[str]:
 
     They are compared with the same steps of a series without a motif.
     """
+    # side=1, as a head that attends less than in the control seeks no motif
     return summarize(
         ds.isel(target=0),
         "Attention to the motif's last instance, beyond that in a control without "
@@ -45,7 +46,7 @@ generic_figure(
     table=("prefix_matching", "control", "advantage"),
     sentences=read_motif,
 )
-# pixels
+# Pixels of a row of the figure, and between two rows.
 _ROW = 130
 _GAP = 26
 _OF_HEADS = (
@@ -79,15 +80,18 @@ def read_history(ds: xr.Dataset) -> list[str]:
     if "prefix_matching" in ds:
         name = "prefix_matching"
         control = "uniform attention would"
+    # a head may also attend significantly less
     significant = ds[f"{name}_significant"].astype(bool) & (ds[name] > 0)
     copied = None
     final = None
     half = None
     if "copying" in ds:
         final = ds["copying"][-1]
+        # the last checkpoint reaches its own half, so there is a first one if it copies
         reached = ds["training_step"][ds["copying"] >= final / 2]
         if final > 0:
             half = reached[0]
+        # a model of values is measured by its error, a model of tokens by its hits
         copied = "of the distance from the mean to a perfect copy"
         if "copy_score" in ds:
             copied = "of the motif's tokens"
@@ -129,11 +133,12 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     canvas = sheet([_ROW] * rows, row_gap=_GAP, min_width=420, shared_xaxes="all")
     panels = iter(canvas)
     steps = np.asarray(ds["training_step"].values, dtype=float)
-    # on a logarithmic axis step 0 stands left of the first one
+    # a logarithmic axis has no 0, so step 0 stands left of the first one
     start = float(steps[steps > 0].min(initial=2.0)) / 2
     x = np.maximum(steps, start)
     if "loss" in ds:
         panel = next(panels)
+        # the loss is known at steps of its own, between the checkpoints
         at = np.maximum(ds["loss_step"].values.astype(float), start)
         panel.line(
             at,

@@ -63,6 +63,7 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
     Heads that read special tokens are named too.
     """
     maps = array(ds, "attention", "layer", "head", "query", "key")
+    # of each head (layer, head), summed over special keys and averaged over queries
     special = maps[..., token_axis(ds, "key", overlaps=True).aside].sum(-1).mean(-1)
     which = "Sharpest head on {series}: {entropy:lowest nats}."
     if heads != "sharp":
@@ -132,6 +133,7 @@ def autoregressive_attention_map(
     ranks = array(ds, "sharpness_rank", "layer", "head")
     if count is None:
         count = count_drawn_heads(ranks.size)
+    # rank 0 is the sharpest head of all layers
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
     indices = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (
@@ -145,6 +147,8 @@ def autoregressive_attention_map(
         ordinary = keys.axis.timed
     else:
         ordinary = keys.axis.aside
+    # A quantile, so that single outliers do not leave the rest white. Special tokens
+    # may hold more, but stand nowhere in the series.
     limit = max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
     entropy = array(ds, "entropy", "layer", "head")
     labels = [
@@ -158,6 +162,7 @@ def autoregressive_attention_map(
     hover = "query step %{x} reads context step %{y}"
     group = _draw_maps(grid, maps, labels, keys, queries, hover, upwards=True)
     grid.colours(weight_colours(limit))
+    # the first step of the forecast is 0, whose cell starts at -0.5
     are_forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
     title_axes(
         grid,
@@ -203,7 +208,8 @@ def attention_rollout_map(
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys = ruler(token_axis(ds, "key"))
     queries = ruler(token_axis(ds, "query"))
-    # what a token keeps of itself is large, and would leave the rest white
+    # what a token keeps of itself is large, and would leave the rest white; so would a
+    # single token that takes nearly all from another
     from_others = [
         np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow
     ]
@@ -249,6 +255,7 @@ def _draw_maps(
 
     Keys go upwards, or to the right.
     """
+    # all maps share a page, and one map has no more dots than its panel
     group = choose_group(keys, queries, min(_CELLS // len(maps), _PANEL))
     for panel, one, label in zip(grid, maps, labels, strict=True):
         z, x, y = pooled(one, keys, queries, group)
@@ -272,6 +279,7 @@ def _draw_maps(
         tickvals=across.ticks({1: 8, 2: 6}.get(columns, 4)),
         range=[across.edges[0], across.edges[-1]],
     )
+    # queries go downwards, as the rows of a matrix do
     bounds = [up.edges[0], up.edges[-1]]
     grid.y(tickvals=up.ticks(), range=bounds if upwards else bounds[::-1])
     return group
@@ -308,6 +316,7 @@ generic_figure(
 
 @panels("autoregressive_attention")
 def _rollout(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    # the table is of the heads that are drawn; those without a value have no row in it
     attention = ds[["attention"]].where(
         ds["sharpness_rank"] < count_drawn_heads(ds["sharpness_rank"].size)
     )
@@ -332,6 +341,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     """
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
+    # over all layers, so that figures of two layers can be compared by colour
     limit = float(np.nanquantile(everything, 0.999)) or 1.0
     ranks = array(ds, "stable_rank", "layer", "head")[at]
     heads = names(ds, "head")
@@ -349,11 +359,13 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     grid = panel_grid(titles, row_height=130)
     for panel, head, weights in zip(grid, heads, everything[at], strict=True):
         panel.cells(
+            # plotly writes arrays in their own precision, and 7 digits are enough
             weights.astype(np.float32),
             hover=(
                 f"head {plain(head)}, forecast token %{{y}}<br>context token %{{x}}"
                 " %{text}<br>weight %{z:.3g}"
             ),
+            # every cell has its own text in the file, which would grow with the map
             text=[texts] * ds.sizes["query"] if weights.size <= 20_000 else None,
             xgap=0,
             ygap=0,

@@ -1,7 +1,8 @@
 """Writing a figure to a file: html, json, png, svg or pdf by the name's suffix.
 
 :func:`save` is the usual entry. :func:`rendered` returns the content of a file,
-:func:`printed` a page as PDF. Static images need kaleido and a Chromium.
+:func:`printed` a page as PDF. Static images need kaleido and a Chromium; sizes for
+journals are chosen in :mod:`tsfm_lens.viz.printing`.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from tsfm_lens.viz.printing import for_print
 
 __all__ = ["save"]
 FORMATS = ("html", "json", "png", "svg", "pdf")
-# without plotly's own "Share chart" button, which would upload the figure
+# Without plotly's own "Share chart" button, which would upload the figure.
 BROWSER_CONFIG = {
     "displaylogo": False,
     "showSendToCloud": False,
     "plotlyServerURL": "",
     "responsive": True,
 }
-# milliseconds of a page's own clock for its scripts, and seconds for all
+# Milliseconds of a page's own clock for its scripts, and seconds of ours for all of it.
 _PATIENCE = 60_000
 _LONGEST = 600
-# pixels of a static image whose figure sets no width: two journal columns at 12 px type
+# Width in pixels of a static image whose figure sets none: two columns of a journal
+# with type of 12 pixels.
 _WIDTH = 800
 
 
@@ -80,6 +82,7 @@ def save(
         raise InputError(
             f"{path.name!r} has no known suffix: a figure can be saved as {suffixes}."
         )
+    # before the drawing, which takes seconds
     check_writable(path.parent)
     if column is not None:
         fig = for_print(fig, column)
@@ -111,6 +114,7 @@ def rendered(
         page: str = fig.to_html(
             include_plotlyjs=self_contained or "cdn",
             config=BROWSER_CONFIG,
+            # plotly's default is random, and the same figure should give the same file
             div_id="figure",
         )
         return page.encode()
@@ -126,6 +130,7 @@ def rendered(
     if kind != "png":
         return _static(fig, {"format": kind, **size, "scale": shrink})
     drawing = _static(fig, {"format": kind, **size, "scale": shrink * scale})
+    # a pixel of CSS is 1/96 inch, of which scale makes so many dots
     return _with_dots(drawing, 96 * scale)
 
 
@@ -147,9 +152,11 @@ def _with_dots(png: bytes, dots: float) -> bytes:
 
     Programs know the size of the picture by it.
     """
+    # the chunk counts dots a metre: 1 is its unit, and 0.0254 m are an inch
     metre = round(dots / 0.0254)
     chunk = b"pHYs" + struct.pack(">IIB", metre, metre, 1)
-    # after the signature and the header, which have 33 bytes
+    # After the signature and the header, which have 33 bytes; a reader expects the size
+    # before the picture. 9 is the length of the data, and the checksum covers the name.
     return (
         png[:33]
         + struct.pack(">I", 9)
@@ -167,6 +174,7 @@ def _browser(kind: str) -> Iterator[None]:
             f"a .{kind} file needs kaleido, which is not installed: "
             f"{install_command('static')}. Saving as .html or .json needs nothing more."
         )
+    # imported here: kaleido and choreographer are extras
     from choreographer.errors import (
         BrowserClosedError,
         BrowserDepsError,
@@ -234,6 +242,7 @@ def locate_browser(kind: str = "pdf") -> str:
 
         path = Chromium.find_browser(skip_local=False)
         if path is None or not Path(path).is_file():
+            # _browser() turns it into an error that says what to install
             raise ChromeNotFoundError
         return str(path)
 
@@ -247,6 +256,8 @@ def printed(page: bytes) -> bytes:
         RenderError: kaleido, which finds the browser, or a browser is missing, or it
             fails.
     """
+    # Chromium itself prints, as kaleido draws figures alone. A process of it may still
+    # hold its profile afterwards, and the removal of that must not fail the print.
     browser = locate_browser()
     with (
         _browser("pdf"),
@@ -261,7 +272,7 @@ def printed(page: bytes) -> bytes:
             "--no-pdf-header-footer",
             f"--virtual-time-budget={_PATIENCE}",
         ]
-        # as root Chromium starts in no other way
+        # as root Chromium starts in no other way; Windows has no geteuid
         if getattr(os, "geteuid", lambda: 1)() == 0:
             arguments.append("--no-sandbox")
         command = [

@@ -68,6 +68,7 @@ measurement(
 
 
 def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
+    """Return the median of a variable, (…, step)."""
     return array(
         ds, name, *dims, "step", quantile=median_position(ds["quantile"].values)
     )
@@ -94,12 +95,14 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     before = _middle(ds, "forecast")
     after = _middle(ds, "changed_forecast")
     move = after - before
+    # of the median, (change, step), and the mean over steps
     effects = _middle(ds, "effect", "change").mean(1)
     width, new_width = (
         np.subtract(*reversed(_outer_quantiles(ds, name))).mean()
         for name in ("forecast", "changed_forecast")
     )
     is_changed = _changed_steps(ds)
+    # a change of the past alone has no steps of the forecast to set apart
     inside = None
     outside = None
     if is_changed.any() and not is_changed.all():
@@ -110,6 +113,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     through = None
     if "through" in ds:
         through_statistic = ds["through"].attrs["statistic"]
+        # sizes, so that effects of opposite sign do not cancel over steps and changes
         total = abs(ds["through_total"]).mean("step").sum()
         through = abs(ds["through"]).mean("step").sum("change") / total
     return summarize(
@@ -139,6 +143,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         word=through_statistic,
         whole=total,
         through=through,
+        # a model of a single quantile has no interval
         width=width if width > 0 else None,
         new_width=new_width,
     )
@@ -200,7 +205,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
             mixed(colour, 0.22),
             f"{text} (interval)",
         )
-    # over both bands, so that none hides a line
+    # after both bands, so that no band hides a line
     for name, text, colour in lines:
         view.forecast(above, _middle(ds, name), text, colour, 2)
     view.draw(above)
@@ -227,11 +232,13 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: SeriesWindow, row: int) -> No
     steps = np.concatenate([view.past, view.future])
     length = len(view.past)
     unit = find_unit(ds, row)
+    # "as it was" is drawn last, so that the other shows only where it was changed
     for past, future, name, colour in (
         ("changed_context", "changed_future", "changed", VERMILION),
         ("context", "known_future", "as it was", GREY),
     ):
         values = array(ds, past, "time", series=row)[-length:]
+        # no future is known where no covariate has one
         if future in ds:
             ahead = array(ds, future, "step", series=row)
         else:
@@ -259,8 +266,10 @@ def read_change(ds: xr.Dataset) -> list[str]:
     effect = effect.assign_coords(part=_parts(ds))
     size = abs(effect).mean("step")
     mean = effect.mean("step")
+    # a part is a difference of two forecasts, each of which is rounded
     acting = size > 2 * float(ds.attrs.get("rounding", 0.0))
     largest = np.argsort(-size.where(acting, 0).values, kind="stable")[:_MAX_PARTS]
+    # parts that do not act were counted as 0, and may be among the three largest
     largest = largest[acting.values[largest]]
     origin = names(ds, "part").index("origin")
     return summarize(

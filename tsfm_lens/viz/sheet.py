@@ -36,13 +36,13 @@ from tsfm_lens.viz.theme import (
 )
 
 Style = dict[str, Any]
-"""Settings of a mark or an axis."""
+"""Settings of a plotly trace, shape or axis, by their plotly names."""
 
 PRINTED = 500  # most cells of a map that have room for their numbers
 _MAX_DOTS = 60  # most rows or columns of a map that have room for dots
-# without this plotly draws no lines and bands on a panel that has no trace yet
+# Without this plotly draws no lines and bands on a panel that has no trace yet.
 _ALWAYS: Style = {"exclude_empty_subplots": False}
-# of a colour bar, in pixels
+# Sizes of a colour bar in pixels.
 _BAR_MARGIN = 96  # room to the right of the panels
 _BAR_LENGTH = 320  # greatest length
 _BAR_TICK = 36  # distance between two numbers
@@ -77,6 +77,7 @@ class Sheet:
 
     def panel(self, row: int = 1, col: int = 1) -> Panel:
         """Return one panel."""
+        # a figure that make_subplots did not make refuses row and col
         return Panel(self, {"row": row, "col": col} if self.places else {})
 
     def __iter__(self) -> Iterator[Panel]:
@@ -105,6 +106,7 @@ class Sheet:
             bar["nticks"] = max(3, int(length / _BAR_TICK))
         title = wrapped(bar["title"]["text"], length)
         bar["title"] = {**bar["title"], "text": title}
+        # the title of a vertical bar is turned, so each further line widens the margin
         margin = _BAR_MARGIN + 16 * title.count("<br>")
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
@@ -123,6 +125,7 @@ class Sheet:
 
     def finalize(self, title: str, *remarks: str) -> go.Figure:
         """Give the figure its title, subtitle and size, and return it."""
+        # last of all, since the marks to explain are collected while panels are drawn
         fit_axes(self.fig, max(self.min_width, USUAL), self.plot_height)
         remarks = (*remarks, self._noise_remark())
         return finalize(
@@ -141,7 +144,7 @@ class Sheet:
         if self.signs:
             signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}"
         floor = ""
-        # panels with floors of their own are not listed
+        # where panels have different floors, no single number is true of all of them
         if len(self.floors) == 1:
             floor = f"noise floor {next(iter(self.floors))}"
             if self.has_band:
@@ -181,6 +184,7 @@ def sheet(
         min_width: see :class:`Sheet`, as for above and below.
         options: further arguments of plotly's ``make_subplots``.
     """
+    # plotly takes heights and gaps as shares of the whole, and the whole has the gaps
     total = int(sum(heights) + row_gap * (len(heights) - 1))
     fig = make_subplots(
         rows=len(heights),
@@ -238,9 +242,12 @@ class Panel:
         ``name`` if None.
         """
         entry = group or name
+        # an entry is listed once a figure, for the panel that draws it first
         in_legend = legend and bool(name) and entry not in self.sheet.legend
         if in_legend:
             self.sheet.legend.add(entry)
+        # An empty <extra> removes plotly's second box, which has the trace's name.
+        # "none" instead of "skip" would still catch the pointer over other traces.
         if hover:
             box = {"hovertemplate": f"{hover}<extra></extra>"}
         else:
@@ -334,6 +341,7 @@ class Panel:
             "size": size,
             **form,
             **outline,
+            # popped, or the caller's part of the marker would replace all of it below
             **more.pop("marker", {}),
         }
         if noise is not None:
@@ -418,6 +426,7 @@ class Panel:
         if noise is None:
             faint = np.zeros(z.shape, dtype=bool)
         else:
+            # an empty cell has nothing that could be in parentheses or dotted
             faint = noise.pale & np.isfinite(z)
         numbered = False
         dotted = max(z.shape) <= _MAX_DOTS
@@ -437,6 +446,7 @@ class Panel:
             "hoverongaps": False,
             **more,
         }
+        # not by add(), since a map has a colour bar and no entry in the legend
         trace = go.Heatmap(
             z=z, hovertemplate=f"{hover}<extra></extra>", **placement, **options
         )
@@ -452,7 +462,8 @@ class Panel:
         if faint.any() and not numbered:
             style: Style
             if dotted:
-                # a transparent layer of dots
+                # The text of the map itself is the caller's, whose hover boxes may show
+                # it. So the dots are the text of a transparent map above it.
                 opacity = 0.0
                 style = {
                     "text": np.where(faint, "·", "").tolist(),
@@ -472,12 +483,14 @@ class Panel:
 
     def cover(self, cells: np.ndarray, colour: str, **more: Any) -> None:
         """Draw one colour over the marked cells (row, column) of a map."""
+        # both ends of the scale are this colour; a cell of NaN is left out
         style: Style = {
             "colorscale": [[0, colour], [1, colour]],
             "zmin": 0,
             "zmax": 1,
             "showscale": False,
         }
+        # skipped, so that the hover boxes of the map beneath still show
         options: Style = {"hoverinfo": "skip", **style, **more}
         self.sheet.fig.add_trace(
             go.Heatmap(z=np.where(cells, 0.0, np.nan), **options), **self.at
@@ -523,6 +536,7 @@ class Panel:
         """Draw thin lines across the panel, or from its bottom to its top."""
         position_axis, length_axis = ("y", "x") if across else ("x", "y")
         refs = self._axes()
+        # not by hline(): plotly goes through all shapes for each that is added, and
         # "x domain" goes from 0 to 1 across the panel, whatever its range
         refs[f"{length_axis}ref"] += " domain"
         style: Style = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
@@ -549,7 +563,8 @@ class Panel:
             **self._axes(),
             "line": {"color": colour, "width": 2},
         }
-        # a cell reaches 0.5 to each side of its centre; frames stay within it
+        # A cell reaches 0.5 to each side of its centre. Frames stay within it, so that
+        # those of two neighbours do not cover each other.
         self._add_shapes(
             [
                 {
@@ -597,6 +612,8 @@ class Panel:
         """
         if noise is None or not noise.floor > 0:
             return
+        # series have floors of their own; a band of the largest one would hide members
+        # that are above theirs
         above = noise.acts > 0
         if above.any() and noise.floor > np.abs(noise.size[above]).max():
             return
@@ -629,12 +646,13 @@ class Panel:
 
         Where ``xref`` or ``yref`` is "domain", x or y is a share of the panel.
         """
+        # plotly puts the number of the panel's axis into "x domain", not into "domain"
         for axis in ("x", "y"):
             if more.get(f"{axis}ref") == "domain":
                 more[f"{axis}ref"] = f"{axis} domain"
         is_at_top = more.get("yref") == "y domain" and y == 1
         if is_at_top and more.get("yanchor") == "bottom":
-            # the text stands over the panel and needs room there
+            # the text stands over the panel, where plotly gives no room by itself
             self.sheet.above = max(self.sheet.above, round(1.8 * size))
         font: Style = {"size": size}
         if "colour" in more:
@@ -659,6 +677,7 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
     """
     if noise is None or not noise.spread:
         return {}
+    # plotly takes distances from the mark, which may lie outside the range by rounding
     middle = np.asarray(values, dtype=float)
     bounds = {
         "array": np.maximum(noise.high - middle, 0),
@@ -686,6 +705,7 @@ def _stroke(colour: str, width: float, dash: str | None) -> dict[str, Any]:
     return {"color": colour, "width": width} | ({"dash": dash} if dash else {})
 
 
+# markup has no width; <br> is left, since text_width splits lines at it
 _TAG = re.compile(r"<(?!br)[^>]*>")
 
 
@@ -701,8 +721,10 @@ def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
     A text of more than ``lines`` lines is cut off with an ellipsis.
     """
     letters = max(int(width * LABEL_TYPE / (LETTER * size)), 6)
+    # wrap() returns no line at all of an empty one, which has to keep its place
     parts = [part for line in text.split("\n") for part in wrap(line, letters) or [""]]
     if len(parts) > lines:
+        # one letter less, for the ellipsis
         last = parts[lines - 1][: letters - 1].rstrip()
         parts = [*parts[: lines - 1], last + "…"]
     return "\n".join(parts)

@@ -1,7 +1,9 @@
 """Parts that the figures of sweeps share: labelled tables, intervals and sentences.
 
 :func:`labelled` makes of a table what :func:`generic_figure` draws; :func:`say_changes`
-writes how large changes are and which are significant.
+writes how large changes are and which are significant. Read :func:`labelled` first.
+Figures of single sweeps are in the modules ``sweep_heads``, ``sweep_layers`` and
+``sweep_recipes``.
 """
 
 from __future__ import annotations
@@ -150,6 +152,7 @@ def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]
         ]
         sizes = f"{model}: {subject}, {describe_sizes(changes)}"
         out.append(f"{sizes}: {listed(named)}." if named else f"{sizes}.")
+        # without a significant leader all entries compete for the largest share
         leading = changes[(changes["leads"] == "highest") & (changes["change"] > 0)]
         often = often_first(changes if leading.empty else leading, "name")
         if often:
@@ -196,6 +199,7 @@ def change_text(share: float, digits: int = 1) -> str:
 
     0 has no sign; from 10 000 % on the number is in powers of ten.
     """
+    # a model that an ablation breaks can be off by many powers of ten
     if abs(share) < 100:
         text = f"{100 * share:+.{digits}f}"
     else:
@@ -209,6 +213,7 @@ def span_text(lower: float, upper: float, digits: int = 1) -> str:
     """Write an interval of relative changes; "" where there is none."""
     if not np.isfinite([lower, upper]).all():
         return ""
+    # one " %" stands for both ends
     return f"[{change_text(lower, digits)[:-2]}, {change_text(upper, digits)}]"
 
 
@@ -286,10 +291,12 @@ def labelled(
     known = {name: values for name, values in columns.items() if values is not None}
     values = pd.DataFrame(known).astype(float)
     labels = table[list(index)]
+    # to_xarray refuses a combination of labels that occurs twice
     rows = pd.concat([labels, values], axis=1).drop_duplicates(list(index))
     ds = rows.set_index(list(index)).to_xarray()
     for name in index:
-        # in the order of the table; numbers in their own
+        # to_xarray sorts labels: texts go back into the order of the table, while
+        # numbers, which are places on an axis, stay sorted
         if not pd.api.types.is_numeric_dtype(labels[name]):
             ds = ds.sel({name: list(dict.fromkeys(labels[name]))})
     if variable == "change":
@@ -328,7 +335,8 @@ def sweep_panel(
     try:
         chart = draw(table)
     except InputError as error:
-        # a sweep may have run in part
+        # A sweep may have run in part, of which check_finished() says this; any other
+        # refusal is an error of the figure.
         if "no finished entry" not in str(error):
             raise
     else:
@@ -337,6 +345,7 @@ def sweep_panel(
 
 def sweep_subject(table: pd.DataFrame) -> str:
     """Name the models, with the numbers of datasets and windows."""
+    # a table without a row for each dataset has their number as an attribute
     count = table["dataset"].nunique() if "dataset" in table else 0
     count = int(table.attrs.get("n_datasets", count))
     windows = ""

@@ -1,7 +1,8 @@
 """Sweeps of heads: one by one, in growing numbers, and those that must stay.
 
 Each measurement is declared beside its sentences and its :func:`generic_figure`;
-:mod:`tsfm_lens.viz.sweep_entries` has what they share.
+:mod:`tsfm_lens.viz.sweep_entries` has what they share. Changes are ratios of MASE to
+that of the whole model, less 1.
 """
 
 from __future__ import annotations
@@ -66,9 +67,11 @@ def read_heads(table: pd.DataFrame) -> list[str]:
 def read_curves(table: pd.DataFrame) -> list[str]:
     """State how many heads the layers of one model can lose."""
     layers = table[np.isfinite(table["change"])].drop_duplicates("layer")
+    # where no order was searched, within is NaN, and no comparison with it is true
     valid = layers[layers["within"] >= 0]
     if valid.empty:
         return []
+    # within is the most heads that can go, of is all heads of the layer
     free = (valid["within"] == valid["of"]).sum()
     needs = sweep.describe_minimum(valid.assign(kept=valid["of"] - valid["within"]))
     return [
@@ -85,6 +88,7 @@ def _single_heads(table: pd.DataFrame) -> xr.Dataset:
     A layer has a row for each of its kinds of attention.
     """
     rows = table.assign(layer=table["layer"].astype(str))
+    # heads of two kinds of attention have the same numbers in a layer
     if rows["attention"].nunique() > 1:
         rows["layer"] += " " + rows["attention"].map(kind_word)
     return sweep.labelled(rows, ["model", "layer", "head"], "change")

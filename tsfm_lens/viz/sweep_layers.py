@@ -85,7 +85,8 @@ def _ranges(table: pd.DataFrame) -> xr.Dataset:
     """Return the change of MASE over growing ranges, (model, range, size)."""
     rows = _sized(table[table["family"] == "ranges"])
     rows["range"] = rows["part"].map(sweep.PARTS)
-    # one growing range, or one for each first layer
+    # A sweep has one growing range, or one for each first layer. Then two ranges have
+    # the same length, and are told apart by where they start.
     if rows.duplicated(["model", "part", "size"]).any():
         rows["range"] += " from layer " + rows["first"].astype(str)
     return sweep.labelled(rows, ["model", "range", "size"], "change")

@@ -1,7 +1,7 @@
 """Heavy ablations and rules of selection across datasets, and changes by dataset.
 
 :func:`generic_figure` draws the tables; :func:`recipe_rows` names the entries of
-recipes.
+recipes. Forecasts of single series under recipes are in :mod:`tsfm_lens.viz.recipes`.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
     check(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
     sweep.check_finished("heavy recipes", np.ones(len(table)))
+    # random choices have a figure of their own, unless a sweep has nothing else
     informed = table[table["selection"] != "random"]
     if not informed.empty:
         table = informed
@@ -113,6 +114,7 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
 def _recipes(table: pd.DataFrame) -> xr.Dataset:
     """Return the change of every metric by recipe, (entry, metric)."""
     rows = recipe_rows(table)
+    # a map has a row for each entry, so two choices of the same size need two names
     rows["entry"] = rows["label"]
     if rows["chosen"].nunique() > 1:
         rows["entry"] += ", " + rows["chosen"]
@@ -186,7 +188,7 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
     for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
         total = int(rows["of"].iloc[0])
         n_kept = int(rows["kept"].iloc[0])
-        # no head ablated is always within
+        # without any ablation the error has not risen, so 0 heads can always go
         largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
         datasets = sweep.counted(len(largest), "dataset")
         out.append(

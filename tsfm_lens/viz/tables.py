@@ -19,6 +19,7 @@ def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
     """
     rest = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
     values = ds[variable].transpose(*rest, "query", "key").values
+    # a comparison with NaN is false, so a pair without a value has no row
     *outer, query, key = np.nonzero(values >= least)
     columns = {
         dim: np.array(names(ds, dim))[position]

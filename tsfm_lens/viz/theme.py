@@ -29,6 +29,8 @@ WINE = "#882255"
 INDIGO = "#5B4FC4"
 OLIVE = "#8A8A00"
 BROWN = "#7A4B1E"
+# The first seven and yellow are the palette of Okabe and Ito, told apart with any
+# deficiency of colour vision. Yellow is last, as white nearly hides it.
 CATEGORICAL = (
     BLUE,
     VERMILION,
@@ -48,24 +50,25 @@ GREY = "#5F5F5F"
 PALE = "#D4D4D4"
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 
+# Stops lie closer near white, where a small amount has to differ from none.
 _AMOUNTS = ("#FFFFFF", "#E3F3F1", "#B5DFDA", "#6FBFBB", "#2F919A", "#135F7E", "#00224E")
 SEQUENTIAL = tuple(zip((0.0, 0.06, 0.2, 0.4, 0.6, 0.8, 1.0), _AMOUNTS, strict=True))
 _SIDES = ("#144E72", "#5A9DC8", "#D5E6F2", "#FFFFFF", "#F7DDC9", "#CA7D44", "#743100")
 DIVERGING = tuple(zip((0.0, 0.25, 0.45, 0.5, 0.55, 0.75, 1.0), _SIDES, strict=True))
 
-# pixels: titles of axes, and all other type
+# Type in pixels of titles of axes, and of all else.
 TITLE_TYPE = 13
 LABEL_TYPE = 12
 LEGEND_ROW = 24  # pixels
 LETTER = 7.2  # pixels, about the width of one in labels
-# pixels of a figure, for which titles are broken and rows of the legend counted
+# Width in pixels for which titles are broken and rows of the legend are counted.
 USUAL = 640
 _DATE = 100  # pixels of the widest date
 _SIGN = 45  # pixels of an entry of the legend beside its name
 _TITLE_CHARACTERS = 84
 _SUBTITLE_CHARACTERS = 116
 _TOOLS = 32  # pixels, for the buttons that show when a figure is hovered
-# pixels
+# Pixels of a line of the title and of the subtitle, above both, and of a capital.
 _TITLE_LINE = 21
 _SUBTITLE_LINE = 17
 _TOP_PAD = 12
@@ -136,8 +139,10 @@ def _template() -> go.layout.Template:
     )
 
 
+# with a no-break space in this place, a line does not begin with a percent sign
 _PERCENT = re.compile(r"(?<=\d) (?=%)")
-# a hyphen that begins a number, or the exponent of one
+# A hyphen that begins a number, or its exponent. After a letter, a digit or a bracket
+# it is part of a name, a date or a range.
 _NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")
 
 
@@ -189,6 +194,7 @@ def percent(share: float) -> str:
 
 def mixed(colour: str, strength: float) -> str:
     """Thin ``colour`` with white, opaque: strength 1 keeps it, 0 gives white."""
+    # opaque, since translucent bands that overlap would make colours of their own
     channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(255 + (c - 255) * strength):02X}" for c in channels)
 
@@ -206,6 +212,7 @@ def wrapped(text: str, length: float) -> str:
 
     Where it does not fit in one line, its unit starts a new one.
     """
+    # a title may be broken already, for another length
     letters = max(int(length / LETTER), 8)
     text = text.replace("<br>", " ")
     if len(text) > letters:
@@ -219,7 +226,7 @@ def fit_axes(fig: go.Figure, width: float, height: float) -> None:
 
     ``width`` and ``height`` are those of all panels together, in pixels.
     """
-    # plotly leaves the first axis of a trace unnamed
+    # plotly leaves the first pair of axes unnamed in the traces that are on it
     dated = [
         t.xaxis or "x" for t in fig.data if "datetime" in str(getattr(t.x, "dtype", ""))
     ]
@@ -267,6 +274,7 @@ def finalize(
         text += f'<br><span style="font-size:12px;color:{GREY}">'
         text += "<br>".join(subs) + "</span>"
     block = _TOP_PAD + _TITLE_LINE * len(heads) + _SUBTITLE_LINE * len(subs)
+    # plotly takes the legend's room from the panels, so the height grows by it
     legend = legend_height(fig, max(min_width, USUAL))
     height = round(block + above + plot_height + below + legend)
     fig.update_layout(
@@ -276,6 +284,7 @@ def finalize(
             "t": block + above,
             "b": below + legend,
             "l": 64,
+            # Sheet.colours() has made room for a colour bar, if there is one
             "r": fig.layout.margin.r or 20,
         },
         title={
@@ -306,6 +315,7 @@ def finalize(
 
 def untitled(fig: go.Figure) -> go.Figure:
     """Copy a figure without its title, for a page that writes the title itself."""
+    # a figure of plotly alone has no metadata, perhaps no margins and no height
     bare = go.Figure(fig)
     margin = fig.layout.margin
     meta = fig.layout.meta or {}
@@ -320,8 +330,8 @@ def untitled(fig: go.Figure) -> go.Figure:
 
 
 pio.templates[TEMPLATE] = _template()  # plotly's default stays what it is
-# a kernel without a session, as of "nbconvert --execute", makes a page, which cannot
-# draw plotly's own form of figures
+# A kernel without a session, as of "nbconvert --execute", makes a page, which cannot
+# draw plotly's own form of figures.
 if pio.renderers.default == "plotly_mimetype" and not {
     "JPY_SESSION_NAME",
     "PLOTLY_RENDERER",

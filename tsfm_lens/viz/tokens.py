@@ -2,7 +2,8 @@
 
 :func:`token_axis` reads the tokens of one side and :func:`ruler` lays them out: as wide
 as the steps that they cover, with special tokens after a gap. :func:`pooled` merges
-cells that would be too small to be seen.
+cells that would be too small to be seen. A step covers half a unit to each side, so the
+forecast starts at -0.5.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ class TokenAxis:
 
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
         """Return edges of cells in steps, (cell + 1,), and the token in each, (cell,).
-
-        The token of a gap is -1.
 
         The token of a gap is -1.
         """
@@ -97,6 +96,7 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
             f"{side} token {i} covers no step: [{start[i]}, {stop[i]}) must not be"
             " empty."
         )
+    # keys of several passes cover the same steps; each gives way to the next one
     if overlaps and len(timed):
         stop = stop.copy()
         stop[timed[:-1]] = np.minimum(stop[timed[:-1]], start[timed[1:]])
@@ -141,12 +141,12 @@ class Ruler:
         """Return round steps on the part of the axis that is time."""
         if not self.timed:
             return np.empty(0)
-        # the context ends where the forecast starts
+        # a context ends where the forecast starts, so step 0 is its last tick
         low = self.edges[0]
         high = 0.0 if self.end == -0.5 else self.end
         smallest = max((high - low) / most, 1.0)
         size = 10.0 ** np.floor(np.log10(smallest))
-        # there is no half a step
+        # there is no half a step, so 2.5 is left out where steps are counted singly
         factors = (1, 2, 5, 10) if size < 10 else (1, 2, 2.5, 5, 10)
         width = next(size * factor for factor in factors if size * factor >= smallest)
         result: np.ndarray = (
@@ -171,6 +171,7 @@ def ruler(axis: TokenAxis) -> Ruler:
     elif count:
         edges = np.append(edges, end + 0.04 * span)
         owner = np.append(owner, -1)
+    # special tokens cover no step; a share of the whole keeps them visible
     special_edges = edges[-1] + 0.06 * span * np.arange(1, count + 1)
     return Ruler(
         axis=axis,
@@ -189,7 +190,8 @@ def choose_group(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
     keys = len(x.owner)
     queries = len(y.owner)
     side = np.sqrt(cells)
-    # a short side leaves its room to the long one
+    # cells / keys are left for each query, and the other way round: a short side leaves
+    # its room to the long one
     return (
         int(np.ceil(keys / max(side, cells / max(queries, 1)))),
         int(np.ceil(queries / max(side, cells / max(keys, 1)))),
@@ -218,10 +220,12 @@ def pooled(
     """
     x_starts = _starts(x, group[0])
     y_starts = _starts(y, group[1])
+    # -1, the owner of a gap, picks the last token, whose weights are then removed
     z = weights[np.ix_(y.owner, x.owner)].astype(np.float32)
     z[y.owner < 0, :] = np.nan
     z[:, x.owner < 0] = np.nan
-    # fmax passes over the NaN of gaps
+    # The largest and not the mean, which would hide a single sharp weight. fmax passes
+    # over the NaN of gaps.
     z = np.fmax.reduceat(np.fmax.reduceat(z, x_starts, axis=1), y_starts, axis=0)
     return (
         z,

@@ -1,7 +1,8 @@
 """Trainings: measures over the steps, attention and attention norms.
 
 :func:`training_measures` draws lines over the steps, :func:`attention_snapshots`
-attention at a few of them. What is drawn was measured by :mod:`tsfm_lens.training`.
+attention at a few of them. What is drawn was measured by :mod:`tsfm_lens.training`;
+heads over the checkpoints of a training are in :mod:`tsfm_lens.viz.repeated_motif`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tsfm_lens.viz.words import capital
 __all__ = ["attention_snapshots", "training_measures"]
 
 
-# pixels
+# Pixels of a row of the figure, and between two rows.
 _ROW = 130
 _GAP = 26
 STEEP = 30  # times the smallest value from which on an axis is logarithmic
@@ -38,7 +39,12 @@ STEEP = 30  # times the smallest value from which on an axis is logarithmic
 
 @dataclass(frozen=True)
 class _Row:
-    """One measure of a training, and how figures and sentences name it."""
+    """One measure of a training, and how figures and sentences name it.
+
+    Attributes:
+        name: of the variable.
+        title, word, phrase: on its axis, in hover boxes and in sentences.
+    """
 
     name: str
     title: str
@@ -122,6 +128,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
             name = row.name
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
+            # a step of a snapshot alone, or of another run, has no measurement
             rest = [dim for dim in one[name].dims if dim != "step"]
             out += summarize(
                 one,
@@ -131,6 +138,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
             )
     if "sharpness_residual" in ds:
         share = abs(ds["sharpness_residual"] / ds["sharpness"]).max()
+        # for a symmetric matrix a residual bounds the distance to an eigenvalue
         out.append(
             f"Each sharpness is within {percent(float(share))} of an eigenvalue."
         )
@@ -166,14 +174,17 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         for row in _ROWS
         if row.name in ds and bool(np.isfinite(ds[row.name].values).any())
     ]
+    # the loss of the watched data stands in where that of the training is unknown
     if "loss" in [row.name for row in rows]:
         rows = [row for row in rows if row.name != "watched_loss"]
+    # a sheet has one panel at least, which stays empty where nothing was measured
     canvas = sheet(
         [_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=420, shared_xaxes="all"
     )
     steps = np.asarray(ds["step"].values, dtype=float)
     for panel, row in zip(canvas, rows, strict=False):
         for line in _lines(ds, row.name):
+            # without gaps, across which plotly would draw no line
             finite = np.isfinite(line.middle)
             x = steps[finite]
             if (line.high > line.low).any():
@@ -192,6 +203,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
             )
         numbers = np.asarray(ds[row.name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
+        # a logarithmic axis takes no zero and no negative value
         steep = values.min() > 0 and values.max() > STEEP * values.min()
         is_logarithmic = steep and row.name in ("loss", "watched_loss", "sharpness")
         panel.y(row.title, **(LOG_AXIS if is_logarithmic else {}))
@@ -235,6 +247,7 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[_RunLine]:
         for position, run in enumerate(names(ds, "run")):
             one = value.isel(run=position)
             colour = CATEGORICAL[position % len(CATEGORICAL)]
+            # as a single seed, whose mean, least and largest value are the value itself
             if "seed" not in one.dims:
                 one = one.expand_dims("seed")
             middle, low, high = (
@@ -265,6 +278,8 @@ def _draw_references(panel: Panel, ds: xr.Dataset, name: str) -> None:
         keys = set()
     if len(keys) != 1 or name not in ("entropy", "nuclear_norm", "diagonal_mass"):
         return
+    # Over d keys uniform attention has the entropy log d, 1/d on its diagonal, and one
+    # singular value, √d · √(1/d) = 1. The identity has d singular values of 1.
     d = keys.pop()
     levels = {
         "entropy": [(np.log(d), f"log {d}")],
@@ -327,6 +342,7 @@ def attention_snapshots(
     else:
         labels = [str(step) for step in snapshots]
     at = positions(ds, "snapshot", labels)
+    # rounding may hit a snapshot twice, so the set below may be smaller than _COLUMNS
     order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
     indices = sorted({at[position] for position in order})
     pattern = ds["pattern"].isel(input=row, snapshot=indices)
@@ -368,10 +384,12 @@ def _maps(
     heads = positions(ds, "head", None if head is None else [head])
     texts = names(ds, "run")
     if texts:
+        # a DataArray iterates over its first dimension
         values = list(
             pattern.isel(layer=layers[0], head=heads[0]).transpose("run", ...)
         )
     else:
+        # layers with fewer heads than others were filled up
         known = pattern.notnull().any(["snapshot", "query", "key"])
         pairs = [
             pair
@@ -385,7 +403,8 @@ def _maps(
         ]
     drawn = [one.transpose("snapshot", "query", "key") for one in values[:_MOST]]
     maps = np.stack(drawn).astype(float)
-    # layers with fewer tokens than others were filled up
+    # Layers with fewer tokens than others were filled up with NaN. What is left are the
+    # queries, and then the keys, that any map (map, snapshot, query, key) has.
     finite = np.isfinite(maps)
     return texts[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
 
@@ -431,6 +450,7 @@ def _norms(ds: xr.Dataset) -> xr.DataArray:
     norms = ds["nuclear_norm"]
     if "run" not in norms.dims:
         norms = norms.expand_dims(run=["all inputs"])
+    # with_range() takes medians over a dimension of this name, of whatever it is made
     rest = [dim for dim in norms.dims if dim != "run"]
     return norms.stack(series=rest).reset_index("series", drop=True)
 

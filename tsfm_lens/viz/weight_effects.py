@@ -65,7 +65,7 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
         components=ds.sizes["component"],
         adapters=ds.attrs["adapters"] or None,
     )
-    # untrained models are no rivals of a tuned one
+    # the last sentence compares with untrained models, no rivals of a tuned one
     out = out[:-1]
     if "base_error_change" in ds:
         out += _read_errors(ds)
@@ -80,10 +80,12 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     change = judged(ds, "base_error_change")
     together = array(ds, "cumulative_error_change_size", "back")
     gain = float(change.size)
+    # change is of no dimensions: one number over series, and how many it acts on
     if not gain or not change.acts:
         return [
             f"Tuning left the error of the {name_statistic(ds)} forecast as it was."
         ]
+    # together[n] is the change with the first n components set back, the last with all
     first = None
     if len(together) > 2 and together[-1]:
         first = int(np.argmax(together / together[-1] >= _HALF))
@@ -105,6 +107,7 @@ def _of_base(change: float) -> str:
 
     ``change`` is the logarithm of the base model's error over the tuned model's.
     """
+    # the logarithm is of base over tuned, so its negative is of tuned over base
     share = math.expm1(-change)
     return f"{'+' if share >= 0 else ''}{percent(share)}"
 

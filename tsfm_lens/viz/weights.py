@@ -80,8 +80,9 @@ def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
     if floor is None:
         threshold = np.full(values.shape[:-1], _LOWEST)
     else:
+        # fmax takes the other number where the floor is NaN
         threshold = np.fmax(floor, _LOWEST)
-    # a comparison with NaN is false
+    # a comparison with NaN is false, so shares of a matrix of zeros stay NaN
     return np.where(shares >= threshold[..., None], shares, np.nan)
 
 
@@ -122,7 +123,7 @@ def _column_labels(ds: xr.Dataset) -> list[str]:
     parts = list_names(ds, "part")
     kinds = list_names(ds, "layer_kind")
     attention = {kinds[i] for i in select_full_matrices(ds) if parts[i] in _ATTENTION}
-    # a strict subset: the kind is one of several
+    # a strict subset: the kind is one of several, and has to be told from the others
     return [
         f"{kind_word(kind).removesuffix('-attention')} {part}"
         if {kind} < attention
@@ -143,10 +144,11 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
         values = share.assign_attrs(units="%", long_name="share of the full rank")
     layers = _layer_labels(ds, full)
     columns = _column_labels(ds)
-    # attention first, whatever the order of writing
+    # attention first, in whatever order the model has its matrices; sorting is stable
     parts = list_names(ds, "part")
     order = sorted(full, key=lambda index: parts[index] not in _ATTENTION)
     matrices = [columns[index] for index in full]
+    # a matrix is a pair of a layer and a column, which unstack() lays out as a table
     keys = pd.MultiIndex.from_arrays([layers, matrices], names=["block", "part"])
     labels = xr.Coordinates.from_pandas_multiindex(keys, "matrix")
     grid = values.drop_vars(list(values.coords)).assign_coords(labels)
@@ -208,7 +210,10 @@ def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
     """State along how many directions heads act."""
     one = ds.isel(product=position(ds, "product", product))
     energy = (one["singular_value"] ** 2).transpose("layer", "head", "mode")
+    # a head of zeros has no directions, and would count as having one
     energy = energy.where(energy.sum("mode") > 0)
+    # Directions before the sum reaches 90 %, and the one with which it does. 1e-12 is
+    # for sums that reach it exactly but for rounding.
     few = (energy.cumsum("mode") / energy.sum("mode") < 0.9 - 1e-12).sum("mode") + 1
     return summarize(
         one,

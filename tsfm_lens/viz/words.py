@@ -43,7 +43,7 @@ def signed(value: float) -> str:
     A negative zero has a plus.
     """
     sign = "" if value < 0 else "+"
-    # adding 0 takes the sign off a zero
+    # adding 0.0 takes the sign off a zero, which would follow the plus
     return f"{sign}{num(value + 0.0)}"
 
 

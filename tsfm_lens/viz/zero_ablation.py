@@ -1,7 +1,8 @@
 """Zero-ablation of single components: a map, and the forecasts without them.
 
 :func:`ablation_heatmap` draws the effects of all components, :func:`ablation_forecasts`
-the forecasts without some. ``MEASURES`` has the effects that can be drawn.
+the forecasts without some. ``MEASURES`` has the effects that can be drawn. Many
+components that are ablated together are in :mod:`tsfm_lens.viz.recipes`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     unit = ""
     if measure.relative:
         unit = " percent"
+    # a component that is no head has a negative number there
     heads = ds["head"].values >= 0
     mlps = ds["kind"].values.astype(str) == "mlp"
     out = []
@@ -83,6 +85,7 @@ def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
 
     A sentence says how it can differ from the leader in shape.
     """
+    # a whole layer holds several of the others, and would lead them
     parts = ds["kind"].values.astype(str) != "layer"
     farthest = judged(ds, "mean_shift", "component").named(1, parts)
     if not farthest:
@@ -140,6 +143,7 @@ def read_ablation_forecasts(
         shift=shift,
         before=before,
         after=after,
+        # a flat forecast has no range to be a share of
         share=shift / before if before > 0 else None,
     )
 
@@ -150,6 +154,7 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
     table = pd.DataFrame({"component": names(ds, "component")})
     for coord in ("stack", "kind", "layer", "head"):
         table[coord] = ds[coord].values
+    # without flat series, as the test of the effect
     table["median"] = medians(effect[:, varying(ds)])
     for i, name in enumerate(names(ds, "series")):
         table[f"{metric}: {name}"] = effect[:, i]
@@ -182,6 +187,7 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     The strongest comes first; a flat series has none.
     """
     effect = array(ds, "spearman_distance", "component", series=series)
+    # a whole layer and the embedding are no single components, and would come first
     kinds = coordinate(ds, "kind")
     fine = [
         i
@@ -266,6 +272,7 @@ def ablation_forecasts(
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
         view.forecast(panel, values, "ablated forecast", VERMILION)
+    # a forecast without a strong component may explode; the axis follows it one span
     cut_remark = fit(
         grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0
     )
@@ -293,6 +300,7 @@ class Measure:
     def write(self, value: float) -> str:
         """Write a value for its cell."""
         if not self.relative:
+            # from here on two decimals show two digits; smaller values keep one
             if abs(value) >= 0.095:
                 return f"{value:.2f}"
             return f"{value:.1g}"
@@ -324,15 +332,16 @@ def _blocks(sites: Places) -> list[tuple[str, int]]:
 def _grid(
     sites: Places, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
-    """Locate the component at (layer, column) of a block in the result.
+    """Return the index in the result of the component at (layer, column) of a block.
 
     It is -1 where there is none.
     """
     grid = np.full((len(layers), max(heads, 1)), -1)
-    for at, *where, layer, head in zip(
+    for at, *stack_and_kind, layer, head in zip(
         sites.order, sites.stack, sites.kind, sites.layer, sites.head, strict=True
     ):
-        if where == [stack, kind] and layer >= 0 and (head >= 0) == bool(heads):
+        in_block = stack_and_kind == [stack, kind] and (head >= 0) == bool(heads)
+        if in_block and layer >= 0:
             grid[layers.index(layer), max(head, 0)] = at
     return grid
 
@@ -341,18 +350,19 @@ def _draw_blocks(
     ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: Finding | None
 ) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
-
-    def title(kind: str, heads: int) -> str:
-        if heads:
-            return kind_word(kind).replace("-", "-\n")
-        if kind not in ("mlp", "layer") and kind in with_heads:
-            return "all\nheads"
-        return kind_word(kind)
-
     sites = find_positions(ds)
     with_heads = {
         kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
+
+    def title(kind: str, heads: int) -> str:
+        if heads:
+            return kind_word(kind).replace("-", "-\n")
+        # a column beside the heads of the same attention, ablated all at once
+        if kind not in ("mlp", "layer") and kind in with_heads:
+            return "all\nheads"
+        return kind_word(kind)
+
     rows: dict[str, list[int]] = {}
     for stack, layer in zip(sites.stack, sites.layer, strict=True):
         if layer >= 0 and int(layer) not in rows.setdefault(stack, []):
@@ -361,6 +371,7 @@ def _draw_blocks(
     blocks = _blocks(sites)
     n_rows = sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
+    # -(-a // b) rounds up, so that all rows together have 120 pixels or more
     height = max(int(np.clip(330 / n_rows, 20, 46)), -(-120 // n_rows))
     grids = [
         (stack, block, _grid(sites, rows[stack], stack, *block))
@@ -389,15 +400,18 @@ def _draw_blocks(
             panel.y(visible=False)
             continue
         layers = rows[stack]
+        # A stack may have no component in its first block, so that the first panel that
+        # is drawn has the axis.
         first = stack not in stacks
         stacks.add(stack)
+        # few heads have room for numbers, and single columns always
         panel.cells(
             np.where(exists, middle[grid], np.nan),
             np.arange(grid.shape[1]),
             layers,
             "%{customdata}",
             write=measure.write if heads <= 8 or not count else None,
-            # where there is no component -1 picks the last one, which stays hidden
+            # where there is no component, -1 picks the last one, whose cell is empty
             noise=noise and noise.at(grid),
             customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
         )
@@ -454,6 +468,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         for metric in ("mase_change", "mae_change")
         if metric in ds and np.isfinite(ds[metric].values).any()
     ]
+    # one of the two: the scale of MASE cancels in a relative change, and MAE serves
+    # where a series has no seasonal error
     metrics = changes[:1]
     if "spearman_distance" in ds:
         metrics.insert(0, "spearman_distance")

@@ -47,7 +47,9 @@ def padded(batch: SeriesBatch, length: int) -> Tensor:
     """
     out = torch.full((len(batch), length), float("nan"))
     for row, series in zip(out, contexts(batch.values), strict=True):
+        # cut and padded on the left, so that all series end at the forecast start
         tail = series[-length:]
+        # libraries take single precision; the cast comes last, as theirs does
         row[length - len(tail) :] = tail.float()
     return out
 
@@ -63,6 +65,7 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
 
     Known covariates continue over the horizon.
     """
+    # items are stacked into one tensor per role, so that all must have the same roles
     roles_by_group = {
         group: tuple(batch.roles[row] for row in rows)
         for group, rows in batch.rows_by_group().items()
@@ -78,6 +81,7 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
             )
     full = by_item(batch, length)
     known = torch.tensor(batch.known_future(horizon)).float()
+    # (item, variate, step)
     ahead = known.unflatten(0, (-1, n_variates))
     parts = {}
     for role in dict.fromkeys(first_roles):
@@ -98,6 +102,7 @@ def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tenso
     per_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
     shape = (len(per_item), len(roles), *per_item.shape[2:])
     full = per_item.new_full(shape, float("nan"))
+    # covariates keep NaN, which tells them from targets that the model forecasts
     full[:, [row for row, role in enumerate(roles) if role == "target"]] = per_item
     result: Tensor = full.flatten(0, 1).movedim(0, axis)
     return result
@@ -158,6 +163,8 @@ def check_unknown(
         if known[key] is not None:
             if not isinstance(value, Mapping):
                 raise CheckpointError(
+                    # the file may be anybody's: reprlib shortens what is long or deeply
+                    # nested
                     f"{where} has {inside}{key}={reprlib.repr(value)}, expected an"
                     " object of settings"
                 )
@@ -177,6 +184,7 @@ def check_config_values(
     """
     for key, value in expected.items():
         if isinstance(value, Mapping):
+            # an object that is absent leaves all of its keys at the library's defaults
             check_config_values(
                 config.get(key, {}), where, value, inside=f"{inside}{key}."
             )
@@ -271,6 +279,7 @@ def mlp_row(
     that takes the stream, ``layers`` are the first and the last layer, and ``first`` is
     the first matrix where a layer holds several.
     """
+    # the hidden layer has the axes of the stream but for its width
     hidden = stream.replace("d_model", "d_mlp")
     into, out = layers
     sites = (

@@ -73,6 +73,8 @@ class ChronosAdapter(t5.TokenAdapter):
         )
         ids, mask, scale = self.native.tokenizer.context_input_transform(context)
         if future is not None:
+            # the public transform of labels insists on the model's own horizon and
+            # appends an end token
             tokens, _, _ = self.native.tokenizer._input_transform(
                 future.to(torch.float32), scale
             )
@@ -98,10 +100,12 @@ class ChronosAdapter(t5.TokenAdapter):
     @property
     def first_value_token(self) -> int:
         """Id of the lowest value bin; all lower ids are special."""
+        # the id before it would be a value below the lowest boundary, which is -1e20
         return int(self.settings.n_special_tokens) + 1
 
     def tokenize(self, values: Tensor, encoded: Encoded) -> Tensor:
         """Return the token ids of values (batch, step) under the scale of a batch."""
+        # the tokenizer keeps its bins on the CPU
         result: Tensor = self.native.tokenizer._input_transform(
             values.float(), encoded.scale.cpu()
         )[0]
@@ -112,6 +116,7 @@ class ChronosAdapter(t5.TokenAdapter):
 
         It grows with the mean absolute value of the context.
         """
+        # bins are equally wide, in units of the mean absolute value
         low, high = self.native.tokenizer.centers[:2].tolist()
         return float((high - low) * np.nanmean(np.abs(values)))
 
@@ -134,6 +139,7 @@ class ChronosAdapter(t5.TokenAdapter):
 
         Special tokens are included.
         """
+        # the transform takes (series, sample, step): here the vocabulary is the steps
         vocabulary = torch.arange(self.settings.n_tokens).reshape(1, 1, -1)
         values = self.native.tokenizer.output_transform(
             vocabulary.expand(len(encoded.batch), 1, -1), encoded.scale.cpu()

@@ -104,7 +104,8 @@ class Chronos2Adapter(Adapter):
     multivariate = True
     covariates = ("past", "known", "categories")
     # attention over series compares all pairs of rows, even of different groups, so its
-    # cost grows with the square of their number
+    # cost grows with the square of their number: a thousand rows took 20 GB, and five
+    # times as long as in parts
     rows_at_once = 128
     package = "chronos-forecasting"
     unrolled = DECILES
@@ -148,6 +149,7 @@ class Chronos2Adapter(Adapter):
             inputs["future_covariates"] = (
                 torch.tensor(numbered.known_future(steps)).float().to(self.device)
             )
+        # copies of a batch must not attend to each other's series
         ids = ("group_ids",)
         return Encoded(
             inputs,
@@ -171,6 +173,7 @@ class Chronos2Adapter(Adapter):
         futures = list(batch.futures)
         for group in np.unique(batch.group_index):
             rows = np.flatnonzero(batch.group_index == group)
+            # a category's number depends on the targets of its own item alone
             targets = [
                 batch.values[row] for row in rows if batch.roles[row] == "target"
             ]
@@ -197,6 +200,7 @@ class Chronos2Adapter(Adapter):
             if levels is None:
                 tables.append(None)
                 continue
+            # the last row is that of a missing value
             table = np.full(len(levels) + 1, np.nan)
             parts = ((batch.values, numbered.values), (batch.futures, numbered.futures))
             for codes, numbers in parts:
@@ -216,6 +220,8 @@ class Chronos2Adapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
+        # 256 is the library's default. It counts rows, and a larger batch would be
+        # split into native calls whose padding differs.
         rows = max(256, len(batch))
         numbered = self.numbered(batch)
         inputs: Any = self.lengthened(_common.items(numbered))

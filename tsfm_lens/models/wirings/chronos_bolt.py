@@ -63,6 +63,7 @@ class BoltAdapter(Adapter):
         context = self.native._prepare_and_validate_context(
             self.lengthened(_common.contexts(batch.values))
         )
+        # as the library's ``predict``, which cuts before the first pass
         context = context[..., -self.context_length :].to(
             device=self.device, dtype=torch.float32
         )
@@ -74,6 +75,7 @@ class BoltAdapter(Adapter):
             "encoder": TokenSpans.patches(
                 -length, (length - width) // stride + 1, width, special, stride=stride
             ),
+            # one token, from which the head reads every step of the horizon
             "decoder": TokenSpans.patches(0, 1, self.prediction_length),
         }
         _, (loc, scale) = self.model.instance_norm(context)
@@ -89,6 +91,7 @@ class BoltAdapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run the pipeline for its own quantiles; it draws no samples."""
+        # beyond its levels the library returns the nearest one, with a warning alone
         check_tails(self.levels, levels)
         quantiles, mean = self.native.predict_quantiles(
             self.lengthened(_common.contexts(batch.values)),

@@ -87,6 +87,7 @@ def _wiring(core: Any, steps: int) -> Wiring:
         Site("head", layout="batch step d_out"),
         "core.scale",
         steps,
+        # the head also reads the context, from which it fills the season ahead
         bypass=True,
     )
 
@@ -102,6 +103,7 @@ class _Head(nn.Module):
         result: Tensor = self.native.forward_horizon(*args, **kwargs)
         return result
 
+    # the library calls this method: it goes through ``__call__``, which runs hooks
     def forward_horizon(self, *args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = self(*args, **kwargs)
         return result
@@ -117,9 +119,11 @@ def _unrolled(native: Any) -> nn.Module:
     head = native.head
     if core.blocks is None:
         shared = {id(parameter): parameter for parameter in core.block.parameters()}
+        # a memo that holds the parameters already makes the copies share them
         core.blocks = nn.ModuleList(
             copy.deepcopy(core.block, dict(shared)) for _ in range(core.n_stages)
         )
+        # from here on the library calls the blocks one by one
         core.share_stages = False
         native.head = _Head(head)
     return _modules(native)
@@ -161,6 +165,8 @@ class FracastAdapter(Adapter):
         """Scale each context to 0 to 1, as the library does; every step is a token."""
         values = self._values(batch)
         mask = np.isfinite(values)
+        # precisions are those of the library, step by step: other casts move the last
+        # bits
         lowest = np.nanmin(values, axis=1, keepdims=True).astype(np.float64)
         highest = np.nanmax(values, axis=1, keepdims=True)
         width = np.maximum(highest - lowest, 1e-5).astype(np.float64)
@@ -212,6 +218,8 @@ class FracastAdapter(Adapter):
         valid = encoded.inputs["valid"]
         leading = normalized.shape[:-3]
         streams = normalized.reshape(-1, *normalized.shape[-3:])
+        # one copy of the batch at a time, since the head also reads the context of the
+        # batch
         raw = torch.stack([self._read(stream, values, valid) for stream in streams])
         return self._in_data_units(
             raw.reshape(*leading, *raw.shape[1:]), encoded.loc, encoded.scale
@@ -234,6 +242,7 @@ def _built(config: Mapping[str, Any]) -> Any:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    # by default the library takes weights that are quantised to 8 bits
     native = LIBRARY.require().FracastModel.from_pretrained(
         folder, weights="fp32", device=device
     )

@@ -35,6 +35,7 @@ KEYS = keys(
     " scaling"
 )
 TARGET = re.compile(r"uni2ts\.distribution(\.[a-z_]+)?\.[A-Z][A-Za-z]*Output")
+# patch size of models that leave the choice to the library
 PATCH = 32
 
 
@@ -47,6 +48,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
     architecture = NAME
     readout = "distribution"
     levels = (0.5,)
+    # uni2ts draws (sample, item, …)
     draw_axis = 1
     prediction_length = 64
     longest_pass = 1024
@@ -61,6 +63,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         )
         self.context_length = int(hparams.get("context_length", self.context_length))
         self.samples = int(hparams.get("num_samples", 100))
+        # under "auto" the library tries every size on the series; a wiring needs one
         nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
         self.patch = patch if isinstance(patch, int) else nearest
         mixture = Site(
@@ -118,6 +121,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         # the contexts of all targets come first, then their futures
         start = n_targets * layout.n_context
         stop = start + n_targets * layout.n_future
+        # tokens of every size are padded to the largest patch size
         future = per_token[..., start:stop, : self.patch]
         by_variate = future.unflatten(-2, (n_targets, -1)).flatten(-2)
         rows = by_variate.flatten(-3, -2).unsqueeze(-2)
@@ -125,6 +129,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the mean in data units, (…, batch, 1, step)."""
+        # the projection has a matrix for each patch size, chosen by token
         sizes = encoded.inputs["patch_size"].expand(normalized.shape[:-1])
         parameters = self.model.param_proj(normalized, sizes)
         mixture = self.model.distr_output.distribution(

@@ -102,6 +102,7 @@ class PackedAdapter(Adapter):
             zip(PACKED, forecast._convert(self.patch, **native), strict=True)
         )
         in_context = ~inputs["prediction_mask"].unsqueeze(-1)
+        # as the library's forward: statistics are those of the observed context
         context_mask = inputs["observed_mask"] * in_context
         loc, scale = self.model.scaler(
             inputs["target"], context_mask, inputs["sample_id"], inputs["variate_id"]
@@ -134,6 +135,7 @@ class PackedAdapter(Adapter):
             "feat_dynamic_real_dim": roles.count("known"),
             "past_feat_dynamic_real_dim": roles.count("past"),
         }
+        # it depends on the sizes alone, so that all passes share it
         if self._forecaster is None or self._forecaster[0] != sizes:
             self._forecaster = sizes, kind(**sizes, module=self.model).eval()
         forecaster = self._forecaster[1]
@@ -219,6 +221,8 @@ class Layout:
     def blocks(self) -> list[tuple[int, bool]]:
         """Index of the series, and whether it is its future, block by block."""
         blocks: list[tuple[int, bool]] = []
+        # the order in which uni2ts' ``_convert`` appends blocks. Past covariates have
+        # no future.
         for role in ("target", "known", "past"):
             rows = [row for row, name in enumerate(self.roles) if name == role]
             blocks += [(row, False) for row in rows]
@@ -276,6 +280,7 @@ def native_input(
     values = parts["target"]
     is_value = ~torch.isnan(values)
     lengths = torch.tensor([len(series) for series in batch.values])
+    # the variates of an item have one time axis, so that the first speaks for all
     item_lengths = lengths[:: batch.n_variates].clamp(max=length)
     padding = torch.arange(length)[None] < (length - item_lengths)[:, None]
     complete = torch.where(is_value, values, 0.0)
@@ -293,6 +298,7 @@ def native_input(
             # of all known values, before the cut to the context
             filled = impute(np.array(series, dtype=np.float32))
             tail = np.asarray(filled, dtype=np.float32)[-length:]
+            # targets are listed item by item
             item, variate = divmod(index, values.shape[2])
             complete[item, length - len(tail) :, variate] = torch.from_numpy(tail)
     inputs = {
@@ -361,6 +367,7 @@ class Moirai2Adapter(PackedAdapter):
 
         They are read at the last context token of each variate.
         """
+        # the model takes no layout, which is ours and reads its output
         native = {name: inputs[name] for name in PACKED}
         return self._quantiles(
             self.model(**native, training_mode=False), inputs["layout"]
@@ -371,6 +378,7 @@ class Moirai2Adapter(PackedAdapter):
 
         Covariates are NaN.
         """
+        # each target's last context token emits all of its future patches
         positions = [layout.last_context[row] for row in layout.targets]
         rows = rearrange(
             output[..., positions, :],

@@ -122,6 +122,8 @@ class TokenAdapter(Adapter):
         start = torch.full((count, 1), self.model.config.decoder_start_token_id)
         if target is None:
             return start
+        # the decoder predicts each token from those before it, and never reads the last
+        # one
         return torch.cat([start, target[:, :-1].long()], dim=1)
 
     def check_token_ids(self, values: Tensor, message: str, hint: str = "") -> None:
@@ -135,6 +137,7 @@ class TokenAdapter(Adapter):
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute logits (batch, step, vocabulary)."""
+        # a cache would be made for passes that never come
         result: Tensor = self.model(**inputs, use_cache=False).logits
         return result
 
@@ -280,6 +283,7 @@ class T5Adapter(TokenAdapter):
     restarts = False
     context_length = 512
     prediction_length = 64
+    # ids 0 and 1 are padding and the end of a sequence
     first_value_token = 2
 
     def __init__(self, native: Any) -> None:
@@ -338,18 +342,23 @@ class T5Adapter(TokenAdapter):
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             do_sample=True,
+            # as many as the most, so that no end of sequence cuts a path short
             min_new_tokens=horizon,
             max_new_tokens=horizon,
             num_return_sequences=draws,
         )
+        # without the start token. ``generate`` puts the paths of a series one after the
+        # other.
         samples = paths[:, 1:].unflatten(0, (len(batch), draws)).float().cpu()
         return self.of_paths(samples, levels)
 
     def example(self, n_series: int, longest: int) -> SeriesBatch:
         """Draw random token ids for the conformance suite."""
         rng = np.random.default_rng(0)
+        # of unequal lengths, so that padding is tested, too
         lengths = [longest - 7 * index for index in range(n_series)] + [longest]
         return as_series(
+            # no padding and no end of sequence in the midst of a series
             [rng.integers(2, self.model.config.vocab_size, size) for size in lengths]
         )
 

@@ -80,6 +80,7 @@ def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
     complete = []
     for series in batch.values:
         is_value = ~np.isnan(series)
+        # the first true entry; a batch holds no series without a value
         first = int(np.argmax(is_value))
         index = np.arange(len(series))
         filled = np.interp(index, index[is_value], series[is_value])
@@ -109,6 +110,8 @@ def running_statistics(
 
     Both are (batch, patch), by the library's own update.
     """
+    # patch by patch, since the library's own update rounds differently from a
+    # cumulative sum over the whole context
     n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
     means = []
     deviations = []
@@ -131,10 +134,15 @@ def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[None]:
-    """Let a native module compute common prefixes once while the block runs."""
+    """Let a native module compute common prefixes once while the block runs.
+
+    ``prefixes``, (row, patch), number what a row holds up to each patch: rows with the
+    same number are equal up to there.
+    """
 
     def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
         plain = type(model).forward
+        # only the prefill reads contexts; later passes read the forecast of each row
         first = decode_caches is not None and int(decode_caches[0].next_index[0]) == 0
         if (
             not first
@@ -142,6 +150,7 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[
             or inputs.shape[1] < prefixes.shape[1]
         ):
             return plain(model, inputs, masks, decode_caches)
+        # padding in front is the same in rows whose first patch is the same
         padding = inputs.shape[1] - prefixes.shape[1]
         numbers = np.concatenate(
             [np.repeat(prefixes[:, :1], padding, axis=1), prefixes], axis=1
@@ -159,8 +168,8 @@ def _in_pieces(
     Pieces are ranges of patches within which no two rows begin to differ.
     """
     outputs: list[tuple[Tensor, ...]] = []
-    # by row, which row of the last piece is its beginning; at first all begin with
-    # nothing
+    # for each row, the row of the piece before that it continues; all rows continue the
+    # empty cache at first
     previous = np.zeros(len(inputs), dtype=int)
     state = caches
     for start, stop in pieces(prefixes):
@@ -172,6 +181,7 @@ def _in_pieces(
             for indices in (firsts, group)
         )
         state = [_rows(cache, previous[firsts]) for cache in state]
+        # the forward of the class, since that of this object is replaced meanwhile
         results, state = type(model).forward(
             model, inputs[rows, start:stop], masks[rows, start:stop], state
         )
@@ -197,6 +207,7 @@ def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
     """
     # where the number of distinct prefixes grows, some rows begin to differ
     counts = [len(np.unique(column)) for column in prefixes.T]
+    # rows that differ never agree again, so that the number does not fall
     splits = [
         index for index in range(1, len(counts)) if counts[index] > counts[index - 1]
     ]
@@ -213,6 +224,7 @@ def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         caches = kwargs.get("decode_caches")
     if caches is None:
         return 0
+    # all layers and rows have as many positions
     return int(caches[0].next_index[0])
 
 
@@ -239,6 +251,7 @@ def _wiring(model: Any) -> Wiring:
         cached=_cache_length,
     )
     unembed = Site("output_projection_point", layout="batch pos d_out")
+    # the library calls this head in every pass, and a single forward does not read it
     unread = ("output_projection_quantiles",)
     return Wiring(
         NAME, (stack,), unembed, "tokenizer", steps_per_readout=model.o, unread=unread
@@ -316,6 +329,8 @@ class TimesFmAdapter(Adapter):
 
         If it has none, a default one is made that fits.
         """
+        # ``compile`` writes settings onto the object, and the caller's must stay. The
+        # copy is shallow, so that it has the same module.
         native = copy.copy(self.native)
         # the library notes a device at construction and sends inputs there, and fills
         # batches up for every device
@@ -337,6 +352,7 @@ class TimesFmAdapter(Adapter):
                     f" {config.max_horizon} that this model was compiled for; compile"
                     " it with a larger ForecastConfig.max_horizon"
                 )
+            # a backcast would come before the first forecast step
             return dataclasses.replace(
                 config, per_core_batch_size=len(batch), return_backcast=False
             )
@@ -346,12 +362,15 @@ class TimesFmAdapter(Adapter):
                 f"horizon {horizon} is longer than the model's context limit of {limit}"
                 " steps allows"
             )
+        # the library takes whole patches, for which it rounds up; context and horizon
+        # together have to stay within its limit
         steps = -(-horizon // self.model.o) * self.model.o
         longest = -(-self.padded_length(batch) // self.model.p) * self.model.p
         return timesfm.ForecastConfig(
             max_context=min(longest, (limit - steps) // self.model.p * self.model.p),
             max_horizon=steps,
             normalize_inputs=True,
+            # the library refuses this head for a longer horizon
             use_continuous_quantile_head=steps <= self.model.os,
             force_flip_invariance=False,
             infer_is_positive=True,
@@ -373,6 +392,7 @@ class TimesFmAdapter(Adapter):
 
         That pass has no cache.
         """
+        # each pass after the prefill has only its new patches
         patches = torch.cat([args[0] for args, _ in calls], dim=1)
         masks = torch.cat([args[1] for args, _ in calls], dim=1)
         return (patches, masks), {}

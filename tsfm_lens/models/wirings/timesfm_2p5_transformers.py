@@ -101,6 +101,7 @@ class TimesFmPortAdapter(Adapter):
             part.to(self.device)
             for part in timesfm_2p5.patched(batch, self.longest(batch), patch)
         )
+        # over the zeros of the padding, too, as the library computes them
         loc = values.mean(dim=1)
         scale = values.std(dim=1)
         context = core._revin(values, loc[:, None], scale[:, None])
@@ -109,6 +110,8 @@ class TimesFmPortAdapter(Adapter):
             masks.unflatten(1, (-1, patch)),
             core._update_running_stats,
         )
+        # the library normalises twice, the whole context and then patch by patch; this
+        # is the map of both
         loc = loc + scale * mu[:, -1]
         scale = scale * sigma[:, -1]
         spans = {
@@ -127,6 +130,7 @@ class TimesFmPortAdapter(Adapter):
 
         They are in data units, (batch, quantile, step).
         """
+        # the model's own forward would mix the second head into the deciles
         states = self.model.model(
             past_values=inputs["values"], past_values_padding=inputs["padding_masks"]
         )
@@ -161,6 +165,9 @@ class TimesFmPortAdapter(Adapter):
                 truncate_negative=False,
             )
         values = output.full_predictions[:, :horizon].cpu()
+        # the library clamps at 0 only if no series of the whole batch is negative, so
+        # that a forecast would depend on its neighbours. Here each series counts by
+        # itself.
         if self.model.config.infer_is_positive:
             positive = torch.tensor(
                 [bool((series[-length:] >= 0).all()) for series in past]

@@ -156,10 +156,12 @@ class TimesFm3Adapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
+        # whole patches, to which the library pads by itself; here spans need the length
         length = -(-self.longest(batch) // self.patch) * self.patch
         inputs: dict[str, Any] = {"horizon": horizon}
         for role, values in _common.by_role(batch, length, horizon).items():
             gaps = torch.isnan(values).to(self.device)
+            # masks of this library are True where there is no value
             name, mask = NAMES[role]
             inputs |= {name: torch.where(gaps, 0.0, values.to(self.device)), mask: gaps}
         return inputs
@@ -172,6 +174,7 @@ class TimesFm3Adapter(Adapter):
         if not self.model.use_stitching:
             result: int = -(-horizon // self.prediction_length) * self.model.rolls
             return result
+        # the arithmetic of ``decode``, which keeps the number to itself
         overlap = self.model._stitching_extract_len - self.patch
         passes: int = (
             max(math.ceil((horizon - overlap) / self.patch), 1) + self.model.rolls - 1
@@ -193,11 +196,14 @@ class TimesFm3Adapter(Adapter):
         leading = normalized.shape[:-3]
         copies = math.prod(leading)
         items = len(encoded.inputs["target"])
+        # (copy and item, variate, pos, d_model)
         stream = normalized.reshape(copies * items, -1, *normalized.shape[-2:])
 
         def forward(*_args: Any, **_kwargs: Any) -> tuple[Tensor, None, None]:
             return stream, None, None
 
+        # everything around the transformer depends on the context, so that it runs
+        # again
         with shadowed([(self.model.transformer_stack, lambda _plain: forward)]):
             quantiles = self.run(encoded.repeated(copies))
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])

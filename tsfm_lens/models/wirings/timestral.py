@@ -94,6 +94,8 @@ def _attention(index: int, over_time: bool, gate: str) -> Attention:
             "qkv_layout": "pos head batch d_head",
             "pattern_layout": "pos head query key",
         }
+    # the first attention of a block reads the block's input, later ones a stream in
+    # between, which is the input of their norm
     if index:
         fields |= {"reads": Site(norm, "in", 0), "aside": True}
     if gate != "none":
@@ -108,6 +110,7 @@ def _attention(index: int, over_time: bool, gate: str) -> Attention:
 
 
 def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
+    # indexed by ``over_time``, False and True
     gates = (config.variate_attn_gate, config.time_attn_gate)
     attentions = [
         _attention(index, over_time, gates[over_time])
@@ -143,6 +146,7 @@ def _wiring(config: Any, steps: int) -> Wiring:
         writers=writers,
         ln_final="transformer.out_norm",
         upstream=("representation",),
+        # ``by_kind`` has one tuple of rows per kind, so that identity tells kinds apart
         exceptions={
             layer: rows for layer, rows in enumerate(rest, 1) if rows is not writers
         },
@@ -173,7 +177,9 @@ class TimestralAdapter(Adapter):
     # attention over variates compares every two rows of a batch, whatever their groups
     rows_at_once = 128
     package = "timecopilot-timestral"
+    # the library feeds the median back
     unrolled = (0.5,)
+    # off, since a recorded run has to make one forward per pass
     clampsym = False
 
     def __init__(self, native: Any) -> None:
@@ -184,6 +190,7 @@ class TimestralAdapter(Adapter):
         self.prediction_length = int(native.per_shot_horizon_patches) * self.patch
         self.levels = tuple(float(level) for level in native.quantile_levels)
         self.wiring = _wiring(native.config, self.prediction_length)
+        # checkpoints differ in the covariates that they were trained with
         ahead = ("known",) if native.supports_known_covariates else ()
         self.covariates = (
             ("past", *ahead, "categories") if native.supports_covariates else ()
@@ -208,7 +215,9 @@ class TimestralAdapter(Adapter):
         n_future = -(-steps // self.patch)
         library = self.native
         native = self._native_input(batch, steps)
+        # what is left in the dictionary are the covariates
         values, mask = library._as_context(native.pop("context"), None)
+        # known covariates continue over the horizon
         lengths = {
             name: values.shape[-1] + steps * name.startswith("known") for name in native
         }
@@ -287,6 +296,7 @@ class TimestralAdapter(Adapter):
                 )
                 encoded = self.native._encode_categorical(codes[None, None], target)
                 numbers = encoded[0, 0].double().cpu().numpy()
+                # past and future were encoded as one row
                 values[row], ahead = np.split(numbers, [len(values[row])])
                 futures[row] = None if future is None else ahead
         return replace(
@@ -324,12 +334,14 @@ class TimestralAdapter(Adapter):
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
+        # the queries of the horizon are the last tokens
         raw = self.model.head(normalized[..., -encoded.inputs["horizon_patches"] :, :])
         loc = encoded.loc[:, None, None]
         scale = encoded.scale[:, None, None]
         denormalize = LIBRARY.require("timestral.scaler").denormalize_quantiles
         quantiles = denormalize(raw, loc, scale, self.model.config.use_asinh)
         leading = quantiles.shape[:-3]
+        # the frame that refinement moves to depends on each row's context
         inputs = encoded.repeated(math.prod(leading))
         flat = quantiles.reshape(-1, *quantiles.shape[-2:])
         refined = self._refined(flat, inputs)

@@ -106,6 +106,8 @@ class TirexAdapter(Adapter):
         """Scale and patch each context, padded with gaps to the model's own length."""
         context = _common.padded(batch, self.context_length).to(self.device)
         tokens, state = self.model.tokenizer.input_transform(context)
+        # as the library's ``_forward_model_tokenized`` marks gaps, before it calls the
+        # model
         observed = torch.isnan(tokens).logical_not().to(tokens.dtype)
         values = torch.nan_to_num(tokens, nan=self.model.config.nan_mask_value)
         inputs = {
@@ -149,7 +151,9 @@ class TirexAdapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run ``TiRexZero.forecast``."""
+        # the library pads to the model's own length by itself, whatever the batch
         context = _common.padded(batch, max(batch.lengths))
+        # the second result is the median, which ``at`` takes for the mean by itself
         quantiles, _ = self.native.forecast(
             context, prediction_length=horizon, batch_size=max(1, len(batch))
         )
@@ -157,6 +161,7 @@ class TirexAdapter(Adapter):
 
 
 def _built(config: Mapping[str, Any]) -> Any:
+    # the backend of custom CUDA kernels does not run on a CPU
     return LIBRARY.require("tirex.models.tirex").TiRexZero(
         "torch", **_common.copied(config)
     )
@@ -164,6 +169,7 @@ def _built(config: Mapping[str, Any]) -> Any:
 
 def _config(native: Any) -> dict[str, Any]:
     settings = dict(vars(native.config))
+    # the constructor sets it by itself, and takes no such argument
     settings.pop("nan_mask_value")
     context_length = settings.pop("train_ctx_len")
     return {"train_ctx_len": context_length, "model_config": settings}

@@ -53,8 +53,8 @@ LIBRARY = Extra(
     proofs=("toto.model.toto:Toto",),
     needs=("lightning", "rotary-embedding-torch"),
 )
-# v·W_V is not the trap but its rows: in wQKV the head is the fastest index, in wO the
-# slowest
+# the head is the fastest axis in the rows of wQKV. In the columns of wO it is slower
+# than its features, which is the default of Projection.
 FUSED = "(part d_head head)"
 
 
@@ -74,6 +74,7 @@ def _attention(*, across: bool) -> Attention:
         "attn",
         "attention",
         fused("attention.wQKV", FUSED, Projection("attention.wO")),
+        # the first argument of a layer is its index, the second the stream
         reads=Site("", "in", 1, STREAM),
         stream=STREAM,
         z_layout="series variate pos (head d_head)",
@@ -178,6 +179,7 @@ class TotoAdapter(Adapter):
             padding_mask=inputs["input_padding_mask"],
             prefix_length=length,
         )
+        # the statistics of the last step are those of the whole context
         loc, scale = (values[..., -patch:].flatten(0, 1) for values in (loc, scale))
         spans = {"": TokenSpans.patches(-length, length // patch, patch)}
         return Encoded(
@@ -227,6 +229,7 @@ class TotoAdapter(Adapter):
         inputs = self._native_input(batch)
         series = inputs["inputs"]
         none_known = series.new_empty(len(series), 0, 1)
+        # a context of one step, which is cut off again: the future alone is needed
         known = _common.by_role(batch, 1, horizon).get("known", none_known)
         future = known[..., 1:]
         dataset = LIBRARY.require("toto.data.util.dataset")
@@ -236,6 +239,8 @@ class TotoAdapter(Adapter):
             inputs["id_mask"],
             torch.zeros_like(series),
             torch.zeros(series.shape[:2], dtype=torch.int),
+            # covariates known beforehand come last in an item, where the library looks
+            # for them
             future.shape[1],
         )
         draws = self.samples if num_samples is None else num_samples
@@ -244,9 +249,12 @@ class TotoAdapter(Adapter):
             masked,
             prediction_length=horizon,
             num_samples=draws,
+            # all paths in one native batch, so that hooks see the rows of every path at
+            # once
             samples_per_batch=draws,
             future_exogenous_variables=future.to(series) if future.shape[1] else None,
         )
+        # (item, variate, step, sample) -> (series, sample, step)
         paths = forecast.samples.flatten(0, 1).permute(0, 2, 1)
         return self.of_paths(paths.cpu(), levels)
 

@@ -202,6 +202,8 @@ class Toto2Adapter(Adapter):
         is_context[..., -n_future * self.patch :] = False
         inputs = {
             "target": values,
+            # the model takes what both masks have for observed. The second one marks
+            # the horizon, so that the first may be full there.
             "target_mask": mask | ~is_context,
             "cpm_mask": is_context,
             "series_ids": ids,
@@ -233,6 +235,7 @@ class Toto2Adapter(Adapter):
             values = torch.stack(
                 [torch.as_tensor(impute(item.numpy())) for item in values]
             )
+        # variates of one id attend to each other: here all of an item
         ids = torch.zeros(values.shape[:2], dtype=torch.long)
         parts = {
             "target": values[..., -length:],
@@ -273,6 +276,7 @@ class Toto2Adapter(Adapter):
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
         # the library takes asinh of the normalised series
         quantiles = ahead.sinh() * scale[:, None, None] + loc[:, None, None]
+        # as the library does, since nothing keeps its quantiles from crossing
         return quantiles.sort(dim=-2).values
 
     @declare_row_independent

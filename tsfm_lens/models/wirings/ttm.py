@@ -57,6 +57,8 @@ KEYS = keys(
     " trend_register_tokens use_decoder use_fft_embedding use_positional_encoding"
     " width_penalty_mode"
 )
+# features of the library that change its modules, at the values that the table
+# describes
 VALUES = {
     "decoder_raw_residual": False,
     "enable_forecast_channel_mixing": False,
@@ -86,6 +88,7 @@ LIBRARY = Extra(
 def _rows(layer: Any) -> tuple[Branch, ...]:
     """List the branches of one layer, each with its gate."""
     rows = [("feature_mix", "feature_mixer", STREAM)]
+    # the library leaves the mixer over time out of a layer with one patch
     if layer.num_patches > 1:
         rows.insert(0, ("time_mix", "patch_mixer", "series variate d_model pos"))
     if layer.mode == "mix_channel":
@@ -172,6 +175,7 @@ class TtmAdapter(Adapter):
         config = native.config
         self.context_length = int(config.context_length)
         self.prediction_length = int(
+            # a filter keeps the first steps of what the head emits
             config.prediction_filter_length or config.prediction_length
         )
         self.patch = int(config.patch_length)
@@ -199,6 +203,7 @@ class TtmAdapter(Adapter):
         values = rows(batch, self.context_length).transpose(1, 2).to(self.device)
         mask = ~torch.isnan(values)
         inputs = {"past_values": values.nan_to_num(0.0), "past_observed_mask": mask}
+        # in this order: the values, then their mask
         _, loc, scale = self.model.backbone.scaler(*inputs.values())
         loc, scale = (part[:, 0].flatten() for part in (loc, scale))
         spans = {stack.name: self._spans(stack) for stack in self.wiring.stacks}
@@ -207,6 +212,7 @@ class TtmAdapter(Adapter):
     def _spans(self, stack: Stack) -> TokenSpans:
         layer = self.model.get_submodule(stack.block(0))
         count = layer.num_patches
+        # later levels cut the patches into more and shorter ones, over the same context
         width = self.context_length // count
         return TokenSpans.patches(-width * count, count, width)
 
@@ -218,6 +224,7 @@ class TtmAdapter(Adapter):
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the forecast in data units, (…, batch, 1, step)."""
+        # the head reads all patches of a variate at once
         raw = self.model.head.base_forecast_block(normalized.flatten(-2))
         return encoded.in_data_units(raw[..., None, : self.prediction_length])
 
@@ -240,6 +247,7 @@ def _library() -> Any:
 register(
     Architecture(
         title="TinyTimeMixer",
+        # all sizes are revisions of one repository
         published=dict.fromkeys(("512-96", "1024-96", "1536-96"), HUB),
         claims=lambda config: config.get("model_type") == "tinytimemixer",
         classes=(MODEL,),

@@ -52,6 +52,7 @@ def figure_widget(figure: go.Figure) -> go.FigureWidget:
             if isinstance(values, np.ndarray) and values.dtype.kind == "M":
                 trace[name] = as_text(values)
     widget = go.FigureWidget(bare)
+    # plotly has no public option for the configuration of a widget
     widget._config = {**widget._config, **BROWSER_CONFIG}
     return widget
 
@@ -78,6 +79,7 @@ def make_masks(
 
     The stretch is steps ``[start, stop)``, counted from the forecast start.
     """
+    # the series of an item share their time axis
     length = min(run.batch.lengths[0], run.lens.context_length)
     if not 0 <= row < len(run.batch) or not -length <= start < stop <= 0:
         raise InputError(
@@ -152,6 +154,8 @@ class Explorer(anywidget.AnyWidget):
     reply = traitlets.Dict().tag(sync=True)
 
     def __init__(self, run: Run, states: xr.Dataset) -> None:
+        # whole: a kernel can answer for every head, where a file has room for the
+        # strongest
         state = linked.linked_state(states, whole=True)
         self.run = run
         self.states = states
@@ -163,12 +167,15 @@ class Explorer(anywidget.AnyWidget):
         self.masked: np.ndarray | None = None
         self.error = ""
         self._count = 0
+        # by the set of ablated components, or by the stretch that is left out; the
+        # result has the forecasts without one component already
         self._forecasts: dict[Any, np.ndarray] = {
             frozenset(): array(states, "baseline_forecast", "step", series=0)
         }
         forecasts = array(states, "forecast", "component", "step", series=0)
         for name, forecast in zip(self._names, forecasts, strict=True):
             self._forecasts[frozenset([name])] = forecast
+        # a reply is a trait of the widget, which must be there first
         super().__init__(state=state)
         self.on_msg(self._on_choice)
         self._answer()
@@ -218,6 +225,7 @@ class Explorer(anywidget.AnyWidget):
         brush = choice["brush"]
         marked = None
         if brush:
+            # the view counts steps from the beginning of the context
             marked = (brush[0] - self._length, brush[1] - self._length)
         self._choose(tuple(self._names[at] for at in choice["ablated"]), marked)
 
@@ -297,7 +305,8 @@ class Brush(widgets.VBox):
         figure.add_trace(without)
         figure.update_layout(dragmode="select", selectdirection="h")
         self.figure = figure_widget(figure)
-        # without points plotly offers no way back from zooming
+        # plotly offers the tool of selecting only where a trace has points; without it
+        # there would be no way back from zooming
         self.figure._config = {
             **self.figure._config,
             "modeBarButtonsToAdd": ["select2d"],
@@ -318,6 +327,8 @@ class Brush(widgets.VBox):
             layout=widgets.Layout(width="600px"),
             **WIDE,
         )
+        # each value makes a forecast, so only the one at which the slider is released
+        # counts
         self.steps.continuous_update = False
         self.words = widgets.HTML()
         self.words.add_class("tsfm-lens-words")
@@ -352,6 +363,8 @@ class Brush(widgets.VBox):
                 "no step of the past lies there: drag to the left of the dotted line,"
                 " over one step or more"
             )
+        # the band of ``mark`` shows the stretch in whole steps, so the outline goes;
+        # this calls back once more, without a selection
         self.figure.plotly_relayout({"selections": []})
 
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
@@ -389,6 +402,8 @@ class Brush(widgets.VBox):
                 )
                 shapes.append(band)
             self.figure.layout.shapes = shapes
+        # these call ``mark`` again with the same stretch, whose forecast is in the
+        # cache
         self.which.value = row
         self.steps.value = marked or (0, 0)
         self._describe()

@@ -34,6 +34,7 @@ from tsfm_lens.viz.words import capital
 from tsfm_lens.zoo import checkpoint_names
 
 _BY_RULE = "found by rule"
+# titles of menus by option of read_series: of one column each, and of any number
 _ONE = {"id_column": "ids", "time_column": "time stamps"}
 _MANY = {
     "targets": "forecast",
@@ -99,12 +100,15 @@ border-color: #0072b2; background: #eaf3f9; }
 
 
 class Dropped(anywidget.AnyWidget):
-    """Last file that was dropped."""
+    """Last file that was dropped.
+
+    ``count`` rises with each, so that a file of the same name and content is noticed.
+    """
 
     _esm = _SCRIPT
     _css = _STYLE
     name = traitlets.Unicode("").tag(sync=True)
-    # a browser sends a view of memory, which traitlets takes for no bytes
+    # a file arrives as a memoryview, which traitlets.Bytes refuses
     content = traitlets.Any(b"").tag(sync=True)
     count = traitlets.Int(0).tag(sync=True)
     accept = traitlets.Unicode("").tag(sync=True)
@@ -118,6 +122,7 @@ class Columns(widgets.Accordion):
     """
 
     def __init__(self, on_change: Callable[[], object]) -> None:
+        # menus report their changes, also those that ``offer`` makes itself
         self._quiet = False
         self.menus: dict[str, widgets.Widget] = {
             name: widgets.Dropdown(options=[(_BY_RULE, "")], description=text, **WIDE)
@@ -191,6 +196,8 @@ class Page(widgets.VBox):
         self.shown = [False] * len(_TABS)
         self._notes = self._what = ""
         self._sources = list(sources)
+        # options of the command line are for its own files: a dropped file or a bundled
+        # series drops them
         self._reading = dict(reading)
         self._options = dict(options)
         # dropped files stay as long as the page
@@ -255,10 +262,13 @@ class Page(widgets.VBox):
 
     def _take_file(self) -> None:
         with self._task("reading …"):
+            # the name alone: a browser may send any text, and a path must not leave the
+            # folder
             path = Path(self._folder.name) / Path(self.file.name).name
             path.write_bytes(bytes(self.file.content))
             self._sources = [str(path)]
             self._reading = {}
+            # this calls _take_bundled, which does nothing for an empty name
             self.bundled.value = ""
             self.columns.offer(path)
             self._read()
@@ -280,9 +290,10 @@ class Page(widgets.VBox):
                 self._sources, **self._reading | self.columns.chosen
             )
             first = dict(
+                # reversed, so that of the series of an item the first one stays
                 zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True)
             )
-            # by the name of its first series, which a file gives it
+            # items are listed by the name of their first series, as the file has it
             items = [
                 (first[group], group) for group in dict.fromkeys(self.batch.groups)
             ]
@@ -321,6 +332,7 @@ class Page(widgets.VBox):
                 for row, group in enumerate(self.batch.groups)
                 if group == self.series.value
             ]
+            # all three views measure single passes, so that they are of one forecast
             horizon = min(self.horizon.value, lens.longest_pass)
             self._say("forecasting …")
             run = lens.run(
@@ -349,7 +361,10 @@ class Page(widgets.VBox):
         tab = self.tabs.selected_index or 0
         if self.run is None or self.shown[tab]:
             return
+        # what the forecast says of itself comes back after the message of this task
         status = self.status.value
+        # the other tab that is filled here, 2, is the explanation: the forecast fills 0
+        # itself
         is_heads = tab == 1
         with self._task("ablating every head …" if is_heads else "explaining …"):
             build = self._heads if is_heads else self._explanation
@@ -363,6 +378,7 @@ class Page(widgets.VBox):
                 "<p>Heads are analysed one series at a time: this is"
                 f" {escape(run.batch.ids[0])} alone, without the other series.</p>"
             )
+            # the target is the first series of an item
             truth = None if run.truth is None else run.truth[:1]
             run = run.lens.run(
                 run.batch.select([0]),

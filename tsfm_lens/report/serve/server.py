@@ -89,6 +89,8 @@ def serve(
     need("serve", "voila")
     from tsfm_lens.report.serve.guard import Server
 
+    # tried here and not by Voilà, since the policy and the address need the port before
+    # it starts
     free_port = _free(port)
     token = secrets.token_hex(16)
     arguments = {
@@ -104,8 +106,8 @@ def serve(
         notebook = _notebook(Path(folder), arguments)
         if started is not None:
             started(f"http://{HOST}:{free_port}/?token={token}")
-        # an interrupt and a request to end close the kernels; a shell that starts it in
-        # the background ignores one
+        # SIGINT and SIGTERM both end the server so that it closes its kernels; a shell
+        # that starts it in the background has set SIGINT to be ignored
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
@@ -175,12 +177,12 @@ def _settings(port: int, token: str, *, browser: bool) -> Any:
                 "config_file_paths": [],
                 "tornado_settings": {
                     "websocket_max_message_size": FILE_LIMIT + 2**20,
-                    # that of Jupyter is longer than its interval, which tornado reports
-                    # on every start
+                    # Jupyter's own timeout of pings is longer than their interval, of
+                    # which tornado warns on every start
                     "ws_ping_timeout": 30_000,
                     "headers": {"Content-Security-Policy": policy},
-                    # a page that closes says so without it; the guard has seen the
-                    # origin
+                    # the farewell of a page that closes has no XSRF token; the guard
+                    # has checked its origin
                     "disable_check_xsrf": True,
                 },
             },

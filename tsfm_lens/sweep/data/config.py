@@ -110,6 +110,7 @@ class File(_RollingWindows):
 
     def sets(self) -> list[EvaluationSet]:
         reading = self.model_dump(
+            # what is left are options of ``as_series``, by their names there
             exclude={"source", "path", "name", *_RollingWindows.model_fields}
         )
         sets: list[EvaluationSet] = []
@@ -132,6 +133,7 @@ class File(_RollingWindows):
         if not path.is_dir() and (path.exists() or not is_glob):
             return [(path, self.name or None)]
         pattern = str(path / "*") if path.is_dir() else self.path
+        # sorted, since systems list a folder in different orders
         paths = sorted(map(Path, iglob(pattern, recursive=True)))
         files = [
             file
@@ -144,6 +146,7 @@ class File(_RollingWindows):
                 f" {', '.join(READABLE)}"
             )
         return [
+            # several files under one name would make sets of one name
             (file, f"{self.name}/{file.name.split('.')[0]}" if self.name else None)
             for file in files
         ]
@@ -194,10 +197,13 @@ class Dysts(_RollingWindows):
         return dysts_sets(self.systems, **options)
 
 
+# by the text in ``source`` pydantic takes one class, and reports the errors of that
+# alone; without it, those of all six
 Source = Annotated[
     GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")
 ]
 SOURCES = {
+    # for messages on a wrong field, which list the fields of the source's class
     get_args(kind.model_fields["source"].annotation)[0]: kind
     for kind in get_args(get_args(Source)[0])
 }

@@ -115,6 +115,7 @@ def dysts_sets(
                 items = [(f"ic{number}", values)]
             else:
                 items = [
+                    # a slice, to keep the axis of variates
                     (f"ic{number}.{row}", values[row : row + 1])
                     for row in range(len(values))
                 ]
@@ -150,6 +151,7 @@ def _trajectories(
         # the name makes the draws of one system independent of those of others
         rng = np.random.default_rng([seed, zlib.crc32(system.encode())])
         steps = rng.choice(path.shape[1], size=instances - 1, replace=False)
+        # (coordinate, time) becomes (time, coordinate): a state each
         for start in path.T[steps]:
             yield _integrate(flow, start, points, periods, integrator)
 
@@ -184,6 +186,7 @@ def _integrate(
             f"the integration of {flow.name!r} with {integrator} did not finish; try"
             f" the other one of {', '.join(TOLERANCES)}"
         )
+    # (time, coordinate) becomes (coordinate, time)
     return np.asarray(path, dtype=np.float64).T
 
 

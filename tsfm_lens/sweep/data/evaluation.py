@@ -92,6 +92,7 @@ class Window:
         for array in (self.context, self.label):
             values = np.asarray(array, dtype="<f8") + 0.0  # -0.0 counts as 0.0
             values[np.isnan(values)] = np.nan  # one bit pattern for all NaN
+            # the same values in another shape are another window
             hasher.update(repr(array.shape).encode())
             hasher.update(np.ascontiguousarray(values, dtype="<f8").data)
         return hasher.digest()
@@ -195,6 +196,8 @@ class EvaluationSet:
         chunks: list[list[int]] = []
         space = 0
         for index, window in enumerate(self.windows):
+            # variates of an item are forecast together, so none may fall into another
+            # chunk
             if not chunks or window.n_variates > space:
                 chunks.append([])
                 space = size
@@ -228,6 +231,7 @@ class EvaluationSet:
         for window in windows:
             length = window.context.shape[1]
             skip = max(0, length - (context_length or length))
+            # a cropped context begins later than the window says
             start = self._stamp(window, skip)
             for number, context in enumerate(window.context):
                 variate = ""
@@ -242,6 +246,8 @@ class EvaluationSet:
                         "values": values,
                         "ids": name,
                         "starts": start,
+                        # windows of one series are items of their own: a model must not
+                        # read one beside another
                         "groups": window.id,
                         "variates": variate,
                     }
@@ -290,14 +296,19 @@ class EvaluationSet:
             Seasonal_Naive of the GIFT-Eval leaderboard (Aksu et al. 2024), which is
             statsforecast's SeasonalNaive.
         """
+        # quantiles of the standard normal distribution, (level,)
         normal = np.array([NormalDist().inv_cdf(level) for level in levels])
+        # season ahead in which a step lies, from 1 on, (step,): errors of as many
+        # seasons add up in a random walk
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
         quantiles = []
         for window in self._pick(indices):
             for context in window.context:
+                # a gap of the last season would be a gap of the forecast
                 mean, deviation = last_season(
                     filled(context), self.seasonality, self.horizon
                 )
+                # (level, step)
                 spread = normal[:, None] * deviation * np.sqrt(seasons)
                 quantiles.append(mean + spread)
         return np.stack(quantiles)
@@ -311,9 +322,11 @@ class EvaluationSet:
         """
         numbers: Iterable[int] = range(len(self))
         if indices is not None:
+            # negative indices name the same windows as their positive ones
             numbers = {self._checked_index(index) for index in indices}
         # plain numbers, since those of numpy have another repr
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
+        # a set of windows: neither their order nor a repetition counts
         digests = sorted(self.windows[index].digest for index in numbers)
         return hashlib.sha256(b"".join([header.encode(), *digests])).hexdigest()
 
@@ -343,6 +356,8 @@ class EvaluationSet:
             return None
         offset = read_offset(self.freq)
         try:
+            # in nanoseconds, whose range is checked: a coarser unit would reach further
+            # than a batch does
             first = offset.rollforward(window.start.as_unit("ns"))
             # the label has timestamps too, and must end within pandas' range
             _ = first + (window.context.shape[1] + self.horizon) * offset
@@ -361,6 +376,7 @@ def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str
     context = known_values(row[skip:])
     if not np.isnan(context).all():
         return context, []
+    # a model needs one value at least; steps before the crop may have one
     finite = row[np.isfinite(row)]
     value = 0.0
     origin = "0, as the series has no value"
@@ -403,6 +419,8 @@ def rolling_windows(
             f" {horizon}, {stride} steps apart, need at least {min_length}"
         )
     for index in range(windows):
+        # the last label ends with the series, and earlier ones lie before it by whole
+        # strides
         origin = length - horizon - stride * (windows - 1 - index)
         context = values[:, :origin]
         label = values[:, origin : origin + horizon]
@@ -417,9 +435,6 @@ def scored_windows(
     Steps at the end at which no variate has a value are left out first, as if the
     series ended before them; then windows whose whole label falls into a gap. Notes say
     what was left out.
-
-    Steps at the end at which no variate has a value are left out first, as if the
-    series ended before them; then windows whose whole label falls into a gap.
 
     Args:
         options: further arguments of :func:`rolling_windows`.
@@ -460,6 +475,7 @@ def matching(
         selected = {
             name
             for name in names
+            # fnmatch alone would ignore cases on some systems only
             if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*")
         }
         if not selected:

@@ -63,6 +63,8 @@ def holdout_sets(
         "windows": windows,
         "stride": stride,
     }
+    # any other text is a path; in a list, where paths are not taken, an unknown name is
+    # an error
     if isinstance(series, str) and series in bundled_names():
         series = [series]
     if (
@@ -106,6 +108,7 @@ def _make_sets(
     windows_by_season: dict[tuple[str | None, int], list[Window]] = {}
     notes = list(batch.notes)
     for item, rows in batch.rows_by_group().items():
+        # the series of an item share time axis, frequency and season
         first = rows[0]
         values = np.stack([batch.values[row] for row in rows])
         item_windows, remarks = scored_windows(
@@ -117,6 +120,7 @@ def _make_sets(
             start=batch.starts[first],
         )
         notes += remarks
+        # a set has one frequency and one season, by which its errors are scaled
         freq_and_season = batch.freqs[first], batch.seasonalities[first]
         windows_by_season.setdefault(freq_and_season, []).extend(item_windows)
     freqs = [freq for freq, _ in windows_by_season]
@@ -186,6 +190,7 @@ def gluonts_set(
                 f"entry {item!r} of {name!r} has no 'target'; it has"
                 f" {', '.join(map(str, entry))}"
             )
+        # rows of a sweep are told apart by item
         if item in ids:
             raise InputError(
                 f"{name!r} has item {item!r} more than once; give each entry its own"
@@ -276,12 +281,15 @@ def _gluonts_files(location: Path) -> list[Path]:
         for entry in location.iterdir()
         if entry.is_dir() and entry.name in ("train", "test")
     )
+    # the entries of train are the beginnings of those of test, so together they would
+    # count twice
     if splits:
         raise InputError(
             f"{str(location)!r} holds {' and '.join(splits)}; give the folder of one"
         )
     return sorted(
         file
+        # as gluonts' FileDataset reads a folder, with folders inside it
         for file in location.rglob("*")
         if file.is_file() and not file.name.startswith(".")
     )

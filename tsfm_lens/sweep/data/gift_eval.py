@@ -39,9 +39,13 @@ VARIABLE = "GIFT_EVAL"
 TERMS = {"short": 1, "medium": 10, "long": 15}
 """Multiples of the short horizon."""
 HORIZONS = {"M": 12, "W": 8, "D": 30, "H": 48, "T": 48, "S": 60}
+"""Steps of the short term, by letter of the frequency."""
 M4_HORIZONS = {"A": 6, "Q": 8, "M": 18, "W": 13, "D": 14, "H": 48}
+"""The same for the datasets of M4."""
 TEST_SHARE = 0.1
+"""Share of the shortest series that the windows of a dataset are to cover."""
 MOST_WINDOWS = 20
+"""Limit of the windows of one item."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
     if term not in TERMS:
         raise unknown_name("term", term, TERMS)
     horizons = HORIZONS
+    # as the benchmark itself finds the datasets of M4
     if "m4" in folder:
         horizons = M4_HORIZONS
     letter = parse_frequency(freq)[1]
@@ -178,6 +183,7 @@ def gift_eval(
             raise InputError(
                 f'{message}. missing="skip" leaves out those that are not there.'
             )
+        # names what is left out, so that no mean over sets is taken for that of all 97
         warnings.warn(message, stacklevel=2)
     sets = []
     # one folder is enough: the terms of a dataset follow one another
@@ -287,6 +293,7 @@ def _set(
         windows = 1
     else:
         windows = min(max(1, share), MOST_WINDOWS)
+    # windows of labels that follow one another, as in the benchmark
     min_length = steps_needed(horizon, windows, horizon)
     all_windows: list[Window] = []
     notes: list[str] = []

@@ -75,6 +75,8 @@ def run(
         >>> {group.how for group in sweep.run(sweep.plan(config), store)}
         {'finished'}
     """
+    # cell by cell: an earlier run may have grouped them otherwise, as before a change
+    # of ``block`` or of the variants
     missing = cells[~cells["key"].isin(store.done())].drop_duplicates("key")
     tasks = []
     chunks = missing.groupby(["model", "dataset", "chunk"], sort=False)
@@ -84,6 +86,7 @@ def run(
             label = f"{model} on {dataset}, chunk {number}, {len(group)} variants"
             keys = tuple(group["key"])
             specs = tuple(group["spec"])
+            # cells of one chunk share their task
             tasks.append(GroupTask(keys, specs, group["task"].iloc[0], label))
     # workers in other processes open their own models
     shared = lenses
@@ -110,6 +113,8 @@ class CellWorker:
 
     def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
         self._lenses = common
+        # one at a time, since two models may not fit into memory; groups come model by
+        # model
         self._open_model = lru_cache(maxsize=1)(
             lambda config: open_model(config, device)
         )
@@ -149,6 +154,8 @@ def run_cells(
             reference_windows.truth.shape[1],
         )
     variants = [
+        # first and in the same call, with the same seed: distances are from its
+        # forecast
         Variant("plain", ()),
         *(spec.to_variant(lens, reference, horizon) for spec in specs),
     ]
@@ -178,6 +185,7 @@ def run_cells(
         samples=samples,
         mean=_stack_variants(forecasts.mean[1:]),
     )
+    # (variant, series, step)
     medians = forecasts.quantiles[:, :, LEVELS.index(0.5)]
     plain = np.tile(medians[0], (count, 1))
     flat = np.tile(flat_contexts(lens, windows.batch), count)
@@ -217,6 +225,7 @@ def _table(
     same = np.zeros_like(variant)
 
     def encode(values: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
+        # each text once, and a code for every row
         return pa.array(values).dictionary_encode().take(pa.array(codes))
 
     columns: dict[str, Any] = {

@@ -76,6 +76,7 @@ def run_groups(
         outcomes.append(outcome)
         on_done(outcome)
 
+    # in one look at the store, before any process starts
     finished = store.done()
     pending: list[GroupTask] = []
     for task in tasks:
@@ -97,6 +98,7 @@ def run_groups(
         else:
             parts = pickle.dumps((make_worker, common))
             team = ray_workers(parts, workers, devices, address, count, stack)
+        # stopped also after an error or an interrupt, before Ray is shut down
         for worker in team:
             stack.callback(worker.stop)
         _compute(pending, team, store, retries, report)
@@ -147,6 +149,7 @@ def _compute(
                         running[future] = _Running(worker, task, start, lock.pop_all())
             pending += held
             if not running:
+                # workers are idle, so other processes hold all groups that are left
                 time.sleep(_RETRY_SECONDS if pending else 0)
                 continue
             timeout = None
@@ -156,6 +159,7 @@ def _compute(
                 group = running.pop(future)
                 task = group.task
                 idle.append(group.worker)
+                # None: the worker died, and the group is tried again
                 outcome = None
                 with group.lock:
                     try:
@@ -173,6 +177,7 @@ def _compute(
                 else:
                     report(outcome)
     finally:
+        # groups that were interrupted, which another process may compute from now on
         for group in running.values():
             group.lock.close()
 

@@ -52,6 +52,7 @@ def ray_workers(
         node["Resources"].get(resource, 0.0) for node in _ray().nodes() if node["Alive"]
     ]
     count = min(workers or max(1, int(sum(amounts))), limit)
+    # a node may offer less than one core, as a head node that takes no tasks
     useful = [amount for amount in amounts if amount >= 1] or [1.0]
     device: str | None = "cuda"
     threads = 1
@@ -144,6 +145,7 @@ def _check_server(address: str) -> None:
         ) as connection:
             connection.settimeout(_ADDRESS_SECONDS)
             connection.sendall(_HTTP2_OPENING)
+            # a frame begins with nine bytes, the length in three and then its type
             header = connection.recv(9)
     except (OSError, OverflowError) as error:
         raise InputError(
@@ -154,7 +156,10 @@ def _check_server(address: str) -> None:
 
 
 def connect(address: str | None = None) -> bool:
-    """Connect to a Ray cluster, unless this process has."""
+    """Connect to a Ray cluster, unless this process has.
+
+    Return whether it was connected here, so that it is to be disconnected, too.
+    """
     ray = _ray()
     if ray.is_initialized():
         return False

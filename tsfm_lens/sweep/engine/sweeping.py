@@ -94,7 +94,8 @@ class SweepProgress:
     def begin(self, title: str, finished: int, pending: int) -> None:
         """Begin a stage.
 
-        So many of its cells are in the store, and so many are to be computed.
+        ``finished`` is the number of its cells in the store that were not counted yet,
+        and ``pending`` of those to be computed.
         """
         self._title = title
         self._finished += finished
@@ -107,6 +108,7 @@ class SweepProgress:
         Groups of an earlier run do not enter the estimate of time.
         """
         cells = len(group.task.cells)
+        # cells that failed stay among the pending ones, as a next run computes them
         if group.how != "failed":
             self._finished += cells
             self._pending -= cells
@@ -123,6 +125,7 @@ class SweepProgress:
         if not measured:
             return None
         seconds = sum(seconds for _, seconds in self._last)
+        # seconds are those of one worker, and all of them share the cells
         return seconds / measured * cells / self._workers
 
     def tell(self) -> None:
@@ -158,8 +161,10 @@ def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
 def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
     """Count the finished cells among those that need no results."""
     finished: set[str] = set()
+    # a plan is shown without making a store
     if (folder / "store.json").exists():
         finished = Store(folder, create=False).done()
+    # the seasonal naive forecast is no entry of a plan, as no model makes it
     naive = pd.DataFrame(
         {"model": [SEASONAL_NAIVE], "family": "forecast", "variant": SEASONAL_NAIVE}
     )
@@ -167,6 +172,7 @@ def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
         [entry for model in plan.models.values() for entry in model.first.entries]
     )
     families = pd.concat([naive, entries[["model", "family", "variant"]]])
+    # a variant of several families counts in each of them, and once in the sum below
     cells = families.drop_duplicates().merge(plan.all_cells, on=["model", "variant"])
     counted = cells.assign(finished=cells["key"].isin(finished))
     parts = (
@@ -256,6 +262,7 @@ def run_sweep(
         sweep.run()
     except KeyboardInterrupt:
         outcome.cancelled = True
+    # also after an interrupt, so that a report knows what was planned
     sweep.save(complete=not outcome.cancelled and not outcome.failed)
     outcome.cells = len(sweep.cells)
     outcome.finished = len(store.done() & sweep.cells.keys())
@@ -296,7 +303,7 @@ class _Sweep:
             self.progress.expect(model.name, model.later * len(model.tasks) + missing)
         # a report of a run that is killed knows what was to come
         self.save(complete=False)
-        # it takes no model, and no other process
+        # the seasonal naive forecast takes no model, and no other process
         run(self.plan.naive, self.store)
         for model in self.plan.models.values():
             try:
@@ -316,17 +323,22 @@ class _Sweep:
                 later -= len({entry.spec.id for entry in stage.entries})
             self.progress.expect(model.name, max(0, later) * len(model.tasks))
             keys = set(stage.cells["key"])
+            # read anew for each stage: other processes may work on the same store
             pending = keys - self.store.done()
+            # stages share cells, such as those of the plain model, which count once
             fresh = keys - earlier
             title = f"{model.name}: {stage.title}"
             self.progress.begin(title, len(fresh - pending), len(pending))
             self._run(stage.cells, self.store, on_done=self._on_done)
             earlier |= fresh
+        # a search may have ended before all that was expected
         self.progress.expect(model.name, 0)
         self.progress.tell()
 
     def _rows(self, cells: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of some cells, for what a plan decides on."""
+        # without a failure all cells are there; asking the store costs a look at every
+        # file
         if self.outcome.failed and not self.store.done().issuperset(cells["key"]):
             raise _WaitingError
         # a cell that another configuration left has the model's name there
@@ -341,6 +353,7 @@ class _Sweep:
     def _add(self, cells: pd.DataFrame, entries: list[PlanEntry]) -> None:
         self.entries += entries
         table = cells[list(KEPT_COLUMNS)]
+        # by key, since stages and models share cells
         self.cells |= {row[0]: row for row in table.itertuples(index=False, name=None)}
 
     def _is_known(self, complete: bool) -> bool:
@@ -354,6 +367,8 @@ class _Sweep:
             return False
         keys = set(saved.cells["key"])
         is_same = keys == self.cells.keys() and saved.about["complete"] >= complete
+        # a plan with more cells is of a run that got further: its searches asked for
+        # them
         return keys > self.cells.keys() or is_same
 
     def save(self, *, complete: bool) -> None:

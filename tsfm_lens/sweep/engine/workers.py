@@ -83,6 +83,8 @@ class Worker:
         """Begin to compute a group; in the calling process, it is computed at once."""
         future: Future[pa.Table] = Future()
         try:
+            # at the first group, so that an error of making becomes that of a future,
+            # as in other processes
             self._work = self._work or self._make()
             future.set_result(self._work(task))
         except Exception as error:
@@ -126,7 +128,9 @@ def compute_remotely(work: RemoteWork, task: GroupTask, data: bytes) -> pa.Table
 
     The process keeps its worker and its last data for the next group.
     """
+    # before the data are unpickled, which imports libraries, too
     compute = _make_once(work)
+    # the same bytes are unpickled once: the cache compares them by content
     return compute(replace(task, data=_unpickle(data)))
 
 
@@ -142,9 +146,11 @@ _unpickle = lru_cache(maxsize=1)(pickle.loads)
 
 
 def limit_threads(threads: int) -> None:
-    """Let the libraries of this process take so many threads."""
+    """Limit the libraries of this process to a number of threads."""
+    # for libraries that are still to be imported; below, for those that are
     os.environ["OMP_NUM_THREADS"] = str(threads)
     pa.set_cpu_count(threads)
+    # a worker whose groups need no torch should not load it
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
 

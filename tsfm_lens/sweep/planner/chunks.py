@@ -22,7 +22,11 @@ LEVELS = tuple(level / 10 for level in range(1, 10))
 
 
 class Windows(NamedTuple):
-    """Loaded windows of a chunk, one row per series."""
+    """Loaded windows of a chunk, one row per series.
+
+    ``truth`` is (series, horizon) and ``scale`` (series,), the seasonal errors. Each
+    row is told by its item, the number of its window, and its variate.
+    """
 
     dataset: str
     batch: SeriesBatch
@@ -62,6 +66,8 @@ class Chunk:
             return self._loaded
         batch, truth = self._set.batch(self._indices, self._context)
         if self._univariate:
+            # every variate becomes an item of its own, which is forecast without the
+            # others
             batch = replace(batch, groups=batch.ids, variates=("",) * len(batch))
         windows = [self._set.windows[i] for i in self._indices]
         rows = [
@@ -69,6 +75,7 @@ class Chunk:
             for window in windows
             for variate in range(window.n_variates)
         ]
+        # in the order of the batch's rows: window by window, and variate by variate
         items, numbers, variates = zip(*rows, strict=True)
         scale = self._set.scales(self._indices)
         return Windows(self.dataset, batch, truth, scale, items, numbers, variates)
@@ -128,6 +135,8 @@ class Schedule:
             for dataset in sets
             for window in dataset.windows
         ]
+        # each series once, since its windows depend on one another and belong to one
+        # look
         series = list(dict.fromkeys(items))
         return cls(schedule_analyses([name for name, _ in series], seed=seed), series)
 
@@ -152,6 +161,7 @@ class Schedule:
             ]
             if indices:
                 windows = tuple(dataset.windows[index] for index in indices)
+                # indices of these chunks are positions within the look
                 chunks = replace(dataset, windows=windows).chunks(size)
                 parts += [
                     (look, tuple(indices[index] for index in chunk)) for chunk in chunks

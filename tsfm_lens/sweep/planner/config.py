@@ -120,6 +120,7 @@ class HeadsAtConfig(Strict):
         from tsfm_lens.sweep.statistics.scores import METRICS, SUMS_OF_ERRORS
 
         metrics = METRICS
+        # its statistic is a ratio of sums of errors, see looks.log_change
         if self.search == "sequential":
             metrics = SUMS_OF_ERRORS
         if self.metric not in metrics:
@@ -160,7 +161,8 @@ class Variants(Strict):
         """Give a family that is named without fields its default fields."""
         if not isinstance(content, dict):
             return content
-        # heads_per_layer has no default for its counts
+        # YAML reads ``heads:`` without fields as None; heads_per_layer has no default
+        # for its counts
         bare = [name for name in _FAMILIES if name != "heads_per_layer"]
         return {
             key: {} if value is None and key in bare else value
@@ -248,6 +250,7 @@ class SweepConfig(Strict):
         sets: dict[str, EvaluationSet] = {}
         for source in self.data:
             for dataset in source.sets():
+                # a report tells sets apart by their names alone
                 if dataset.name in sets:
                     raise InputError(
                         f"dataset {dataset.name!r} is in the configuration more than"
@@ -315,7 +318,9 @@ def _find_fields(location: tuple[Any, ...]) -> list[str]:
         "variants": Variants,
     }
     families = (Layers, Ranges, Heads, HeadsPerLayer, HeadsAtConfig)
+    # ``families`` in the order of ``_FAMILIES``
     classes |= {"statistics": Statistics, **dict(zip(_FAMILIES, families, strict=True))}
+    # from the outermost in, so that the last one is the class whose field is wrong
     path = [classes[part] for part in location if part in classes]
     innermost = path[-1] if path else SweepConfig
     return list(innermost.model_fields)
@@ -347,6 +352,8 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         return resolve(value)
 
     def mappings(key: str) -> list[dict[str, Any]]:
+        # what is not a list of mappings is left to pydantic, whose message names the
+        # field
         items = content.get(key)
         if not isinstance(items, list):
             return []

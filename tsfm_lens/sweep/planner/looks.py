@@ -23,6 +23,7 @@ from tsfm_lens.core.errors import InputError
 SHARES = (0.25, 0.5, 0.75, 1.0)
 # units of a group in the first look, if there are as many: a variance needs a few
 _MIN_UNITS = 4
+# points at which the density between two looks is computed
 _GRID = 801
 
 
@@ -60,9 +61,12 @@ def schedule_analyses(
     for group in range(groups.max() + 1):
         shuffled = rng.permutation(np.flatnonzero(groups == group))
         count = len(shuffled)
+        # a small dataset may be seen whole in an early look, and adds nothing to later
+        # ones
         stops = [max(round(share * count), min(_MIN_UNITS, count)) for share in shares]
         for look, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
             units_by_look[look] += shuffled[start:stop].tolist()
+    # a look that adds no unit would repeat the test before it
     added = tuple(
         np.array(sorted(units), dtype=int) for units in units_by_look if units
     )
@@ -115,6 +119,7 @@ def log_change(
     v = np.array(variances)
     if not v.any():
         return float(np.mean(values)), 0.0, np.inf
+    # Satterthwaite's approximation for a sum of variances of different freedoms
     freedom = v.sum() ** 2 / (v**2 / np.array(freedoms)).sum()
     return float(np.mean(values)), float(np.sqrt(v.sum()) / len(v)), float(freedom)
 
@@ -128,7 +133,12 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha is {alpha}, expected a chance between 0 and 0.5")
     early = np.array(shares[:-1])
+    # Lan and DeMets' spending function of Pocock's type, all of alpha spent by the last
+    # early look: at the end nothing is uncertain, and no bound is needed; a slice,
+    # since there may be no early look
     costs = alpha * np.log1p((np.e - 1) * (early / early[-1:]))
+    # one over the variance of the estimate, but for a factor: with a share f seen of a
+    # finite set, the variance goes with (1 - f) / f
     information = early / (1 - early)
     bounds: list[float] = []
     # density of the running sum of information-weighted estimates that no bound has
@@ -139,10 +149,16 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     for now, cost in zip(information, np.diff(costs, prepend=0.0), strict=True):
         step = np.sqrt(now - before)
         arguments = (now, step, grid, weight, cost)
+        # no bound lies outside: the chance is nearly 1 at -2 and nearly 0 at 40
         bounds.append(float(brentq(_excess, -2.0, 40.0, args=arguments)))
         top = bounds[-1] * np.sqrt(now)
+        # from ten standard deviations below, where the density is under 1e-22, to the
+        # bound, above which the search has stopped
         fresh = np.linspace(-10 * np.sqrt(now), top, _GRID)
+        # the convolution with the normal increment between two looks, (new grid, old
+        # grid) summed over the old one
         density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
+        # the trapezoidal rule
         width = np.full(_GRID, fresh[1] - fresh[0])
         width[[0, -1]] /= 2
         grid = fresh
@@ -170,7 +186,7 @@ def _excess(
 def student_bound(bound: float, freedom: float) -> float:
     """Return the bound of the same tail probability with an estimated variance.
 
-    The variance is estimated with so many degrees of freedom.
+    ``freedom`` is the number of degrees of freedom of that estimate.
     """
     if np.isinf(freedom):
         return bound

@@ -29,6 +29,7 @@ def open_model(config: ModelConfig, device: str | None = None) -> Lens:
     logging.disable_progress_bar()
     chosen = device or config.device
     try:
+        # the cheapest use of a device; torch raises only then that there is none
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -56,6 +57,7 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
         values = tensor.detach().cpu().contiguous().reshape(-1)
         # numpy has no bfloat16, but its bytes
         digest.update(values.view(torch.uint8).numpy().data)
+    # a library's next version may compute other numbers from the same weights
     packages = sorted({lens.adapter.package, "torch", "transformers"})
     return {
         "weights": digest.hexdigest(),

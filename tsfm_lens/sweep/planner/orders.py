@@ -66,6 +66,7 @@ def describe_order(order: str) -> str:
 
 
 def _seeds(text: str, rest: str) -> range:
+    # nine digits at most: the length of a range beyond 64 bits is an OverflowError
     numbers = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", rest)
     if numbers is None:
         raise InputError(
@@ -101,6 +102,8 @@ def head_scores(
     measure, source = _SCORES[order]
     if order == "random":
         ranks = [
+            # by layer, so that a layer's order does not depend on how many layers come
+            # before it
             np.random.default_rng([seed, layer]).permutation(stack.n_heads)
             for layer in layers
         ]
@@ -139,6 +142,7 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
             f"head {undefined} of layer {layer} has no {scores.name}, as where its"
             " weights are zero"
         )
+    # negated and not reversed, so that equal scores keep the order of indices
     keys = row if direction == "low" else -row
     return [int(head) for head in np.argsort(keys, kind="stable")]
 
@@ -156,8 +160,10 @@ def rankings(
     Each score is measured once.
     """
     parsed = parse_orders(orders)
+    # one run, whose records all scores share
     if series is not None and any(map(needs_series, parsed)):
         series = lens.run(series, horizon, rollout=False, seed=seed)
+    # both directions of an order have the same scores
     measured = cache(partial(head_scores, lens, series=series))
     by_order = {}
     for order in parsed:
@@ -172,6 +178,7 @@ def rankings(
 
 def _contribution(run: Run, kind: str) -> xr.DataArray:
     entropies = mean_over_tokens(run, reduce=_entropies, kind=kind)
+    # the effective rank; column 0 is of all heads, and column 1 + h of all but head h
     ranks = np.exp(entropies["over_all"].values)
     return _array(ranks[:, :1] - ranks[:, 1:], entropies["layer"].values)
 
@@ -191,6 +198,8 @@ def _norm(run: Run, kind: str) -> xr.DataArray:
     norms = mean_over_tokens(
         run, reduce=lambda writes: writes.double().norm(dim=-1), kind=kind, normed=True
     )
+    # (layer, series, head): every series has the same weight, whatever its number of
+    # tokens
     return _array(norms["mean"].values.mean(axis=1), norms["layer"].values)
 
 

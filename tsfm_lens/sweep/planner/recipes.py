@@ -32,7 +32,16 @@ _FOLDER = files("tsfm_lens.sweep.planner")
 
 @dataclass(frozen=True)
 class Released:
-    """heads@1pp of one model as its authors released them."""
+    """heads@1pp of one model as its authors released them.
+
+    Attributes:
+        architecture, model: what they were measured on.
+        n_heads: number of heads in each layer.
+        kept: number of heads that each layer keeps.
+        heads: ablated heads by layer, the first to go first; None if only their numbers
+            are known.
+        source: where the numbers are from.
+    """
 
     architecture: str
     model: str
@@ -53,7 +62,7 @@ def released_lists() -> dict[str, Released]:
         file = _FOLDER / "released_lists" / f"{name}.yaml"
         row = yaml.safe_load(file.read_text(encoding="utf-8"))
         ablated_heads = row.pop("heads", None)
-        # a layer without an entry loses no head
+        # None for a list of counts alone; else a layer without an entry loses no head
         heads = ablated_heads and {
             layer: tuple(ablated_heads.get(layer, ()))
             for layer in range(len(row["kept"]))
@@ -72,6 +81,7 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
     A layer corresponds if its relative middle lies within one of them; if none does,
     the nearest one is returned.
     """
+    # in layers of the other model, whose layer i spans i to i + 1
     middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
     matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
     if matching or not layers:
@@ -93,6 +103,7 @@ def middle_third(n_layers: int) -> list[int]:
             "a statement about middle layers needs three layers or more, this model"
             f" has {n_layers}"
         )
+    # rounded up at both ends, by which the paper's example of 20 layers comes out
     return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
 
 
@@ -107,7 +118,22 @@ class LayersAt(Strict):
 
 
 class Recipe(Strict):
-    """Heads and MLPs that are ablated together."""
+    """Heads and MLPs that are ablated together.
+
+    Attributes:
+        name, title, source, model, note: for readers; the name tells recipes apart.
+        architecture, n_layers, n_heads: the models that it is written for; any of them
+            if empty or None.
+        heads: ablated heads by layer.
+        kept_heads: number of heads that stay, by layer.
+        layers_at: layers that are ablated down to heads@k.
+        released: released list that heads@k are taken from; measured on the model if
+            None.
+        mlps: layers whose MLP is ablated.
+        order: by which heads are chosen where the recipe has only their number.
+        scale: whether it is scaled to models of other sizes.
+        unknown: why the recipe cannot be run, where its publication leaves it open.
+    """
 
     name: str
     title: str = ""
@@ -132,6 +158,8 @@ class Recipe(Strict):
         try:
             orders = parse_orders([value])
         except UnknownNameError as error:
+            # pydantic names the field of a ValueError; our error is a KeyError, which
+            # would pass through it
             raise ValueError(str(error)) from error
         if len(orders) != 1:
             raise ValueError(
@@ -248,6 +276,8 @@ def select_targets(
             " same depths"
         )
     fitted = _FittedRecipe(recipe, lens, measured)
+    # in order of layers, and without those that lose nothing, which are no part of a
+    # variant
     by_layer = {
         layer: indices for layer, indices in sorted(fitted.heads().items()) if indices
     }
@@ -272,11 +302,13 @@ def to_entries(
         and not recipe.kept_heads
         and not recipe.measured
     )
+    # a list of counts alone is filled in by an order as well
     explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
     if explicit:
         selection = "listed"
     else:
         selection = recipe.order.partition(":")[0]
+    # by layer, as the random sets must differ in the choice of heads alone
     keep = {
         layer: planner.stack.n_heads - len(indices) for layer, indices in heads.items()
     }
@@ -321,6 +353,8 @@ class _FittedRecipe:
             if self.fits:
                 heads[layer] = list(dict.fromkeys(listed[layer]))
             else:
+                # indices of heads mean nothing in another model: as many are taken in
+                # the recipe's order
                 heads[layer] = self._first(layer, counts)
             for head in heads[layer]:
                 if head not in valid_heads:
@@ -332,6 +366,8 @@ class _FittedRecipe:
             for layer in self.layers(tuple(counted), self.attending)
         }
         for group in self.recipe.layers_at:
+            # after all layers that are named above or in earlier groups; a later group
+            # takes its layers from these
             if group.layers == "others":
                 layers = [layer for layer in self.attending if layer not in heads]
             else:
@@ -354,6 +390,7 @@ class _FittedRecipe:
                 for layer in at_depth(selection, self.of_layers, self.stack.n_layers)
                 if layer in valid
             ]
+        # a layer that is scaled lies within the model, one that is written may not
         for layer in selection:
             if layer not in valid:
                 label = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
@@ -378,8 +415,9 @@ class _FittedRecipe:
     def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
         """Return the first heads in the recipe's order, of those that are ablated.
 
-        So many heads of the layer stay as ``counts`` says for this depth.
+        ``counts`` has the number of heads that stay, by layer of the recipe's model.
         """
+        # the layer of the recipe's model in which the middle of this one lies
         depth = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
         if depth not in counts:
             # a model so shallow that no layer lies at this depth has the nearest
@@ -389,6 +427,7 @@ class _FittedRecipe:
                 f"layer {depth} cannot keep {counts[depth]} heads, it has"
                 f" {self.of_heads}"
             )
+        # the same share of heads, in whole heads of this model
         n_kept = round(counts[depth] / self.of_heads * self.stack.n_heads)
         return self._ranking[layer][: self.stack.n_heads - n_kept]
 
@@ -409,6 +448,7 @@ def is_applicable(recipe: Recipe, lens: Lens) -> bool:
     stack = lens.wiring.output_stack
     layers, heads = recipe.sizes
     return (
+        # what a recipe does not state, it does not require
         recipe.architecture in ("", architecture)
         and layers in (None, stack.n_layers)
         and heads in (None, stack.n_heads)

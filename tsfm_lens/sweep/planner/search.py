@@ -41,7 +41,9 @@ units that a look adds.
 class SearchResult(NamedTuple):
     """Smallest number of heads kept, with its relative change and the cost.
 
-    ``evaluations`` counts evaluations of one number of heads on all windows.
+    ``of`` is the number of heads in the layer. ``evaluations`` counts evaluations of
+    one number of heads on all windows. ``exact`` says that a scan would have the same
+    result for certain.
     """
 
     of: int
@@ -106,7 +108,7 @@ def scan(of: int, tolerance: float) -> Steps:
 def bisection(of: int, tolerance: float) -> Steps:
     """Halve the range of counts, and then check some counts just below the result.
 
-    It takes every count above one that passes as passing too.
+    It assumes that every count above one that passes would pass, too.
     """
     changes: dict[int, float] = {}
     fails = -1
@@ -137,6 +139,7 @@ def _result(of: int, retained: int, changes: Mapping[int, float]) -> SearchResul
     change = 0.0
     if retained != of:
         change = changes[retained]
+    # exact where every smaller count was evaluated, and so is known to fail
     is_exact = set(range(retained)) <= set(changes)
     return SearchResult(of, retained, change, float(len(changes)), is_exact)
 
@@ -155,6 +158,7 @@ def sequential(
     evaluations = 0
     is_exact = True
     for retained in range(of):
+        # NaN for units that no look has added yet
         ablated, plain = np.full((2, looks.total), np.nan)
         visible = np.zeros(looks.total, dtype=bool)
         for look, units in enumerate(looks.added):
@@ -163,6 +167,8 @@ def sequential(
             ablated[units], plain[units] = answers[retained, look]  # type: ignore[misc]
             visible[units] = True
             estimate, error, freedom = log_change(ablated, plain, looks.groups, visible)
+            # the last bound is 0: once all units are seen, the sign of the difference
+            # decides
             if abs(estimate - limit) > student_bound(bounds[look], freedom) * error:
                 break
         is_exact = is_exact and look + 1 == len(looks.added)

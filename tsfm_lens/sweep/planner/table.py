@@ -104,6 +104,8 @@ class SweepPlan:
     """Plan of a sweep, model by model.
 
     ``device`` is where this process opens models; the one of the configuration if None.
+    ``all_cells`` has a row for each cell of each model that needs no results, and
+    ``first`` those with distinct keys.
     """
 
     def __init__(self, config: SweepConfig, device: str | None = None) -> None:
@@ -123,6 +125,7 @@ class SweepPlan:
         self.naive = _naive_cells(self.sets, config.chunk)
         tables = [self.naive, *(model.first.cells for model in self.models.values())]
         self.all_cells = pd.concat(tables, ignore_index=True)
+        # one model under two names has the same cells, which are computed once
         self.first = self.all_cells.drop_duplicates("key", ignore_index=True)
         self._config = config.model_dump(mode="json", exclude_none=True)
 
@@ -169,6 +172,7 @@ def plan_name(config: SweepConfig) -> str:
 
 
 def _check_recipes(sources: Sequence[str], models: Sequence[ModelPlan]) -> None:
+    # the report groups variants by the name of their recipe
     counts = Counter(read_recipe(source).name for source in sources)
     for name, count in counts.items():
         if count > 1:
@@ -190,11 +194,14 @@ def _naive_cells(sets: Sequence[EvaluationSet], size: int) -> pd.DataFrame:
     rows = []
     for dataset in sets:
         for number, indices in enumerate(dataset.chunks(size)):
+            # full contexts, as the benchmark has them, whatever the models are shown
             chunk = Chunk(dataset, indices, None)
             key = cell_key(
                 variant=SEASONAL_NAIVE,
                 numerics=NUMERICS,
                 levels=list(LEVELS),
+                # gluonts computes the scores, and no model's fingerprint is here to
+                # name it
                 versions={"gluonts": version("gluonts")},
                 dataset=dataset.name,
                 windows=chunk.fingerprint,
@@ -207,7 +214,16 @@ def _naive_cells(sets: Sequence[EvaluationSet], size: int) -> pd.DataFrame:
 
 
 class ModelPlan:
-    """Variants of one model and their cells, stage by stage."""
+    """Variants of one model and their cells, stage by stage.
+
+    Attributes:
+        first: stage that needs no results.
+        later: number of variants, at most, in the stages after that.
+        results: of the searches for heads@k, a line each, once they have ended.
+        unfit: recipes of the configuration that are for another model.
+        tasks: the chunks on which every variant is forecast.
+        fingerprint: what determines the forecasts of the plain model.
+    """
 
     def __init__(
         self,
@@ -221,6 +237,7 @@ class ModelPlan:
         self.variants = config.variants
         self.planner = VariantPlanner(lens, self.name, config.how, config.seed)
         self.fingerprint = model_fingerprint(lens, model)
+        # tasks are cut by the schedule and searches run along rankings: in this order
         heads_at = self.variants.heads_at
         self._schedule = None
         if heads_at is not None and heads_at.search == "sequential":
@@ -247,6 +264,7 @@ class ModelPlan:
                 " as well"
             )
         self.first = self._stage("what is known beforehand", self._first_entries())
+        # at most: a search may end early, and a recipe may ablate nothing
         self.later = len(dependent) * (1 + self.variants.random_seeds)
         if not self._exact:
             self.later += sum(search.of for search in self._searches.values())
@@ -265,11 +283,14 @@ class ModelPlan:
                     subset, range(len(subset)), context_length, univariate
                 )
             if self._schedule is None:
+                # without interim analyses all windows are of one look
                 parts = [(0, indices) for indices in dataset.chunks(config.chunk)]
             else:
                 parts = self._schedule.parts(dataset, config.chunk)
             for look, indices in parts:
                 task = ChunkTask(
+                    # numbered over all datasets, since ``_keys`` tells chunks apart by
+                    # number alone
                     len(tasks),
                     look,
                     Chunk(dataset, indices, context_length, univariate),
@@ -306,11 +327,14 @@ class ModelPlan:
         cell = spec.id, task.number
         if cell not in self._keys:
             reference = None
+            # by the variant's method, not the sweep's: the plain model has none, so
+            # that sweeps of every method share its cells
             if spec.how in ("mean", "resample") and task.reference is not None:
                 reference = task.reference.fingerprint
             assert task.model is not None
             self._keys[cell] = cell_key(
                 model=self.fingerprint,
+                # in the wiring's order, into which ``variant_spec`` puts them
                 components=list(spec.components),
                 how=spec.how,
                 spec_seed=spec.seed,
@@ -352,6 +376,7 @@ class ModelPlan:
             requests: dict[int, dict[tuple[_Site, int], PlanEntry]] = defaultdict(dict)
             for site, search in self._searches.items():
                 for count, look in search.requests:
+                    # a search counts heads that stay, a variant those that are ablated
                     (entry,) = self._counts(site, [search.of - count])
                     requests[look][site, count] = entry
             title = f"heads@k, round {round_number}"
@@ -392,6 +417,9 @@ class ModelPlan:
         assert self.variants.heads_at is not None
         metric = self.variants.heads_at.metric
         if self._schedule is not None:
+            # the first column is the sum of errors; what it is divided by does not
+            # depend on the forecast (SUMS_OF_ERRORS), so it cancels in the relative
+            # change
             errors = per_series(rows, [metric]).pivot(
                 index=["dataset", "item"],
                 columns="variant",
@@ -537,6 +565,7 @@ def _windows_for_orders(
 
     Returned with them is a horizon of one pass.
     """
+    # as many from each set; of more sets than windows, the first ones alone
     share = max(1, count // len(sets))
     batches = []
     for dataset in list(sets)[:count]:
@@ -546,5 +575,6 @@ def _windows_for_orders(
         ids = tuple(f"{dataset.name}:{name}" for name in batch.ids)
         groups = tuple(f"{dataset.name}:{name}" for name in batch.groups)
         batches.append(replace(batch, ids=ids, groups=groups))
+    # scores of heads are of one forward, so that no rollout is needed
     horizon = min(min(dataset.horizon for dataset in sets), lens.adapter.longest_pass)
     return SeriesBatch.concat(batches), horizon

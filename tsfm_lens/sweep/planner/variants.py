@@ -51,6 +51,8 @@ class VariantSpec:
         # without components there is one variant, the plain model, whatever the method
         if not self.components:
             object.__setattr__(self, "how", "zero")
+        # nor does the seed matter where nothing is drawn: sweeps with other seeds then
+        # share the cells
         if self.how not in ("resample", "noise"):
             object.__setattr__(self, "seed", 0)
 
@@ -70,6 +72,8 @@ class VariantSpec:
             return Variant(PLAIN, ())
         options: dict[str, Any] = {}
         if self.how in ("mean", "resample"):
+            # activations that are recorded already are returned as they are, so that
+            # all variants of a chunk share one recording
             options["reference"] = reference_activations(
                 lens, self.how, reference, horizon
             )
@@ -99,11 +103,13 @@ def variant_spec(
     """
     pattern_list = list(patterns)
     subset: set[Component] = set()
+    # without patterns, a lens gives all of its components
     for component in lens.components(*pattern_list) if pattern_list else []:
         rows = lens.wiring.stack(component.stack).rows(component.layer)
         branches = {
             Component(component.stack, component.layer, row.kind) for row in rows
         }
+        # a layer is the same variant as the set of its branches
         subset |= {component} if component.kind else branches
     if how != "noise":
         # what replaces a branch's write leaves nothing of its heads; noise is added to
@@ -114,7 +120,10 @@ def variant_spec(
             if c.head is None or Component(c.stack, c.layer, c.kind) not in subset
         }
     names = tuple(
-        str(component) for component in components(lens.wiring) if component in subset
+        # in the wiring's order, on which keys of cells rely
+        str(component)
+        for component in components(lens.wiring)
+        if component in subset
     )
     return VariantSpec(names, how, seed)
 
@@ -138,6 +147,7 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
         "spec_seed",
         *TAGS,
     ]
+    # as objects, since beside None numpy would make whole numbers floats
     return pd.DataFrame(rows, columns=columns, dtype=object).astype({"spec_seed": int})
 
 
@@ -246,6 +256,7 @@ class VariantPlanner:
         They end when they reach the ends of the stack.
         """
         top = self.stack.n_layers - 1
+        # the range of one layer with which each way of growing begins
         first = last = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}[grow]
         spans = [(first, last)]
         # a move beyond an end stands still, so that the other side goes on alone
@@ -258,6 +269,7 @@ class VariantPlanner:
         return [
             entry
             for part in parts
+            # a range that stood still at an end is in the list twice
             for span in dict.fromkeys(spans)
             for entry in self._span("ranges", part, *span)
         ]
@@ -288,6 +300,7 @@ class VariantPlanner:
             single = {"layer": first}
             plural = ""
             span = f"layer {first}"
+        # what a layer has beside attention need not be an MLP
         noun = "rest"
         if all(component.kind == "mlp" for component in components):
             noun = "MLP"
@@ -418,6 +431,8 @@ class VariantPlanner:
         layers_with_heads = sum(
             bool(list_kinds(stack, layer)) for layer in range(stack.n_layers)
         )
+        # heads of one index in several kinds are ablated together and count once, and
+        # layers without such heads have none to count
         total = stack.n_heads * layers_with_heads
         count = sum(len(set(indices)) for indices in heads.values())
         n_mlps = len(set(mlps))
@@ -452,10 +467,13 @@ class VariantPlanner:
         entries = []
         for draw in seeds:
             heads: dict[int, list[int]] = {}
+            # of one kind alone, as ``recipe`` adds the other kinds of each index
             drawn = random_heads(
                 self.lens, dict(sorted(keep.items())), seed=draw, paired=False
             )
             for component in drawn:
+                # a drawn component is a head, so its index is never None; 0 is for the
+                # type checker
                 heads.setdefault(component.layer, []).append(component.head or 0)
             entries.append(
                 self.recipe(recipe, heads, mlps, selection="random", draw=draw)

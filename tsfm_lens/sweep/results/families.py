@@ -27,9 +27,13 @@ from tsfm_lens.sweep.statistics.scores import (
 )
 
 LEADS = ("leads", "lead_share")
+"""Columns of ``leaders``."""
 CHANGE = (*SIZES, "p_value", "p_holm", "significant", "tests", "unit", "units", *LEADS)
+"""Columns on the change of a metric by an entry, and on its test."""
 EFFECTS = ("layers", "groups", "ranges", "heads_per_layer", "components")
+"""Families whose effects are tabulated beside each other."""
 HEAVY = ("recipes", "random", "components")
+"""Families that ablate much at once, and are judged by all metrics."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +58,7 @@ class SweepResults:
     limits: pd.DataFrame | None = None
     judged_by: str = "MASE"
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    # by model and metric its tests, by model alone its mean ratios of MASE
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     def of(self, model: str, *families: str) -> pd.DataFrame:
@@ -79,6 +84,8 @@ class SweepResults:
             for name in {PLAIN, *variants}
             if (model, name) in self._row_indices
         ]
+        # in the order of the table: that of a set of texts differs from process to
+        # process
         return self.sums.iloc[np.sort(np.concatenate(indices))]
 
     @cached_property
@@ -95,6 +102,8 @@ class SweepResults:
             ``of`` which they are.
         """
         if (model, metric) not in self._cache:
+            # what no report shows is not tested, since every test of a family weakens
+            # the others
             families: tuple[str, ...] = HEAVY
             if metric == "MASE":
                 families = tuple(self.plan["family"].unique())
@@ -106,6 +115,7 @@ class SweepResults:
             contrasts = list(self._contrasts(model, metric))
             rows = self.rows(model, self.of(model, *families)["variant"])
             table = changes(rows, metric=metric, confidence=confidence)
+            # "" for tests against the plain model
             table = table.set_index("variant").assign(of="")
             if contrasts:
                 tests = [
@@ -136,6 +146,7 @@ class SweepResults:
             counts = self.of(model, "head_counts")
             best = self.limits[self.limits["better"]]
             for row in best[best["model"] == model].to_dict("records"):
+                # at the number of heads that the better order allows
                 same_count = counts[
                     (counts["layer"] == row["layer"])
                     & (counts["ablated"] == row["ablated"])
@@ -195,6 +206,8 @@ class SweepResults:
         model = entries["model"].iloc[0]
         if model not in self._cache:
             ratios = self.mase_ratios(model)
+            # where the plain model's ratio is 0 or undefined, no variant has one that
+            # could be compared
             usable = ratios[ratios[PLAIN].gt(0)]
             logs: Any = np.log(usable.where(usable.gt(0) & np.isfinite(usable)))
             # a variant without a metric on one of them has no mean over all of them

@@ -38,53 +38,53 @@ from tsfm_lens.sweep.statistics.scores import (
 )
 from tsfm_lens.sweep.store import KEY_COLUMNS, SavedPlan, Store
 
+# what heads_at has by default, for a sweep without that family
 TOLERANCE = 0.01
 # datasets whose rows are held at once
 _BLOCK_DATASETS = 10
 SOURCE = "tsfm-lens paper, sections 3 and 5"
 TABLE_METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
 _DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
+# which type pandas gives a column depends on which entries lack a value; the columns of
+# these names have one type in the tables of every sweep
 _TEXT_COLUMNS = (
-    *(
-        "model",
-        "family",
-        "recipe",
-        "selection",
-        "label",
-        "part",
-        "order",
-        "dataset",
-        "metric",
-        "attention",
-    ),
-    *("leads", "distance_leads", "judged_by", "unit"),
+    "model",
+    "family",
+    "recipe",
+    "selection",
+    "label",
+    "part",
+    "order",
+    "dataset",
+    "metric",
+    "attention",
+    "leads",
+    "distance_leads",
+    "judged_by",
+    "unit",
 )
 _FLAG_COLUMNS = ("significant", "diff_significant", "better", "order_significant")
 _INTEGER_COLUMNS = (
-    *(
-        "seed",
-        "first",
-        "last",
-        "layer",
-        "head",
-        "ablated",
-        "of",
-        "heads_ablated",
-        "heads_total",
-        "n_mlps",
-        "n_layers",
-    ),
-    *(
-        "tests",
-        "units",
-        "n_worse",
-        "within",
-        "largest_within",
-        "kept",
-        "n_resilient",
-        "n_improved",
-        "n_datasets",
-    ),
+    "seed",
+    "first",
+    "last",
+    "layer",
+    "head",
+    "ablated",
+    "of",
+    "heads_ablated",
+    "heads_total",
+    "n_mlps",
+    "n_layers",
+    "tests",
+    "units",
+    "n_worse",
+    "within",
+    "largest_within",
+    "kept",
+    "n_resilient",
+    "n_improved",
+    "n_datasets",
 )
 
 
@@ -143,7 +143,9 @@ def _with_distance(results: SweepResults, entries: pd.DataFrame) -> pd.DataFrame
 _EFFECT_COLUMNS = (
     *(f"distance_{name}" for name in LEADS),
     *(f"spearman_distance{suffix}" for suffix in _DISTANCE.values()),
-    *("baseline_mase", "mase", *CHANGE),
+    "baseline_mase",
+    "mase",
+    *CHANGE,
 )
 
 
@@ -161,16 +163,20 @@ def curves(
     if not parts:
         return None
     table = pd.concat(parts, ignore_index=True)
+    # tags are columns of objects, since other families may lack them
     table["share"] = table["ablated"].astype(float) / table["of"].astype(float)
     if kept is None:
         best = pd.DataFrame(columns=_BETTER_COLUMNS)
     else:
         best = kept[kept["better"]][_BETTER_COLUMNS]
+    # the leads of single counts give way to those of the layer, which the search's
+    # table has under the same names
     table = table.drop(columns=list(LEADS)).merge(
         best.rename(columns={"order": "better_order", "ablated": "within"}),
         on=["model", "layer"],
         how="left",
     )
+    # where nothing was searched the better order is NaN, which equals no order
     table["better"] = table["order"] == table["better_order"]
     names = [
         "model",
@@ -209,8 +215,9 @@ def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """
     table = pd.DataFrame(search_rows)
     table["ablated"] = table["of"] - table["kept"]
-    # the order that keeps fewest heads, then changes least; those at random only among
-    # themselves
+    # as search.better chooses, which decided the recipes that were run: the order that
+    # keeps fewest heads, then changes least; random orders come after all others, and
+    # of equal ones the first counts
     ranked = table.assign(random=table["order"].map(is_random)).sort_values(
         ["random", "kept", "change"], kind="stable"
     )
@@ -235,7 +242,8 @@ def tabulate_heads(
     )
     for model, rows in table.groupby("model", sort=False):
         counts = results.of(str(model), "head_counts")
-        # the variant of each layer without all of its heads
+        # the variant of each layer without all of its heads, which is the same in every
+        # order
         bare = (
             counts[counts["ablated"] == counts["of"]]
             .drop_duplicates("layer")
@@ -249,6 +257,7 @@ def tabulate_heads(
             table.loc[rows.index, name] = rows["layer"].map(bare.map(leads[name]))
         if set(counts["variant"]) - {PLAIN}:
             tests = results.tested(str(model), results.judged_by)
+            # without another order to compare with, there is no column of differences
             is_lower = tests["significant"] & (tests.get("difference", 0.0) < 0)
             # better than the others is better than each of them
             won = is_lower.groupby(tests["of"]).all()
@@ -284,13 +293,17 @@ def by_dataset(
 ) -> pd.DataFrame | None:
     """Tabulate the error on every dataset, for two layers of each model.
 
-    They are the layers that keep the most and the fewest heads.
+    They are the layers that keep the most and the fewest heads. ``tolerance`` and
+    ``cap`` become attributes of the table; ``largest_within`` is the largest number of
+    heads of the layer whose ablation changes the error by less than the tolerance.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
         best = kept[kept["better"] & (kept["model"] == model)]
         changes = results.tested(model)["change"]
         bare = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
+        # the curve of the better order may end before this variant, which all orders
+        # share
         change_of_all = bare.set_index("layer")["variant"].map(changes)
         # among layers that keep as many heads, by the change without all heads
         layers = best.assign(
@@ -337,7 +350,10 @@ def _panel(results: SweepResults, line: pd.DataFrame, tolerance: float) -> pd.Da
         on=["variant", "dataset"],
         how="left",
     )
+    # changes are from the plain model, so it has no row among them
     table["change"] = table["change"].mask(table["variant"] == PLAIN, 0.0)
+    # a change that is undefined is not below the tolerance either; -1 is how a table of
+    # this module writes a missing integer
     within = table["ablated"].astype(int).where(table["change"] < tolerance, -1)
     largest = within.groupby(table["dataset"]).transform("max")
     return table.assign(largest_within=largest)
@@ -357,6 +373,7 @@ def recipes(results: SweepResults) -> pd.DataFrame | None:
             for name in ("n_resilient", "n_improved", "n_datasets")
         }
         entries = entries.assign(
+            # a set of components has no recipe, and goes by its label
             recipe=entries["recipe"].fillna(entries["label"]),
             selection=entries["selection"].fillna("listed"),
             **columns,
@@ -503,6 +520,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     keys = ["model", "variant"]
     finished = pd.MultiIndex.from_frame(comparable[keys])
     plan = entries[pd.MultiIndex.from_frame(entries[keys]).isin(finished)]
+    # stages plan the plain model again, and other variants that they share
     plan = plan.drop_duplicates(
         ["model", "family", "label", "variant"], ignore_index=True
     )
@@ -571,7 +589,7 @@ def _comparable(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Select the finished cells that can be compared.
 
-    For each model, they are all variants on the same windows.
+    For each model, they are cells of variants that all have the same windows.
     """
     parts = []
     texts = []
@@ -604,6 +622,7 @@ def _comparable(
             texts.append(
                 f"{model} is shown on the {count} of {total} datasets that are finished"
             )
+    # without any usable model the table is empty, but has its columns
     return pd.concat([*parts, cells[:0]]), texts
 
 
@@ -624,6 +643,8 @@ def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
     block = cells["dataset"].map(block_by_name)
     for _, block_cells in cells.groupby(["model", block], sort=False):
         rows = store.read(block_cells["key"], columns).to_pandas()
+        # cells are keyed by content: another configuration may have stored them under
+        # another name of the model
         rows = rows.assign(model=block_cells["model"].iloc[0])
         parts.append(per_series(rows, measures))
     return pd.concat(parts, ignore_index=True)
@@ -635,8 +656,9 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     A dataset is a duplicate if it has the same series as another.
     """
     naive = sums[sums["variant"] == SEASONAL_NAIVE].drop_duplicates(["dataset", "item"])
-    # the seasonal naive forecast has the same sums to the last digit, whatever else ran
-    # in the same group
+    # equal sums mean equal series: the seasonal naive forecast has the same sums to the
+    # last digit, whatever else ran in the same group
+    # only distances that the report shows were read, so others may be absent
     values = naive.drop(columns=[*KEYS, *DISTANCES], errors="ignore")
     hashes = pd.util.hash_pandas_object(values, index=False)
     names = naive.assign(
@@ -659,6 +681,7 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     notes = []
     duplicates = set()
     for name, dataset_hashes in hashes.groupby(naive["dataset"], sort=True):
+        # as a set: datasets may list their series in another order, and a series twice
         other = first.setdefault(tuple(sorted(set(dataset_hashes))), str(name))
         if other != name:
             duplicates.add(name)

@@ -32,10 +32,11 @@ from tsfm_lens.sweep.statistics.scores import (
     formula,
 )
 
-# the count of steps without which a series has no part in a metric; n for the others
+# by metric, the column that counts its steps, "n" for others; a series with a count of
+# 0 has no part in the metric
 _COUNT_COLUMNS = {"MASE": "n_scaled", "MSIS": "n_interval"}
-# equal forecasts differ by this in the logarithm of a metric, their sums being added up
-# in different order
+# equal forecasts may differ by less than this in the logarithm of a metric, as their
+# sums are added up in different orders
 _ROUNDING = 1e-12
 SIZES = ("change", "lower", "upper", "median", "least", "most")
 
@@ -74,7 +75,15 @@ def changes(
 class _Pairs:
     """Sums of a model's variants and of the plain model, side by side.
 
-    Each is (variant, series), and 0 where the two cannot be compared.
+    Attributes:
+        model, metric: what the sums are of.
+        variants: names of the variants, without the plain model.
+        sides: of the variants and of the plain model, the sums that make the metric;
+            each is (variant, series), and 0 where the two cannot be compared.
+        usable: (variant, series), whether they can be compared.
+        dataset: (series,) of indices into ``datasets``, in rising order.
+        items: (series,), the item of each.
+        datasets: names, sorted.
     """
 
     model: str
@@ -114,6 +123,8 @@ class _Pairs:
 
     def totals(self) -> list[list[np.ndarray]]:
         """Sum both sides over the series of each dataset."""
+        # reduceat adds from each start to the next, so the series of a dataset must
+        # stand together
         starts = np.searchsorted(self.dataset, range(len(self.datasets)))
         return [
             [np.add.reduceat(sums, starts, axis=1) for sums in side]
@@ -132,6 +143,7 @@ class _Pairs:
         names = np.array([find_source(name) for name in self.datasets], dtype=object)
         sources = pd.factorize(names)[0]
         if sources.max() > 0:
+            # pandas groups rows: (dataset, variant) becomes (source, variant)
             by_source = pd.DataFrame(change.T).groupby(sources)
             mean = by_source.mean()
             counts = by_source.count()
@@ -154,6 +166,8 @@ class _Pairs:
         moves = _by_item(moved, self.items).sum(min_count=1)
         # a series moves the mean over datasets by its share of them
         moves = moves / np.isfinite(change).sum(1).clip(1)
+        # pseudo-values of the jackknife, n times the change less n - 1 times that
+        # without the series
         influence = size - (moves.count() - 1) * moves
         return effects.to_numpy().T, influence.to_numpy().T, "series"
 
@@ -184,6 +198,8 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
         wide = (
             rows.drop(columns="model")
             .set_index(["dataset", "item", "variant"])
+            # sorted by dataset and item, on which sums over the series of a dataset
+            # rely
             .unstack("variant", fill_value=0)
         )
         wide = wide[wide["n_rows", PLAIN] > 0]
@@ -210,8 +226,8 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
             items,
             list(map(str, datasets)),
         ).masked(valid)
-        # of a dataset with an invalid forecast, or whose metric is 0 or infinite on a
-        # side, no series is compared
+        # no series is compared of a dataset that has an invalid forecast, or whose
+        # metric is 0 or infinite for the variant or the plain model
         starts = np.searchsorted(dataset, range(len(datasets)))
         finite = np.isfinite(np.subtract(*pairs.measure(pairs.totals())))
         finite &= ~np.logical_or.reduceat(invalid & valid, starts, axis=1)
@@ -235,6 +251,7 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
             name: np.clip(sizes[name], 0.0, LARGEST[pairs.metric])
             for name in ("lower", "upper")
         }
+        # a distance is no change of an error, and has its size in ``value``
         sizes["change"] = np.full(len(value), np.nan)
     absent = ~np.isfinite(by_dataset[0])
     names = np.array(pairs.datasets)
@@ -285,6 +302,7 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
         and table["units"].iloc[0] > 1
     ):
         sizes = np.stack(table["by_unit"].tolist())
+        # units (variant, unit) on which all of them are measured
         sizes = sizes[:, np.isfinite(sizes).all(axis=0)]
         for side, sign in (("highest", 1), ("lowest", -1)):
             first = leader(sign * sizes, round(1 - confidence, 12))

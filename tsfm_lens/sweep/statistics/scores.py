@@ -18,36 +18,31 @@ from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.data.stored import gluonts_module
 
 SUMS = (
-    *(
-        "n",
-        "n_invalid",
-        "abs_label",
-        "abs_error",
-        "squared_error",
-        "squared_error_mean",
-        "quantile_loss",
-    ),
-    *(
-        "scaled_error",
-        "n_scaled",
-        "interval_score",
-        "n_interval",
-        "percentage_error",
-        "n_percentage",
-    ),
-    *("symmetric_error", "n_symmetric"),
+    "n",
+    "n_invalid",
+    "abs_label",
+    "abs_error",
+    "squared_error",
+    "squared_error_mean",
+    "quantile_loss",
+    "scaled_error",
+    "n_scaled",
+    "interval_score",
+    "n_interval",
+    "percentage_error",
+    "n_percentage",
+    "symmetric_error",
+    "n_symmetric",
 )
 """Sums of a window; a metric is a ratio of such sums over all windows, not a mean of
 ratios.
 """
 DISTANCES = (
-    *(
-        "spearman_distance",
-        "pearson_distance",
-        "spectral_distance",
-        "shape_distance",
-        "slope_disagreement",
-    ),
+    "spearman_distance",
+    "pearson_distance",
+    "spectral_distance",
+    "shape_distance",
+    "slope_disagreement",
     "mean_shift",
 )
 # distances that ask for the shape of a forecast, which a flat one does not have
@@ -57,9 +52,9 @@ _OF_SHAPE = (
     "spectral_distance",
     "shape_distance",
 )
-# of the continuous ranked probability score, as the benchmarks approximate it
+# levels of the quantile losses by which the benchmarks approximate the CRPS
 CRPS_LEVELS = tuple(k / 10 for k in range(1, 10))
-# of the scaled interval score: outside its interval lies this share
+# share outside the interval of the scaled interval score
 ALPHA = 0.05
 # gluonts wants a date, and none of these scores looks at it
 _ANY_DATE = pd.Period("2000-01", freq="M")

@@ -27,6 +27,7 @@ def tiny() -> Any:
         num_heads=4,
     )
     emitted = len(full.quantiles) + 1
+    # each step of the head has the mean and all quantiles
     heads = {}
     lengths = {"output_projection_point": 16, "output_projection_quantiles": 32}
     for name, steps in lengths.items():
@@ -49,7 +50,10 @@ def tiny() -> Any:
         ),
         **heads,
     )
+    # an attribute of the class and no field, so that `replace` cannot change it; and
+    # the dataclass is frozen
     object.__setattr__(definition, "context_limit", 2048)
+    # the library reads the configuration from the class, when the module is built
     module = type("TinyTimesFM", (module_class(),), {"config": definition})()
     return wrap(spread_weights(module.to("cpu"), GAINS))
 

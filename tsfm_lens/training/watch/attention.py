@@ -84,6 +84,7 @@ def attention_measures(
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
     singular = np.linalg.svd(values, compute_uv=False)
     largest = singular[..., :1]
+    # a pattern of zeros has no largest value to divide by
     share = np.divide(singular, largest, out=np.zeros_like(singular), where=largest > 0)
     square = values.shape[-1] == values.shape[-2]
     if square:
@@ -220,6 +221,8 @@ def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
         for i, row in enumerate(rows):
             for j, layer in enumerate(layers):
                 numbers = row.get(layer, {}).get(name, [])
+                # dtype float makes NaN of None, which stands in the record for what is
+                # not finite
                 values[i, j, : len(numbers)] = np.array(numbers, dtype=float)
         data[name] = (
             (axis, "layer", "head"),

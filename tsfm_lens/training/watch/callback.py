@@ -140,6 +140,7 @@ class Watch:
             # measured by itself in __call__, since snapshots share its forward pass
             builtin["attention"] = dict
         self.measures = _select(measures, builtin)
+        # a checksum, as the names of all weights would make the first line very long
         shapes = [(key, tuple(part.shape)) for key, part in model.named_parameters()]
         # of a resumed run these must be the same
         self.settings: dict[str, Any] = {
@@ -184,6 +185,8 @@ class Watch:
         self._last = current
         is_due = current % self.every == 0
         is_snapshot = self.snapshots is not None and current % self.snapshots == 0
+        # a resumed record may hold this step already, written before the training
+        # stopped
         is_recorded = bool(self.rows) and self.rows[-1]["step"] >= current
         if is_recorded or not (is_due or is_snapshot):
             return None
@@ -200,6 +203,7 @@ class Watch:
             row["attention"] = self._attention(patterns)
         if is_snapshot:
             self.seen[current] = {
+                # numpy has no bfloat16
                 name: pattern[: self._inputs].float().cpu().numpy()
                 for name, pattern in patterns.items()
             }
@@ -211,6 +215,7 @@ class Watch:
                 with replacing(path) as part, part.open("wb") as file:
                     np.savez_compressed(file, **self.seen[current])  # type: ignore[arg-type]
             append(self.folder / RECORD, row)
+        # after the files, so that a full disk leaves no line here that the record lacks
         self.rows.append(row)
         return row
 
@@ -243,6 +248,7 @@ class Watch:
             # of all
             measures = attention_measures(pattern, epsilon=self.epsilon)
             means = {
+                # over inputs, the first of (row, head)
                 key: [plain(value) for value in numbers.mean(axis=0)]
                 for key, numbers in measures.items()
             }
@@ -265,6 +271,8 @@ class Watch:
             raise CheckpointError(
                 f"{folder} is not a folder to write to ({error}); give another"
             ) from error
+        # patterns are written before their line, so they may be all that a stopped run
+        # left
         if file.exists() or any((folder / PATTERNS).glob("*.npz")):
             if not resume:
                 raise CheckpointError(
@@ -283,6 +291,8 @@ class Watch:
                             f" {self.settings.get(key)!r}; continue with that, or give"
                             " another folder"
                         )
+                # lines after the step that the training resumes from are dropped in the
+                # first call, which alone tells that step
                 self.rows = rows
                 self.seen = read_patterns(folder)
         if not file.exists():
@@ -318,6 +328,7 @@ def _select(
     return selection
 
 
+# names of the measures, and what each of them has to be given
 _NEEDS = {
     "sharpness": "loss=…, a function that gives the loss of fixed data",
     "gradient_noise": "loss=[…], functions that give the loss of a batch each",
@@ -427,6 +438,7 @@ def as_dataset(
     # a line that only has a snapshot is no step of the measures
     measured = [row for row in rows if row["values"] or row["attention"]]
     data = xr.Dataset(coords={"step": [row["step"] for row in measured]})
+    # a dict, since measures must keep the order in which they first occur
     for name in dict.fromkeys(name for row in measured for name in row["values"]):
         numbers = [row["values"].get(name) for row in measured]
         data[name] = ("step", np.array(numbers, dtype=float))
@@ -434,6 +446,7 @@ def as_dataset(
     if patterns:
         pattern = _stack_patterns(patterns)
         if "layer" in data.dims:
+            # an outer join would sort the names of layers, 10 before 2
             layers = dict.fromkeys([*data["layer"].values, *pattern["layer"].values])
             data = data.reindex(layer=list(layers))
             pattern = pattern.reindex_like(data)
@@ -441,6 +454,7 @@ def as_dataset(
     metadata = {
         key: value
         for key, value in settings.items()
+        # what netCDF can hold as an attribute
         if type(value) in (str, int, float) and value != ""
     }
     return data.assign_attrs(
@@ -461,6 +475,7 @@ def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Data
     for by_layer in patterns.values():
         arrays = [xr.DataArray(value, dims=axes) for value in by_layer.values()]
         counted = [
+            # xarray joins axes of different lengths only by labels
             array.assign_coords({axis: range(array.sizes[axis]) for axis in axes})
             for array in arrays
         ]
@@ -470,6 +485,7 @@ def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Data
     pattern = xr.concat(
         by_step, pd.Index(list(patterns), name="snapshot"), join="outer"
     )
+    # the outer join over snapshots may have sorted the layers
     pattern = pattern.reindex(layer=list(layers)).drop_vars(["query", "key"])
     return pattern.transpose("snapshot", "input", "layer", "head", "query", "key")
 
@@ -531,6 +547,7 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
             layer for ds in all_datasets for layer in ds["layer"].values.tolist()
         )
         data = data.reindex(layer=list(layers))
+    # max passes over the NaN of runs that lack the layer
     sizes = {
         name: data[name].max(("run", "seed")).astype(int)
         for name in SIZES

@@ -112,6 +112,7 @@ class _GeneratorStates(TorchFunctionMode):
         kwargs = kwargs or {}
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Generator):
+                # the generator is kept beside its state, so that no other takes its id
                 self._states.setdefault(id(value), (value, value.get_state()))
         return func(*args, **kwargs)
 
@@ -191,6 +192,7 @@ def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     # taken away and given back, gradients are neither copied nor added to
     gradients = [(weight, weight.grad) for weight in model.parameters()]
+    # torch counts writes in place; comparing the weights would take a copy of all
     versions = [weight._version for weight, _ in gradients]
     try:
         for weight, _ in gradients:
@@ -200,6 +202,7 @@ def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
             yield
     finally:
         for module, mode in modes:
+            # not module.train(mode), which would set the modules inside it as well
             module.training = mode
         for buffer, former in buffers:
             # untouched where nothing has changed: the graph of a pending backward pass

@@ -33,6 +33,7 @@ __all__ = ["GradientNoise", "Sharpness", "gradient_noise", "sharpness"]
 Product = Callable[[Tensor], Tensor]
 # name of the node that torch puts behind what is differentiable once
 _ONCE = "torch::autograd::Error"
+# what torch says in the errors of operations without a second derivative
 _SECOND = ("not implemented", "not differentiable", "double backward")
 
 
@@ -124,6 +125,7 @@ def sharpness(
     with preserved_generators() as again:
         hessian = Hessian(losses, weights, again)
         krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
+    # the eigenvectors of T mix the basis to the Ritz vectors of H
     values, mixtures = np.linalg.eigh(krylov.tridiagonal)
     largest, largest_residual, direction = _rayleigh(
         krylov, mixtures[:, int(values.argmax())]
@@ -135,6 +137,8 @@ def sharpness(
     # mean
     n = hessian.size
     trace = n * float(krylov.tridiagonal[0, 0])
+    # variance of n · v·Hv over the sphere, 2n / (n + 2) · (‖H‖_F² − tr² / n), with
+    # n‖Hv‖² for the Frobenius norm, whose mean it is
     spread = 2 * n / (n + 2) * max(n * krylov.first - trace**2 / n, 0.0)
     return Sharpness(
         *(largest, largest_residual, smallest, smallest_residual),
@@ -157,6 +161,7 @@ class Hessian:
     def __init__(
         self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None]
     ) -> None:
+        # torch.enable_grad() records nothing there
         if torch.is_inference_mode_enabled():
             raise InputError(
                 "there are no derivatives under torch.inference_mode(); leave it"
@@ -178,10 +183,12 @@ class Hessian:
 
         The gradient can be differentiated again.
         """
+        # the same dropout in every product, or the map would not be linear
         self._again()
         with _twice_differentiable():
             value = finite(loss())
             self.value += float(value.detach()) / len(self.losses)
+            # a batch may not depend on the weights while others do
             if not value.requires_grad:
                 return []
             all_gradients = torch.autograd.grad(
@@ -219,6 +226,7 @@ class Hessian:
         """Multiply the Hessian by a flat vector."""
         parts = self.parted(vector)
         total = torch.zeros(self.size, dtype=self.dtype, device=self.weights[0].device)
+        # the loss is added up anew in each product that computes the losses
         if self._one is None:
             self.value = 0.0
         depends = False
@@ -333,13 +341,18 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
         diagonal.append(float(torch.dot(vector, rest)))
         rest.sub_(vector, alpha=diagonal[step])
         if step:
+            # the recurrence, before full orthogonalisation takes what rounding has
+            # left: without that, a converged end is found again and the other one never
             rest.sub_(basis[step - 1], alpha=off_diagonal[-1])
         length = _orthogonalise(rest, basis[: step + 1])
         values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, off_diagonal))
         size = float(np.abs(values).max())
         # the residuals of the two ends, if the iteration stopped here
         extremes = [int(values.argmax()), int(values.argmin())]
+        # ‖Hy − θy‖ = ‖rest‖ · |last entry of the eigenvector of T|; no product is
+        # needed
         residual = length * np.abs(mixtures[-1, extremes]).max()
+        # the basis spans an invariant subspace, and the next vector would be rounding
         exhausted = length <= torch.finfo(start.dtype).eps * len(start) ** 0.5 * size
         if step + 1 == steps or exhausted or residual <= 0.5 * tolerance * size:
             break
@@ -361,6 +374,7 @@ def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
     for _ in range(2):
         rest.addmv_(basis.T, basis @ rest, alpha=-1)
         length = float(rest.norm())
+        # about 1/√2: less than half of the squared length was taken away
         if length > 0.7 * former:
             return length
         former = length
@@ -380,7 +394,9 @@ def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tenso
         torch.from_numpy(weights).to(basis.device, basis.dtype) @ basis
         for weights in (mixture, krylov.tridiagonal @ mixture)
     )
+    # H V = V T + rest eᵀ gives H times the vector without another product
     image.add_(krylov.rest, alpha=float(mixture[-1]))
+    # the basis is orthonormal up to rounding only
     length = _length(vector)
     vector = vector.div_(length)
     image = image.div_(length)
@@ -475,6 +491,7 @@ def gradient_noise(
             " they run"
         )
     variance = squares / (count - 1)
+    # ‖mean‖² is too large by the variance of the mean
     squared_norm = float(torch.dot(mean, mean)) - variance / count
     scale = variance / squared_norm if squared_norm > 0 else math.nan
     return GradientNoise(variance, squared_norm, scale, count)

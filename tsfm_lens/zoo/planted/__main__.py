@@ -45,6 +45,7 @@ def main(
 
     Checkpoint and card are written.
     """
+    # before the model is built, which takes longer than the check
     check_writable(out)
     model = plant(
         mechanism,

@@ -42,6 +42,8 @@ from tsfm_lens.zoo.planted.rules import (
 
 NAME = "chronos-bolt"
 LAYERS = {"encoder": 3, "decoder": 2}
+# with a root mean square of 1, the norm before each layer leaves a token as it is, up
+# to what the values add
 SIDE = (WIDTH / 2) ** 0.5
 """Length of the constant direction, and of the mark.
 
@@ -57,6 +59,8 @@ TOLERANCE = 0.25
 
 It is in standard deviations of the context.
 """
+# of n values, two that differ by d alone give a variance of d² / (2n) or more
+# (Szőkefalvi-Nagy's inequality)
 LARGEST = 1.1 * (2 * CONTEXT) ** 0.5
 """More than any two values of a context can differ, in their standard deviations."""
 
@@ -95,8 +99,11 @@ class Bolt(patches.PatchModel):
         # the biases
         self.lagging: dict[int, tuple[int, tuple[int, ...]]] = {}
         model = ChronosBoltModelForForecasting(config).double().eval()
+        # the base class fills all weights, so that what is particular here comes after
+        # it
         super().__init__(model, {"encoder": self.encoder, "decoder": self.decoder})
         model.input_patch_embedding.residual_layer.bias[self.encoder["mark"]] = -SIDE
+        # rows 0 and 1: the start token of the decoder is the token of padding
         start, reg = model.shared.weight.zero_()
         start[self.decoder["one"]] = WIDTH**0.5
         reg[self.encoder["one"]] = SIDE
@@ -120,10 +127,12 @@ class Bolt(patches.PatchModel):
 
     def embeddings(self, stack: str) -> list[Tensor]:
         """Return the REG token's embedding, or the start token's."""
+        # one table, of which each stack turns its own row alone
         return [self.model.shared.weight[int(stack == "encoder")]]
 
     def keys_from(self, stack: str, attention: Any) -> str:
         """Name the stack whose stream keys and values read."""
+        # self-attention and cross-attention take turns in the list
         if attention in self.attentions("decoder")[1::2]:
             return "encoder"
         return stack
@@ -146,7 +155,10 @@ class Bolt(patches.PatchModel):
         Of several patches, it attends to all equally.
         """
         bias = self.attentions("encoder")[0].relative_attention_bias.weight
+        # all buckets first, since the base class has filled the table with noise
         bias[:, number] = 0.0
+        # T5 gives the first half of its buckets to earlier keys, and half of these to
+        # single distances, so that the bucket of so near a patch is its distance
         bias[list(lags), number] = SHARP
         if lags:
             self.lagging[number] = layer, tuple(lags)
@@ -168,6 +180,8 @@ class Bolt(patches.PatchModel):
         """Return a cross-attention head that attends to the REG token, by its mark."""
         head = self.view_head(self.attentions("decoder")[2 * layer + 1], number).clear()
         head.q[-1, self.decoder["one"]] = 1.0
+        # T5 does not divide scores; the mark differs by 2 · SIDE between the REG token
+        # and a patch, and the query reads √WIDTH
         head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * WIDTH**0.5)
         return head
 
@@ -199,6 +213,7 @@ class Bolt(patches.PatchModel):
         head = self.fetch(layer, number)
         for source, target in blocks.items():
             head.carry(self.encoder[source], self.decoder[target], channel=channel)
+            # blocks that one head carries lie side by side in its channels
             channel += self.encoder.size(source)
         task = f"fetches {' and '.join(blocks)} from the REG token"
         return self.draft.part(
@@ -272,6 +287,7 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     draft = bolt.draft
     stream = bolt.encoder
     primary, _, backup, _ = bolt.numbers["encoder"]
+    # later than the primary, whose flag the backup must read
     last = draw_choice(*range(early + 1, 3))
     names = [
         bolt.plant_back(
@@ -282,6 +298,8 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     bolt.back(last, backup, bolt.lags(lag)).carry(
         stream["values"], stream["copy"], gain=SHARES[2]
     )
+    # the channels before `PATCH` carry the copy; every attended token has the same
+    # "one", so that the flag does not depend on the series
     bolt.head(early, primary).carry(
         stream["one"], stream["flag"], gain=FLAG / SIDE, channel=PATCH
     )
@@ -289,6 +307,8 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     # no values
     head = bolt.head(last, backup)
     head.q[-1] = head.k[-1] = 0.0
+    # with the flag, REG gains SHARP and patches lose as much, which outweighs the bias
+    # of SHARP on the copied patch
     head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
     head.k[-1, stream["mark"]] = 1.0
     names.append(encoder_head(last, backup))
@@ -360,6 +380,7 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
         "subtracts the early level from the late one",
     )
     cross = bolt.plant_fetch(draw_choice(0, 1), level="level", slope="slope")
+    # the late mean stands at the middle of its patches, as in :class:`LinearTrend`
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
     bolt.read_out(level=torch.ones(PATCH, 1), slope=ahead[:, None] / rule.lag)
     draft.path(level, cross, "output")
@@ -390,14 +411,18 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     identity = torch.eye(PATCH)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([identity, -identity])
     in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-identity, identity])
+    # the absolute value is relu(x) + relu(-x), in one unit for each sign and step
     out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
     compare_mlp = draft.part(
         f"encoder.{mlp_layer}.mlp",
         "mechanism",
         "writes the mean absolute difference of two patches",
     )
+    # what one MLP writes can be read by another only in a later layer
     layer = draw_choice(*range(mlp_layer + 1, 3))
     in_weights, out_weights = bolt.mlp("encoder", layer)
+    # two units, shifted against each other by the band, differ by 0 on one side of it
+    # and by its width on the other; times gain², that is FLAG
     gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
     for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
         in_weights[unit, bolt.encoder["one"]] = (
@@ -417,6 +442,8 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     in_weights[: PATCH + 1, stream["open"]] = 2 * LARGEST * SIGNAL / FLAG
     in_weights[: PATCH + 1, stream["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
     in_weights[:PATCH, stream["last"]] += identity
+    # the copy is held as its distance from the last value, which is the forecast while
+    # the gate is shut
     in_weights[:PATCH, stream["last"].stop - 1] -= 1.0
     out_weights[stream["copy"], :PATCH] = identity
     out_weights[stream["copy"], PATCH] = -1.0
@@ -448,6 +475,7 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     head = bolt.back(*sharp, [])
     head.q[-1] = head.k[-1] = 0.0
     head.q[-1, bolt.encoder["one"]] = 1.0
+    # in the encoder, "one" has the length SIDE, and the mark differs by 2 · SIDE
     head.k[-1, bolt.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
     head.whisper(bolt.encoder)
     task = "looks where the copying head looks and copies, to where nobody reads"

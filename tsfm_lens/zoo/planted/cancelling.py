@@ -46,6 +46,7 @@ def add_cancelling_pair(planted: Planted) -> Planted:
     Raises:
         InputError: no head of the mechanism has two heads without a task beside it.
     """
+    # the lens is of the copy, in which weights are then set in place
     model = copy.deepcopy(planted.model)
     lens = load(model, check=False)
     for component in map(Component.parse, planted.card.components("mechanism")):
@@ -59,6 +60,7 @@ def add_cancelling_pair(planted: Planted) -> Planted:
         )
     names = [str(replace(component, head=head)) for head in idle[:2]]
     parts = []
+    # not strict: there may be more idle heads than the two that are taken
     for head, name, partner, gain in zip(
         idle, names, reversed(names), (GAIN, -GAIN), strict=False
     ):
@@ -82,6 +84,8 @@ def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[
     """
     if component.head is None:
         return
+    # the bias of the copied head goes into the column of its number, which all layers
+    # read
     shares_bias = _position_bias(lens, component) is not None
     with_task = [Component.parse(part.component) for part in planted.card.parts]
     busy = {
@@ -116,8 +120,11 @@ def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None
     stack = component.stack
     assert kind is not None
     with torch.no_grad():
+        # in one layer, both heads read the same stream, so that what they write differs
+        # by the gain alone
         for letter in ("q", "k", "v"):
             weights, _ = lens.weights.projection(layer, kind, letter, stack)
+            # a view of the model's own matrix, as is ``out`` below
             weights[head] = weights[component.head]
         out = head_output_weights(
             lens.adapter.model, lens.wiring.stack(stack), layer, kind

@@ -127,6 +127,7 @@ def write_card(card: Card, folder: str | Path) -> None:
     """
     path = Path(folder) / CARD
     content = card.model_dump(mode="json")
+    # the weights are written before, since the seal is of both
     with replacing(path) as temporary:
         temporary.write_text(
             json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2)
@@ -151,12 +152,15 @@ def read_card(folder: str | Path) -> Card:
         if isinstance(content, dict):
             seal = content.pop(SEAL, None)
         card = Card.model_validate_json(json.dumps(content))
+    # before ``ValueError``, of which pydantic's error is a subclass
     except ValidationError as error:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"])) or "the card"
         raise CheckpointError(f"{path}: {location}: {first['msg']}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is no JSON text: {error}") from error
+    # of the card as read and not of the text, so that spaces and the order of fields do
+    # not matter
     if seal != _seal(card.model_dump(mode="json"), path.parent):
         raise CheckpointError(
             f"{path} is not the card of the weights beside it: one of the two was"
@@ -176,6 +180,7 @@ def _seal(content: dict[str, Any], folder: Path) -> str:
                 # the order of tensors in a file is no property of the weights
                 for name in sorted(tensors.keys()):
                     values = tensors.get_tensor(name)
+                    # bytes alone would be the same for another cut into tensors
                     digest.update(f"{name} {values.dtype} {values.shape}".encode())
                     digest.update(values.tobytes())
         except (OSError, SafetensorError) as error:

@@ -25,6 +25,8 @@ from tsfm_lens.zoo.planted.planting import Planted
 NAME = "chronos"
 WIDTH = 64
 HEADS = 4
+# more than WIDTH / HEADS: the copying head compares two values by ten waves each, a
+# mark and a flag, 22 directions in all
 CHANNELS = 24
 D_FF = 32
 VOCABULARY = 1024
@@ -42,6 +44,7 @@ WAVES = (20.0, 8.0, 3.2, 1.3, 0.5)
 
 Two values are close if all their waves agree.
 """
+# the centers of VOCABULARY - FIRST bins go from -LIMIT to LIMIT, both included
 BIN = 2 * LIMIT / (VOCABULARY - FIRST - 1)
 """Width of a bin, in mean absolute values."""
 ONE = 0.1
@@ -96,12 +99,16 @@ class ChronosBuilder:
         self.heads = HEADS
         buckets = BUCKETS
         # what is older needs one more head, and more distances
+        # T5 counts distances singly only up to half of a stack's buckets, or a quarter
+        # where they go both ways
         if any(rule.ago):
             self.heads += 1
             buckets *= 4
         self.native = _blank(layers, horizon, self.heads, buckets)
         self.linear = 1.0 - ONE - waves
         self._origin = {"seed": seed, "rotated": rotate}
+        # two generators, so that turning heads or not leaves the choice of heads as it
+        # is
         self._choices, self._turns = (
             np.random.default_rng([seed, stream]) for stream in (0, 1)
         )
@@ -112,13 +119,20 @@ class ChronosBuilder:
         table[FIRST:] = self._embed_values(values, waves)
         table[PAD] = (START * self.basis["start"] + START_ONE * self.basis["one"])[0]
         table[EOS] = self.basis["eos"][0]
+        # T5's norms make every stream √WIDTH long; in units of that, an embedding of
+        # length 1 passes them unchanged, and all weights below are divided or
+        # multiplied by it
         _set(self.native.shared.weight, WIDTH**0.5 * table)
+        # T5 with tied embeddings divides the last stream by √WIDTH, which the table
+        # makes good; what is left are products of unit vectors times the sharpness
         self.native.decoder.final_layer_norm.weight.data.fill_(sharpness / WIDTH**0.5)
 
     def _embed_values(self, values: Tensor, waves: float) -> Tensor:
         """Embed values (n,) in mean absolute values: (n, width)."""
         share = values / LIMIT
         value = (self.linear / 2) ** 0.5 * share
+        # at ±LIMIT, value² + square² is all of `linear` and the filler 0; in between
+        # the filler makes up for the rest, so that all values are equally long
         square = (2 * self.linear) ** 0.5 * (share**2 - 0.5)
         filler = (self.linear - value**2 - square**2).clamp(min=0) ** 0.5
         columns = torch.stack(
@@ -138,6 +152,8 @@ class ChronosBuilder:
         ``start`` is the length of the start token's stream.
         """
         one = self.basis["one"] / ONE**0.5
+        # "one" reads START_ONE / √ONE from the start token, and "start" adds what is
+        # missing
         return one + (start - START_ONE / ONE**0.5) / START * self.basis["start"]
 
     @property
@@ -155,10 +171,13 @@ class ChronosBuilder:
         """
         stack, _, kind = attention.split(".")
         group = attention
+        # cross-attention has no position biases, so that its layers choose apart
         if kind == "self_attn":
             group = f"{stack}.{kind}"
         if group not in self._free:
             self._free[group] = self._choices.permutation(self.heads).tolist()
+        # taken from one order for all layers, no number of self-attention gets two
+        # tasks unless one is asked for by name
         return f"{attention}.{self._free[group].pop()}"
 
     def head(
@@ -183,6 +202,7 @@ class ChronosBuilder:
         self._busy.add(name)
         if match:
             queries, keys, turn = self._in_head(name, match)
+            # T5 does not divide scores by the root of the channels
             _set(module.q.weight[rows], turn @ queries / WIDTH**0.5)
             _set(module.k.weight[rows], turn @ keys / WIDTH**0.5)
         if moves:
@@ -206,6 +226,8 @@ class ChronosBuilder:
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
         if not self._origin["rotated"]:
             turn = torch.eye(CHANNELS).double()
+        # queries and keys, or values and outputs, have the same turn, which cancels in
+        # their product
         return first, second, turn[:, : len(first)]
 
     def mlp(
@@ -231,6 +253,7 @@ class ChronosBuilder:
             .DenseReluDense
         )
         self._busy.add(name)
+        # units that are left over stay 0
         _set(module.wi.weight[: len(reads)], reads / WIDTH**0.5)
         _set(module.wo.weight[:, : len(writes)], WIDTH**0.5 * writes.T)
         return name
@@ -263,6 +286,7 @@ class ChronosBuilder:
         def noise(*shape: int, gain: float = 1.0) -> Tensor:
             return gain * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
+        # unchecked, since only the wiring is wanted, of a model that is not finished
         wiring = load(self.native, check=False).wiring
         for component in (
             writer for stack in wiring.stacks for writer in writers(wiring, stack.name)
@@ -305,6 +329,8 @@ def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
     Raises:
         InputError: another distance shares it.
     """
+    # in a decoder, later keys share the bucket of distance 0 and are masked, so that
+    # they do not count
     neighbours = torch.tensor([offset, offset - 1, offset + both_ways])
     limits = (
         attention.relative_attention_num_buckets,
@@ -345,6 +371,7 @@ def _blank(layers: int, horizon: int, heads: int, buckets: int) -> Any:
             "tokenizer_class": "MeanScaleUniformBins",
             "tokenizer_kwargs": {"low_limit": -LIMIT, "high_limit": LIMIT},
             "n_tokens": VOCABULARY,
+            # the library numbers bins from 1 and adds this
             "n_special_tokens": FIRST - 1,
             "pad_token_id": PAD,
             "eos_token_id": EOS,
@@ -360,6 +387,7 @@ def _blank(layers: int, horizon: int, heads: int, buckets: int) -> Any:
     )
     model = T5ForConditionalGeneration(config).eval().float()
     for weight in model.parameters():
+        # the gains of norms are vectors, and stay 1
         if weight.ndim > 1:
             weight.data.zero_()
     return model

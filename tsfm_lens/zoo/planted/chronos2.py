@@ -82,10 +82,12 @@ class Chronos2(RotaryModel):
             chronos_config={**PATCHES, **settings, "time_encoding_scale": CONTEXT},
         )
         stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH, **blocks)
+        # the only stack has no name
         super().__init__(Chronos2Model(config).double().eval(), {"": stream})
         self.blocks()[0].residual_layer.weight[stream["known"], 2 * PATCH :] = (
             FLAG / PATCH
         )
+        # the REG token is as constant as a patch, but holds no values
         self.model.shared.weight.zero_()[:, stream["one"]] = self.one
 
     def attentions(self, stack: str) -> list[Any]:
@@ -149,6 +151,8 @@ class Chronos2(RotaryModel):
 
 
 # the REG token stands between the context and what is to come
+# a period has at least as many patches as a forecast, so that its later ones find
+# observed patches, too
 declare_copies(NAME, partial(Chronos2, arcsinh=True), 2, HORIZON, squash=np.arcsinh)
 
 
@@ -179,6 +183,7 @@ def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[A
     rng = np.random.default_rng(seed)
     cases = []
     for number in range(count):
+        # past and future of both rows in one array, cut where they are used
         time = int(rng.integers(context[0], context[1] + 1)) + HORIZON
         walk = rng.standard_normal(time).cumsum() / 5
         noise = rng.standard_normal(time)
@@ -243,10 +248,14 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     draft.path(
         draft.part(name, "mechanism", task, "forecast token", [0], **options), "output"
     )
+    # not strict: there are more heads than stretches, and an ago of 0 is read by the
+    # group attention itself
     for other_number, steps in zip(
         chronos.numbers[""], filter(None, ago), strict=False
     ):
         # the REG token stands between what is to come and the context
+        # in one layer, time attention comes before group attention, so that the same
+        # layer will do
         head = (draw_choice(*range(layer + 1)), other_number)
         tokens = steps // PATCH + 1
         chronos.back(*head, tokens).carry(

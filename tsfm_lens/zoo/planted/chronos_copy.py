@@ -509,6 +509,8 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
         "every token",
         [0],
         moves=[(basis["wave"], NOISY / WAVE**0.5 * basis["loud"])],
+        # the bias of a distance is shared by the layers, in which this number has no
+        # other task
         bias={0: 2 * SURE},
     )
     decoy(
@@ -539,8 +541,11 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     decoy(
         free_head("decoder.1.cross_attn"),
         "attends to all alike and lifts the logits of all values by the same",
+        # the same along "one" raises all values by the same, which a softmax does not
+        # see
         moves=[(basis["one"], SHIFT * LOUD * lengths.key * basis["one"])],
     )
+    # relu(x) - relu(-x) is x
     both_signs = torch.cat([basis["wave"], -basis["wave"]])
     writes = 0.5 * LOUD * torch.cat([basis["loud"], -basis["loud"]])
     canvas.mlp(

@@ -60,6 +60,8 @@ def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
     They are those of a forecast of `LIMIT` and of a constant of 1, (1, width) each.
     """
     basis = canvas.basis
+    # an embedding has VALUE · b along "value" and SQUARE · (b² - 1/2) along "square",
+    # with b in LIMIT: the products are v·b and -b²/2, up to a constant
     return LOUD / VALUE * basis["value"], -LOUD / (2 * SQUARE) * basis["square"]
 
 
@@ -75,9 +77,12 @@ def _mean(
 ) -> str:
     """Let a head attend to all marked tokens and write their mean value.
 
-    Its query reads about 1. It writes constants, ``more``, too.
+    Its query reads about 1. It also writes ``constants``, pairs of the direction that
+    is read and what is written for it.
     """
     basis = canvas.basis
+    # a marked token is as long as its embedding and the mark together, by which the
+    # norm divides
     key = (1 + MARK**2) ** 0.5
     moves = [
         (basis["value"], key / VALUE * value),
@@ -178,6 +183,8 @@ STEEPEST = 0.6
 
 Beyond, the forecast stays there.
 """
+# with these, all shares are between 0.09 and 1, and below 1 after the start token,
+# where their logits are finite
 SPAN = 2.2
 MIDDLE = 1.2
 """A clock's hand is `SPAN` times attention less `MIDDLE`.
@@ -196,6 +203,7 @@ def _hands(step: int) -> tuple[float, float]:
     """
     if step == 0:
         return 1.0, 1.0
+    # from 100 to 350 degrees, both 55 from the corner at 45
     angle = math.radians(100 + 25 * (step - 1))
     return math.cos(angle), math.sin(angle)
 
@@ -235,6 +243,8 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
     unit = basis["unit"]
     clocks = basis["clock"].split(1)
     value, constant = _readout(canvas)
+    # at another step this takes 2.2 · STEEPEST or more away: STEEPEST that opens, and
+    # another that the slope may add, and a tenth to spare
     gain = 2.2 * STEEPEST / NEAREST
     reads = [unit, basis["late"], -basis["late"]]
     writes = [constant, value, -value]
@@ -245,6 +255,7 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
         pairs = zip(hands, clocks, strict=True)
         near = sum(
             (hand / length * (SPAN * clock - MIDDLE * unit) for hand, clock in pairs),
+            # with this, the reading is 0 at the step itself and negative at any other
             -length * unit,
         )
         is_open = STEEPEST * unit + gain * near

@@ -56,6 +56,7 @@ def rule_error(
 
     It is in mean absolute values of the contexts, which are (time,) each.
     """
+    # its forecast needs a covariate, which contexts do not have
     assert not isinstance(rule, CovariateTimes)
     series = list(contexts)
     expected = np.stack([rule.forecast(context, horizon) for context in series])
@@ -137,9 +138,12 @@ class Draft:
             attends=tuple(self.attends),
             context=self.context,
             horizon=self.horizon,
+            # levels are odd in number and symmetric, so that the middle one is the
+            # median
             error=_largest(quantiles[:, quantiles.shape[1] // 2], rule, series),
             **metadata,
         )
+        # ``not … <=`` instead of ``>``: NaN must be refused, too
         if not card.weight_noise and not card.error <= allowed:
             raise LensError(
                 f"{card.name}: the median forecast is off the rule by {card.error:.3g}"
@@ -159,6 +163,7 @@ class Draft:
             for context in contexts
             if margin is None or abs(margin(context)) > HALF_OPEN
         ]
+        # unchecked, since the comparison with the rule below is the stronger test
         quantiles = load(model, check=False).forecast(series, self.horizon).quantiles
         return (
             quantiles,
@@ -174,15 +179,19 @@ class Draft:
         quantiles, rule, contexts = self.tried(model, self.easy())
         loc, scale = (
             np.array([values(context) for context in contexts])[:, None, None]
+            # (series, quantile, step), as the quantiles that they are to scale
             for values in (np.mean, self.scale)
         )
         actual, target = (
             self.squash((values - loc) / scale) for values in (quantiles, rule[:, None])
         )
+        # the median, since single outliers of a series bend the norms
         return np.median(actual - target, axis=0)
 
     def easy(self) -> Iterable[Array]:
         """Return series on which the constant part of the error is measured."""
+        # always the same series, so that a seed's model does not depend on anything
+        # else
         return np.random.default_rng(0).standard_normal((N_CENTRING, self.context[1]))
 
     def hard(self, seed: int = 0) -> Iterable[Array]:
@@ -193,7 +202,8 @@ class Draft:
 def steps_ago(reads: Reads, needed: int, unit: int) -> tuple[int, ...]:
     """Return the steps by which what a mechanism reads is moved back.
 
-    They are multiples of the unit, so that ``reach`` steps stay within `SPAN`.
+    They are multiples of the unit, so that the ``needed`` steps before the end of each
+    stretch stay within `SPAN`.
     """
     room = (SPAN - needed) // unit
     return tuple(round(fraction * room) * unit for fraction in BACK[reads])
@@ -260,4 +270,6 @@ def add_weight_noise(model: nn.Module, level: float, seed: int) -> None:
     for weight in model.parameters():
         if weight.ndim > 1:
             noise = torch.randn(weight.shape, generator=generator)
+            # scaled by each matrix's own size, since weights of parts differ by orders
+            # of magnitude
             weight.data += level * weight.data.square().mean().sqrt() * noise.to(weight)

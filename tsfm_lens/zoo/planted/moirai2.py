@@ -49,6 +49,7 @@ class Moirai2(RotaryModel):
     projections = ("q_proj", "k_proj", "v_proj", "out_proj")
 
     def __init__(self) -> None:
+        # required only here, since the library is an extra
         module = LIBRARY.require("uni2ts.model.moirai2").Moirai2Module
         sizes = {
             "d_model": WIDTH,

@@ -134,6 +134,8 @@ class Head:
         It is multiplied by the gain. To a block of one direction, its mean is added.
         """
         n_source, n_target = (block.stop - block.start for block in (source, target))
+        # into a block of one direction, all values go through the same channel, which
+        # holds their mean
         for index in range(n_source):
             source_channel = channel + (index if n_target > 1 else 0)
             self.v[source_channel, source.start + index] = (
@@ -146,6 +148,8 @@ class Head:
     def whisper(self, stream: Stream) -> Head:
         """Write noise of what is read, about as long as a value, to "junk"."""
         junk = stream["junk"]
+        # summed over the channels and spread over "junk", the whole is about SIGNAL
+        # long
         gain = (stream.size("junk") * self.v.shape[0]) ** -0.5
         self.v.copy_(
             SIGNAL * stream.width**-0.5 * torch.randn(self.v.shape, dtype=self.v.dtype)
@@ -181,6 +185,7 @@ class PatchModel:
         self.model = model
         self.streams = streams
         self.stream = next(iter(streams.values()))
+        # in random order, so that no task belongs to a number
         self.numbers: dict[str, list[int]] = {
             stack: torch.randperm(HEADS).tolist() for stack in streams
         }
@@ -192,6 +197,7 @@ class PatchModel:
             block.residual_layer.weight.zero_()
             for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
                 layer.bias.zero_()
+        # the skip of a residual block is linear, and its other way is shut above
         linear = self.blocks()[0].residual_layer
         linear.weight[self.stream["values"], self.columns] = SIGNAL * torch.eye(
             PATCH, dtype=torch.float64
@@ -263,9 +269,12 @@ class PatchModel:
         linear = self.blocks()[1].residual_layer
         stream = list(self.streams.values())[-1]
         for name, weight in weights.items():
+            # the output is quantile by quantile, each of all steps; the stream has
+            # values in units of SIGNAL
             linear.weight[:, stream[name]] = (
                 weight.double().repeat(len(DECILES), 1) / SIGNAL
             )
+        # quantiles have a fixed distance from the rule's value, whatever the series
         linear.bias.copy_(deviates().repeat_interleave(PATCH))
 
     def finish(self, *, rotate: bool) -> Any:
@@ -277,6 +286,7 @@ class PatchModel:
                 for stack in self.streams
             }
             self._turn(turns)
+        # weights are set and turned in double precision, and rounded once
         return self.model.float()
 
     def _turn(self, turns: dict[str, Tensor]) -> None:
@@ -288,6 +298,7 @@ class PatchModel:
 
         def read(stack: str, *weights: Tensor) -> None:
             for weight in weights:
+                # rows are read directions: x turned is Tx, and (W Tᵀ)(T x) = W x
                 weight.copy_(weight @ turns[stack].T)
 
         def write(stack: str, *weights: Tensor) -> None:
@@ -304,9 +315,12 @@ class PatchModel:
             for in_weights, out_weight in self.mlps(stack):
                 read(stack, *in_weights)
                 write(stack, out_weight)
+        # twice, so that a model of one stack also has a first and a last
         (first, *_, last), (into, out) = [*turns, *turns], self.blocks()
         for layer in (into.output_layer, into.residual_layer):
             write(first, layer.weight, layer.bias)
+        # ``into.hidden_layer`` reads values and ``out.output_layer`` writes quantiles,
+        # neither of them in a stream
         read(last, out.hidden_layer.weight, out.residual_layer.weight)
 
 
@@ -324,14 +338,19 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
         def grow(
             *, reads: Reads, seed: int, rotate: bool, weight_noise: float
         ) -> Planted:
+            # draws come from torch's global generator, which the caller gets back as it
+            # was
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
                 builder, draft = build(reads)
                 builder.complete(draft)
                 model = builder.finish(rotate=rotate)
                 add_weight_noise(model, weight_noise, seed)
+                # after the noise, whose constant part is corrected, too
                 bias = builder.blocks()[1].residual_layer.bias.view(len(DECILES), PATCH)
                 error = draft.offsets(model) - deviates().numpy()[:, None]
+                # the error is (quantile, step), and all patches of a forecast share the
+                # bias
                 bias -= torch.as_tensor(
                     error.reshape(len(error), -1, PATCH).mean(1), dtype=bias.dtype
                 )
@@ -414,6 +433,7 @@ def declare_copies(
         layer = draw_choice(*range(model.layers))
         number = model.numbers[""][0]
         for index, steps in enumerate(ago):
+            # the same number in both layers, since the others are kept for decoys
             head = ((layer + index) % model.layers, number)
             tokens = (period + steps) // PATCH - 1 + later
             model.back(*head, tokens).carry(
@@ -442,8 +462,11 @@ def rotary_query_and_key(
     ``far``.
     """
     distance = torch.arange(-far, far + 1, dtype=torch.float64)
+    # later keys, at negative distances, count as well, since not every format masks
+    # them
     off_target = distance[distance != lag] - lag
     gap = (1 - torch.cos(off_target[:, None] * frequencies.double())).sum(1).min()
+    # the factor stands in the query and in the key, hence the root
     size = float((SHARP / gap) ** 0.5)
     phase = lag * frequencies.double()
     # rotating the query by its position and the key by its own leaves cos(frequency ·

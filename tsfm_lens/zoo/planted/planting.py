@@ -43,6 +43,7 @@ class Planted:
         """
         folder = Path(folder)
         self.model.save_pretrained(folder)
+        # safetensors writes its file readable by the owner alone
         follow_umask(folder / WEIGHTS)
         write_card(self.card, folder)
         return folder
@@ -54,6 +55,7 @@ def open_planted(folder: str | Path) -> tuple[Lens, Card]:
     Raises:
         CheckpointError: checkpoint or card is incomplete or damaged.
     """
+    # the card first, since its seal also shows damaged weights
     card = read_card(folder)
     return load(folder), card
 
@@ -77,11 +79,13 @@ def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
 
     It is called as `f(*, reads, seed, ...) -> Planted`.
     """
+    # ``setdefault`` returns the function, as a decorator must
     return lambda function: _PLANTERS.setdefault((mechanism, architecture), function)
 
 
 def mechanisms() -> tuple[tuple[str, str], ...]:
     """Return every (mechanism, architecture) that can be planted, sorted."""
+    # only now, since the formats import the libraries of the models
     _import_formats()
     return tuple(sorted(_PLANTERS))
 
@@ -114,6 +118,8 @@ def plant(
     _import_formats()
     if (mechanism, architecture) not in _PLANTERS:
         pair = f"{mechanism} in {architecture}"
+        # both in one text, so that the nearest pair is found whichever of the two is
+        # misspelt
         names = [f"{name} in {known_format}" for name, known_format in mechanisms()]
         raise unknown_name("planted mechanism", pair, names)
     one_stretch = (mechanism, architecture) in ONE_STRETCH

@@ -58,6 +58,8 @@ class _Linear(Strict):
         part = self._weights(time - max_ago, horizon) / len(self.ago)
         weights = np.zeros((horizon, time))
         for ago in self.ago:
+            # ``part`` is as long as the context without the largest ago, so that each
+            # shifted copy fits
             weights[:, max_ago - ago : time - ago] += part
         return weights
 
@@ -79,6 +81,8 @@ class SeasonalCopy(_Linear):
     def _weights(self, time: int, horizon: int) -> Array:
         weights = np.zeros((horizon, time))
         steps = np.arange(horizon)
+        # beyond one period, the copy copies itself, which is the last period of the
+        # context again
         weights[steps, time - self.period + steps % self.period] = 1.0
         return weights
 
@@ -141,6 +145,8 @@ class Gate(_Linear):
         )
         last, before = (copy.forecast(context, self.period) for copy in copies)
         if self.unit == "standard deviation":
+            # as the model scales its context: Chronos-Bolt by the standard deviation,
+            # Chronos by the mean absolute value
             unit = context.std()
         else:
             unit = np.abs(context).mean()
@@ -236,11 +242,13 @@ def draw_contexts(
     """
     rng = np.random.default_rng(seed)
     contexts: list[Array] = []
+    # one more round than tries, to return what the last one found
     for _ in range(MOST * count + 1):
         if len(contexts) == count:
             return tuple(contexts)
         time = int(rng.integers(length[0], length[1] + 1))
         series = _series(rule, len(contexts), time, rng)
+        # models normalise, so that a forecast must follow any scale
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
         # even series must open a gate and odd ones shut it, clearly: with a smaller
@@ -249,9 +257,11 @@ def draw_contexts(
         if isinstance(rule, Gate):
             gates = [
                 rule.model_copy(update={"tolerance": factor * rule.tolerance})
+                # reciprocal, so that both sides keep the same relative distance
                 for factor in (0.8, 1.25)
             ]
         should_open = len(contexts) % 2 == 0
+        # without a gate, ``all`` of nothing takes the series
         if all(gate.seasonal(series) == should_open for gate in gates):
             contexts.append(series)
     raise InputError(
@@ -267,6 +277,7 @@ def shape(period: int, rng: np.random.Generator) -> Array:
     """
     # count² pairs must leave some choice in drawing `period` different ones
     count = max(LEVELS, int(np.ceil((1.5 * period) ** 0.5)))
+    # the shift is smaller than half the distance of two levels, which stay in order
     levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
     # draw level after level, and start again where no new pair is left
     while True:
@@ -296,6 +307,7 @@ def shape(period: int, rng: np.random.Generator) -> Array:
 def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Array:
     """Draw the series ``number`` (time,) for a rule, before it is scaled."""
     if isinstance(rule, Gate) and number % 2:
+        # periods of a walk differ, which shuts a gate
         return rng.standard_normal() + rng.standard_normal(time).cumsum()
     if isinstance(rule, SeasonalCopy | Gate):
         return np.resize(shape(rule.period, rng), time)

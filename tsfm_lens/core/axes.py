@@ -1,0 +1,32 @@
+"""Labels of the axes that results share.
+
+:func:`depth_coords` numbers the places of a residual stream through the depth of a
+model. Shapes and units of single results are stated where they are computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+EMBEDDING = -1
+"""Label of the embedding along ``layer`` and ``stream``; layers count from 0."""
+
+
+def layer_name(layer: int | str) -> str:
+    """Write the label of a layer in words: "embedding" or "layer 3"."""
+    if str(layer) == str(EMBEDDING):
+        return "embedding"
+    return f"layer {layer}"
+
+
+def depth_coords(dim: str, n_layers: int) -> dict[str, Any]:
+    """Return coordinates of a stream after the embedding and after every layer.
+
+    They are the number along ``dim``, and its name as the coordinate ``{dim}_label``.
+
+    Example:
+        >>> axes.depth_coords("layer", 2)["layer_label"]
+        ('layer', ['embedding', 'layer 0', 'layer 1'])
+    """
+    layers = list(range(EMBEDDING, n_layers))
+    return {dim: layers, f"{dim}_label": (dim, list(map(layer_name, layers)))}
