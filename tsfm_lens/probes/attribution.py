@@ -125,13 +125,13 @@ def attribution(
         decompositions are asked for, all that follows is over ``decomposition`` too;
         the name of a single one is a coordinate. Over (component, series), of the
         median, a token decoder's first step left out: ``mean_absolute``, mean size over
-        steps; ``size_share``, the same over the sum of all, with what :func:`.estimates.judge`
-        adds, heads among heads; ``mean_attribution``, signed; ``attribution_share``,
-        the same over the sum of all sizes; ``sign_agreement``, share of steps with its
-        sign. ``series_agreement`` (component): share of series with the more frequent
-        sign. ``completeness_error`` (series): the parts' largest deviation from
-        ``total``, over the largest total. ``nodes``: points of the path, 0 where there
-        is none; ``path_error``, the remaining error of the path.
+        steps; ``size_share``, the same over the sum of all, with what
+        :func:`.estimates.judge` adds, heads among heads; ``mean_attribution``, signed;
+        ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``,
+        share of steps with its sign. ``series_agreement`` (component): share of series
+        with the more frequent sign. ``completeness_error`` (series): the parts' largest
+        deviation from ``total``, over the largest total. ``nodes``: points of the path,
+        0 where there is none; ``path_error``, the remaining error of the path.
 
     Raises:
         InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that

@@ -35,7 +35,7 @@ def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
         return labels.index(str(value))
     named = f"{dim}_label"
     if named in ds.coords and value in ds[named].values:
-        return ds[named].values.tolist().index(value)
+        return int(np.flatnonzero(ds[named].values == value)[0])
     if not isinstance(value, str) and -len(labels) <= as_index(value) < 0:
         return as_index(value) % len(labels)
     raise unknown_name(dim, value, labels, hint=f"There are {len(labels)}.")
