@@ -28,8 +28,8 @@ from tsfm_lens.data.frequencies import (
 )
 from tsfm_lens.data.values import to_floats
 
-# squares of larger values overflow single precision
-# the square of this one leaves room to sum a few hundred below 3.4e38
+# squares of larger values overflow single precision; the square of this one leaves room
+# to sum a few hundred below 3.4e38
 LARGEST = 1e18
 ROLES = ("target", "past", "known")
 """Roles in the order of the series of a group; libraries stack them in this order."""
@@ -259,6 +259,7 @@ class SeriesBatch:
         return expected
 
     def _check_groups(self) -> None:
+        """Refuse groups that are torn apart, or whose series differ in time axis."""
         if not self.multivariate:
             return
         axes = {
@@ -295,6 +296,7 @@ class SeriesBatch:
                     )
 
     def _check_roles(self) -> None:
+        """Refuse roles that are unknown, out of order, or at odds with the futures."""
         latest: dict[str, int] = {}
         for name, group, role, future in zip(
             self.ids, self.groups, self.roles, self.futures, strict=True

@@ -98,6 +98,7 @@ def complaints(
 def _complaint(
     error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]
 ) -> str:
+    """Describe one of pydantic's errors, by the path of its field."""
     path = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         fields = list(fields_at(error["loc"][:-1]))
@@ -141,9 +142,8 @@ def _complaint(
     return message
 
 
-# pydantic speaks of Python, and the file is YAML
-# longer phrases stand before those that they begin with, since all are replaced in this
-# order
+# pydantic speaks of Python, and the file is YAML; phrases are replaced in this
+# order, so that none comes before a longer one that begins with it
 _PHRASES = {
     "Input should be a valid tuple": "expected a list",
     "Input should be a valid dictionary or instance of": "expected the fields of",

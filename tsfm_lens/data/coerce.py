@@ -158,6 +158,7 @@ def as_series(
 
 
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
+    """Make a batch of data of any form, with the options that this form takes."""
     # a text is a path, and never values
     if isinstance(data, str | Path):
         return read_series(data, freq=freq, **options)
@@ -240,8 +241,8 @@ def _list_entries(data: Any) -> list[Any] | None:
         if is_entries:
             return list(data)
         return None
-    # as gluonts' datasets, which are no lists
-    # ``Sized`` leaves generators out, of which ``next`` would take the first entry away
+    # as gluonts' datasets, which are no lists; ``Sized`` leaves generators out, of
+    # which ``next`` would take the first entry away
     is_dataset = (
         isinstance(data, Iterable)
         and isinstance(data, Sized)
@@ -431,6 +432,7 @@ def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
 
 
 def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:
+    """Read a Series by its index, as a frame with one column of values."""
     if series.name is None:
         name = "series-0"
     else:
@@ -615,6 +617,7 @@ def _row(
     future: np.ndarray | None = None,
     is_category: bool = False,
 ) -> dict[str, Any]:
+    """Return a series as fields of a batch, a known covariate if it has a future."""
     role = "known"
     if future is None:
         role = "past"

@@ -201,6 +201,7 @@ def _seasonal(
 def _corrupt(
     series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool
 ) -> SeriesBatch:
+    """Change each series, by values and id, and restore its scale if asked to."""
     batch = as_series(series)
     arrays = [
         change(values, name)

@@ -186,9 +186,8 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
         elif not stays_text and (name in values or is_unnamed):
             cells = table.numbers(name, _MIN_NUMBER_SHARE)
         elif not stays_text and table.is_numeric(name):
-            # nobody reads these numbers, so they are not converted
-            # zeros will do: ``from_frame`` looks at the type alone, to note which
-            # unread columns are numbers
+            # nobody reads these numbers, so they are not converted; zeros will do,
+            # since ``from_frame`` notes by type which unread columns are numbers
             columns[name] = np.zeros(len(table.columns[name]))
             continue
         if cells is None:

@@ -630,6 +630,7 @@ def _values(
     names: Sequence[str] | None,
     other_columns: set[Hashable | None],
 ) -> list[Hashable]:
+    """Return the columns of values, by name or else by their type."""
     columns = value_columns(frame.columns, names, other_columns)
     if columns is not None:
         return columns

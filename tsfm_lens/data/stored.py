@@ -140,6 +140,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _batches(file: Path) -> list[pa.RecordBatch]:
+    """Map the record batches of a complete Arrow stream."""
     try:
         with pa.memory_map(str(file)) as source:
             # the buffers of the batches keep the mapping alive when the file is closed
@@ -161,6 +162,7 @@ def _batches(file: Path) -> list[pa.RecordBatch]:
 
 
 def _rows(batch: pa.RecordBatch, file: Path, first_row: int) -> list[StoredSeries]:
+    """Return the rows of a record batch, numbered from ``first_row`` where ids lack."""
     names = batch.schema.names
     if "target" not in names:
         raise InputError(f"{file} has no column 'target'; it has {', '.join(names)}")

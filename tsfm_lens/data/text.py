@@ -233,8 +233,8 @@ class TextTable:
                 cells.filter(pc.match_substring(cells, "."))
             )
             is_ambiguous = pc.match_substring_regex(points, _AMBIGUOUS_POINT)
-            # any other point shows that all are decimal signs
-            # of no cells, ``pc.all`` gives null unless ``min_count`` is 0
+            # any other point shows that all are decimal signs; of no cells, ``pc.all``
+            # gives null unless ``min_count`` is 0
             if not pc.all(is_ambiguous, min_count=0).as_py():
                 return
             if len(points) and not example:

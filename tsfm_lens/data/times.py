@@ -596,8 +596,8 @@ def make_grids(
     if times.utc is not None:
         steps = np.diff(np.sort(times.utc[groups[0][1]]))
         utc = {"UTC": times.utc}
-        # the clock that is more likely to be regular is tried first
-        # the first series decides for all, which share one frequency
+        # the clock that is more likely to be regular is tried first; the first series
+        # decides for all, which share one frequency
         if len(steps) and int(np.median(steps)) >= _LOCAL:
             clocks = clocks | utc
         else:
@@ -636,6 +636,7 @@ def _all_grids(
     rows: pd.Index,
     freq: str | None,
 ) -> list[Grid]:
+    """Find the grid of each series, and one frequency for all."""
     # the series of a panel mostly share their times
     cache: dict[tuple[bytes, str | None], Grid] = {}
 
@@ -764,9 +765,9 @@ def _date_positions(
         except (ValueError, OverflowError):
             step = np.inf  # the last date of pandas is near
         estimate = int((index[-1].value - first.value) / step)
-        # a calendar's steps are counted only once they are known to be few
-        # twice what is allowed, since the estimate may be off; the exact count is
-        # checked by the caller
+        # a calendar's steps are counted only once they are known to be few; twice what
+        # is allowed, since the estimate may be off; the exact count is checked by the
+        # caller
         if estimate > 2 * (_FREE + _SLACK * len(index)):
             _check_length(
                 np.array([0, estimate]),

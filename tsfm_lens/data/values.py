@@ -138,6 +138,7 @@ def _from_tensor(tensor: Any, what: str) -> np.ndarray:
 
 
 def _number(item: object, position: int, what: str) -> float:
+    """Convert one cell of an array of objects; text is refused."""
     # most cells are floats, for which this is all
     if type(item) is float:
         return item
@@ -334,6 +335,7 @@ def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
 
 
 def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
+    """Convert an xarray object of one dimension or two, which become the index."""
     if isinstance(data, xr.DataArray):
         variables = [data]
     else:

@@ -58,8 +58,8 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     )
     if (rows < 0).any():
         present = xr.DataArray(rows >= 0, dims=("series", "variate"))
-        # whole numbers become floats where a group lacks a variate
-        # variables of the dataset and its coordinates alike, hence ``variables``
+        # whole numbers become floats where a group lacks a variate; variables of the
+        # dataset and its coordinates alike, hence ``variables``
         keys = [
             key for key, array in split.variables.items() if "variate" in array.dims
         ]

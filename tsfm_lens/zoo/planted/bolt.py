@@ -279,6 +279,7 @@ declare("decoys")(partial(_seasonal_copy, decoys=True))
 
 @declare("backup")
 def _backup(reads: Reads) -> tuple[Bolt, Draft]:
+    """Build a copy by two heads, with a third that stands in for the first."""
     lag = draw_choice(2, 3, 4)
     early = draw_choice(0, 1)
     cross_layer = draw_choice(0, 1)
@@ -327,6 +328,7 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
 
 @declare("local-mean")
 def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
+    """Build the mean of the last patches, by equal attention to them."""
     lags = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     cross_layer = draw_choice(0, 1)
@@ -346,6 +348,7 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
 
 @declare("trend")
 def _trend(reads: Reads) -> tuple[Bolt, Draft]:
+    """Build the line through two means, whose difference an MLP takes."""
     lags = draw_choice(1, 2)
     gap = draw_choice(2, 3, 4)
     mlp_layer = draw_choice(0, 1, 2)
@@ -391,6 +394,7 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
 
 @declare("gate")
 def _gate(reads: Reads) -> tuple[Bolt, Draft]:
+    """Build a seasonal copy that a flag lets through if two periods agree."""
     mlp_layer = draw_choice(0, 1)
     cross_layer = draw_choice(0, 1)
     ago = steps_ago(reads, 2 * PATCH, PATCH)

@@ -98,9 +98,9 @@ class ChronosBuilder:
         self.draft = Draft(rule, (needs + max(rule.ago), CONTEXT), horizon)
         self.heads = HEADS
         buckets = BUCKETS
-        # what is older needs one more head, and more distances
-        # T5 counts distances singly only up to half of a stack's buckets, or a quarter
-        # where they go both ways
+        # what is older needs one more head, and more distances; T5 counts distances
+        # singly only up to half of a stack's buckets, or a quarter where they go both
+        # ways
         if any(rule.ago):
             self.heads += 1
             buckets *= 4

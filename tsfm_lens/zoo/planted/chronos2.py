@@ -150,9 +150,8 @@ class Chronos2(RotaryModel):
         draft.part(f"{layer}.group_attn.{number}", "decoy", task)
 
 
-# the REG token stands between the context and what is to come
-# a period has at least as many patches as a forecast, so that its later ones find
-# observed patches, too
+# the REG token stands between the context and what is to come; a period has at least as
+# many patches as a forecast, so that its later ones find observed patches, too
 declare_copies(NAME, partial(Chronos2, arcsinh=True), 2, HORIZON, squash=np.arcsinh)
 
 
@@ -219,6 +218,7 @@ class _WithCovariate(Draft):
 
 @declare("covariate", NAME)
 def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
+    """Build a multiple of a known covariate, which group attention finds."""
     ago = steps_ago(reads, 0, PATCH)
     # only without the inverse hyperbolic sine of the published model a multiple is one
     # of standardised values
@@ -253,9 +253,8 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     for other_number, steps in zip(
         chronos.numbers[""], filter(None, ago), strict=False
     ):
-        # the REG token stands between what is to come and the context
-        # in one layer, time attention comes before group attention, so that the same
-        # layer will do
+        # the REG token stands between what is to come and the context; in one layer,
+        # time attention comes before group attention, so that the same layer will do
         head = (draw_choice(*range(layer + 1)), other_number)
         tokens = steps // PATCH + 1
         chronos.back(*head, tokens).carry(

@@ -205,6 +205,7 @@ class PatchModel:
         linear.bias[self.stream["one"]] = self.one
 
     def _fill_with_noise(self, stack: str, stream: Stream) -> None:
+        """Let all heads and MLPs of a stack write noise to "junk"."""
         attentions = self.attentions(stack)
         junk = stream["junk"]
         for attention, number in product(attentions, range(HEADS)):
