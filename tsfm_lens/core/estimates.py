@@ -1,9 +1,10 @@
 """Four statements on an effect of each member of a result, and their tests.
 
 They are: on how many series it acts, its size, whether it is significant, and whether
-it is learned. Read :func:`judge` first, which makes the first three; :func:`with_twins`
-adds the last, by untrained twins of the model, and :func:`corrected` corrects the tests
-of several results together. The statistics themselves are in :mod:`.stats`.
+it is learned. Read :func:`add_estimates` first, which makes the first three;
+:func:`with_twins` adds the last, by untrained twins of the model, and :func:`corrected`
+corrects the tests of several results together. The statistics themselves are in
+:mod:`.stats`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Result(xr.Dataset):
     __slots__ = ()
 
 
-def judge(
+def add_estimates(
     data: xr.Dataset,
     name: str,
     *,
@@ -193,7 +194,7 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     """
     results = dict(results)
     tested = [
-        (key, name) for key, data in results.items() for name in judged_names(data)
+        (key, name) for key, data in results.items() for name in estimated_effects(data)
     ]
     if not tested:
         return results
@@ -241,8 +242,8 @@ def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
     return data.drop_vars(["role", "known_future"], errors="ignore")
 
 
-def judged_names(data: xr.Dataset) -> list[str]:
-    """Return the names of the effects that :func:`judge` has judged in a result."""
+def estimated_effects(data: xr.Dataset) -> list[str]:
+    """Return the names of the effects that a result has estimates of."""
     names = [
         str(name).removesuffix("_p")
         for name in data.data_vars
@@ -262,7 +263,7 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
         learned.
     """
     controls = list(twins)
-    for name in judged_names(data):
+    for name in estimated_effects(data):
         size = abs(data[f"{name}_size"])
         sizes = xr.Variable.concat(
             [np.abs(control[f"{name}_size"].variable) for control in controls], "twin"
@@ -275,7 +276,7 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
     return corrected({"": data})[""]
 
 
-def beside_twins(
+def compare_with_twins(
     probe: Callable[..., xr.Dataset],
     result: xr.Dataset,
     count: int,
@@ -295,7 +296,7 @@ def beside_twins(
         See :func:`with_twins`; the result unchanged if it holds no effects. Where it is
         too much work or a twin refuses, the attribute ``twins_refused`` says why.
     """
-    if not judged_names(result):
+    if not estimated_effects(result):
         return result
     if count < 0:
         count = twins_of_reports()

@@ -427,11 +427,13 @@ def probe(
             finally:
                 _IS_WITHIN_PROBE.reset(token)
             # numpy and xarray take longer to import than the help of the command line
-            from tsfm_lens.core.estimates import Result, beside_twins, of_targets
+            from tsfm_lens.core.estimates import Result, compare_with_twins, of_targets
 
             if n_twins:
                 spent = _count_work(args) - work
-                result = beside_twins(function, result, n_twins, args, arguments, spent)
+                result = compare_with_twins(
+                    function, result, n_twins, args, arguments, spent
+                )
             if not is_nested:
                 result = of_targets(result, args)
             if "kind" not in result.attrs:

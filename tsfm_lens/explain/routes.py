@@ -22,7 +22,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.masking import Reference, reference_label
@@ -304,8 +304,8 @@ def input_routes(
           attention held at what it writes with the segment) and ``rest``. Over
           (segment, branch, step): ``branch_direct``.
         - Over (segment, component): ``size``, the mean absolute effect, with what
-          :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
-          the total (NaN where the total is noise).
+          :func:`.estimates.add_estimates` adds, and ``share``, the projection of the
+          effect on the total (NaN where the total is noise).
         - Over (segment): ``no_attention_share``.
 
         The attribute ``search`` is "full" or "gradient". After a search by gradient
@@ -546,8 +546,8 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     data["total_floor"] = ((), pair.floor)
     data["size"] = (("segment", "component"), np.abs(data["effect"].values).mean(-1))
     data = data.assign_coords(target=[pair.name])
-    # judge() compares over a dimension of series, which is the one target here
+    # add_estimates() compares over a dimension of series, which is the one target here
     sizes = data["size"].expand_dims(target=data["target"])
-    return judge(
+    return add_estimates(
         data, "size", floor=pair.floor, values=sizes, over="target", groups="segment"
     )

@@ -23,7 +23,7 @@ from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
@@ -106,8 +106,8 @@ def activation_patching(
         ``recovered``, the share of the way from the unpatched forecast to the source's
         (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
         from the unpatched forecast in data units; for both what
-        :func:`.estimates.judge` adds, with the noise of both runs; ``forecast`` (…,
-        step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
+        :func:`.estimates.add_estimates` adds, with the noise of both runs; ``forecast``
+        (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
         ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in
         steps, and ``position_special``. The attribute ``path`` says whose path both
         decoders read, such as "corrupted"; others have none.
@@ -315,14 +315,14 @@ class RunPair:
         for name in ("recovered", "first_order", "score"):
             if name in data:
                 floor = np.fmax(*(share_floor(run, self.difference) for run in runs))
-                data = judge(data, name, floor=floor, signed=True)
+                data = add_estimates(data, name, floor=floor, signed=True)
         if "effect" in data:
             floors = [
                 noise_floor(run, lambda other, plain: np.abs(other - plain).mean(-1))
                 for run in runs
             ]
             scale = ranges(self.base, self.base.point)
-            data = judge(data, "effect", floor=np.fmax(*floors), scale=scale)
+            data = add_estimates(data, "effect", floor=np.fmax(*floors), scale=scale)
         return data
 
     def dataset(self) -> xr.Dataset:
@@ -485,7 +485,7 @@ def attribution_patching(
         ``first_order``, the estimated share recovered; with ``exact`` also
         ``recovered``, ``error`` = first_order - recovered, and attributes
         ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares
-        what :func:`.estimates.judge` adds, with the noise of both runs.
+        what :func:`.estimates.add_estimates` adds, with the noise of both runs.
 
     Source:
         Nanda 2023; Syed et al. 2023.

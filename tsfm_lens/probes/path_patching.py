@@ -272,8 +272,8 @@ def edge_attribution(
         Dataset of kind "edge_attribution" over (sender, receiver, series): ``score``,
         the estimated share of the way to the source's forecast; 0 where the receiver
         does not come after the sender; and, for possible edges, what
-        :func:`.estimates.judge` adds, with the noise of both runs. The last receiver is
-        "output".
+        :func:`.estimates.add_estimates` adds, with the noise of both runs. The last
+        receiver is "output".
 
     Source:
         Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the

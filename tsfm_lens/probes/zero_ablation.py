@@ -23,7 +23,7 @@ from tsfm_lens.ablation.metrics import (
 )
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
@@ -89,9 +89,9 @@ def ablation_effects(
         ``spearman_distance`` to the plain forecast; with a truth ``mae``, ``mase``,
         their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
         ``mean_shift``, the mean distance from the plain forecast in data units; for
-        each what :func:`.estimates.judge` adds. All leave out a token model's first
-        step, whose decoder reads no value; it has ``first_step_shift``. ``forecast``
-        and ``baseline_forecast``: see attribute ``statistic``.
+        each what :func:`.estimates.add_estimates` adds. All leave out a token model's
+        first step, whose decoder reads no value; it has ``first_step_shift``.
+        ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -165,7 +165,7 @@ def ablation_effects(
             effect = np.where(np.isfinite(scale), effect, np.nan)
         data[name] = (axes, effect)
         floor = noise_floor(run, compute_size(measure, later))
-        data = judge(
+        data = add_estimates(
             data,
             name,
             floor=floor,

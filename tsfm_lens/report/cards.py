@@ -15,7 +15,7 @@ import xarray as xr
 
 from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.verdict import verdict
-from tsfm_lens.viz.findings import WORTH_A_WORD, finding
+from tsfm_lens.viz.findings import WORTH_A_WORD, find_estimate
 from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.head_states import describe_attention, effects_of_heads, head_name
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
@@ -169,7 +169,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     # a whole layer holds several of the others, and would lead them
     parts = [index for index, kind in enumerate(ds["kind"].values) if kind != "layer"]
     labels = names(ds, "component")
-    effect = finding(ds, "mean_shift", "component")
+    effect = find_estimate(ds, "mean_shift", "component")
     values = array(ds, "mean_shift", "component", series=series)
     unit = find_unit(ds, series) or "data units"
     order = sorted(parts, key=lambda index: -values[index])[:_MAX_BARS]

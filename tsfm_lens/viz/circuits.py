@@ -18,7 +18,7 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.viz.effects import ablation_word
-from tsfm_lens.viz.findings import finding
+from tsfm_lens.viz.findings import find_estimate
 from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, find_positions
@@ -118,7 +118,7 @@ def circuit_graph(
     if edges is not None:
         x, y = board.output
         panel.dots([x], [y], "", "the forecast", size=13, symbol="diamond")
-        if finding(edges, "score", "sender", "receiver") is not None:
+        if find_estimate(edges, "score", "sender", "receiver") is not None:
             standing = " above rounding"
     panel.x(
         "layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False
@@ -278,7 +278,7 @@ def _draw_edges(
             f"the edges name {unknown[0]}, which is not a component of this circuit's"
             " result"
         )
-    noise = finding(edges, "score", "sender", "receiver")
+    noise = find_estimate(edges, "score", "sender", "receiver")
     if noise is not None:
         # an edge whose score is within rounding is not drawn
         scores = np.where(noise.acts > 0, scores, np.nan)
@@ -318,7 +318,7 @@ def _quality(ds: xr.Dataset) -> str:
     """Write faithfulness and completeness, medians over series with the range."""
     parts = []
     for name in ("faithfulness", "completeness"):
-        effect = finding(ds, name)
+        effect = find_estimate(ds, name)
         size = float(ds[name].median())
         if not np.isfinite(size):
             parts.append(f"no verdict on {name}")

@@ -15,7 +15,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import figure
 from tsfm_lens.core.stats import LEVEL, holm, sign_test
-from tsfm_lens.viz.findings import finding
+from tsfm_lens.viz.findings import find_estimate
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, name_model, names
@@ -108,7 +108,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
             title,
             word,
             unit,
-            noise=finding(ds, name, *_DIMS),
+            noise=find_estimate(ds, name, *_DIMS),
             **options,
         )
         for name, (title, word, unit, options) in scores.items()

@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.findings import Finding
+from tsfm_lens.viz.findings import EffectEstimate
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.sheet import PRINTED, Style, sheet, shortened
 from tsfm_lens.viz.theme import DIVERGING, LABEL_TYPE, SEQUENTIAL, VERMILION, plain
@@ -118,7 +118,7 @@ class HeadMap:
     reverse: bool = False
     write: Callable[[float], str] | None = None
     notes: Sequence[Sequence[str]] | None = None
-    noise: Finding | None = None
+    noise: EffectEstimate | None = None
 
     @property
     def hover(self) -> str:

@@ -18,7 +18,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
-from tsfm_lens.viz.findings import Finding, finding
+from tsfm_lens.viz.findings import EffectEstimate, find_estimate
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import SeriesWindow, mark_start, series_window
@@ -186,12 +186,14 @@ def patching_map(
     )
 
 
-def _noise(ds: xr.Dataset, value: str, sites: Places, unit: str) -> Finding | None:
+def _noise(
+    ds: xr.Dataset, value: str, sites: Places, unit: str
+) -> EffectEstimate | None:
     """Read the noise of a value from the result, (place, position)."""
-    noise = finding(ds, value, "component", "position", unit=unit)
+    noise = find_estimate(ds, value, "component", "position", unit=unit)
     if (
         noise is None
-        and (alone := finding(ds, value, "component", unit=unit)) is not None
+        and (alone := find_estimate(ds, value, "component", unit=unit)) is not None
     ):
         # All positions of a place are tested together, so each gets the place's test:
         # the index is (component, position) and repeats a component along its row.
@@ -212,7 +214,7 @@ def _draw_maps(
     values: np.ndarray,
     value: str,
     pair: Contrast,
-    noise: Finding | None,
+    noise: EffectEstimate | None,
 ) -> tuple[Sheet, str]:
     """Draw the series over a heat map per variate; return a remark too."""
     axes = [

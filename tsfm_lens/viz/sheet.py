@@ -18,7 +18,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from tsfm_lens.viz.findings import NOT_SIGNIFICANT, Finding
+from tsfm_lens.viz.findings import NOT_SIGNIFICANT, EffectEstimate
 from tsfm_lens.viz.theme import (
     GREY,
     INK,
@@ -110,7 +110,7 @@ class Sheet:
         margin = _BAR_MARGIN + 16 * title.count("<br>")
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
-    def noisy(self, noise: Finding, sign: str = "") -> None:
+    def noisy(self, noise: EffectEstimate, sign: str = "") -> None:
         """Keep for the subtitle an effect's noise floor, and the mark ``sign``.
 
         The mark is that of members that are not significant.
@@ -325,7 +325,7 @@ class Panel:
         size: float = 7,
         symbol: Any = None,
         edge: str | None = None,
-        noise: Finding | None = None,
+        noise: EffectEstimate | None = None,
         across: bool = False,
         **more: Any,
     ) -> None:
@@ -370,7 +370,7 @@ class Panel:
         *,
         colour: Any = GREY,
         across: bool = False,
-        noise: Finding | None = None,
+        noise: EffectEstimate | None = None,
         **more: Any,
     ) -> None:
         """Draw bars, upwards or, with ``across``, to the right.
@@ -411,7 +411,7 @@ class Panel:
         *,
         write: Callable[[float], str] | None = None,
         printed: int = PRINTED,
-        noise: Finding | None = None,
+        noise: EffectEstimate | None = None,
         **more: Any,
     ) -> None:
         """Draw a heat map of ``z`` (row, column) in the sheet's colours.
@@ -602,7 +602,7 @@ class Panel:
         return {ref: name.replace("axis", "") for ref, name in names.items()}
 
     def floor(
-        self, noise: Finding | None, *, signed: bool = True, across: bool = False
+        self, noise: EffectEstimate | None, *, signed: bool = True, across: bool = False
     ) -> None:
         """Draw a grey band over the noise floor, where it is known.
 
@@ -670,7 +670,9 @@ class Panel:
         self.sheet.fig.update_yaxes(**_titled(title), **settings, **self.at)
 
 
-def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, Any]:
+def _whiskers(
+    noise: EffectEstimate | None, values: Any, *, across: bool
+) -> dict[str, Any]:
     """Return error bars from the drawn values to the ends of an effect's ranges.
 
     There are none where no member has a range.

@@ -18,11 +18,11 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import FigurePanel, check, figure, panels
 from tsfm_lens.viz.findings import (
-    Finding,
+    EffectEstimate,
     central_sizes,
     describe_units,
-    finding,
-    judged,
+    find_estimate,
+    read_estimate,
 )
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
@@ -52,7 +52,7 @@ __all__ = ["ablation_forecasts", "ablation_heatmap"]
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     """Describe the heads and MLPs with the largest effects, and their significance."""
-    effect = judged(ds, metric, "component")
+    effect = read_estimate(ds, metric, "component")
     labels = names(ds, "component")
     measure = MEASURES[metric]
     unit = ""
@@ -80,14 +80,14 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     ]
 
 
-def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
+def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
     """Name the component that moves the forecast farthest.
 
     A sentence says how it can differ from the leader in shape.
     """
     # a whole layer holds several of the others, and would lead them
     parts = ds["kind"].values.astype(str) != "layer"
-    farthest = judged(ds, "mean_shift", "component").named(1, parts)
+    farthest = read_estimate(ds, "mean_shift", "component").named(1, parts)
     if not farthest:
         return []
     first = shape.named(1, parts)
@@ -110,7 +110,7 @@ def name_improvements(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
     """Name those of the components, by position, without which the error falls."""
     if "mae_change_size" not in ds:
         return []
-    change = judged(ds, "mae_change", "component")
+    change = read_estimate(ds, "mae_change", "component")
     labels = names(ds, "component")
     better = [at for at in components if change.large[at] and change.size[at] < 0]
     falls = [f"{labels[at]} ({change.told(at, percent)})" for at in better]
@@ -214,7 +214,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
         raise unknown_name("metric", metric, available)
     measure = MEASURES[metric]
     effect = array(ds, metric, "component", "series")
-    noise = finding(ds, metric, "component")
+    noise = find_estimate(ds, metric, "component")
     middle = central_sizes(noise, effect)
     canvas = _draw_blocks(ds, middle, measure, noise)
     # by the root, since layers reach far beyond heads
@@ -347,7 +347,7 @@ def _grid(
 
 
 def _draw_blocks(
-    ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: Finding | None
+    ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: EffectEstimate | None
 ) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
     sites = find_positions(ds)
@@ -438,7 +438,11 @@ def _draw_blocks(
 
 
 def _describe_component(
-    ds: xr.Dataset, i: int, middle: np.ndarray, measure: Measure, noise: Finding | None
+    ds: xr.Dataset,
+    i: int,
+    middle: np.ndarray,
+    measure: Measure,
+    noise: EffectEstimate | None,
 ) -> str:
     """Describe a component for a hover box."""
     name = plain(names(ds, "component")[i])

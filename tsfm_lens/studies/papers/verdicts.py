@@ -1,9 +1,10 @@
 """Tests of claims: each part over windows, seeds or runs, at each ε, with its outcome.
 
 A claim is a list of :class:`ClaimPart` (margins by which it is true, one per window) or
-:class:`Resampled` (one number with bootstrap draws). Read :func:`judged` first: it
-tests the parts, corrects their p-values once by Holm, and returns a :class:`Verdict`.
-The measurements themselves are in :mod:`tsfm_lens.studies.papers.measures`.
+:class:`Resampled` (one number with bootstrap draws). Read :func:`combine_tests` first:
+it tests the parts, corrects their p-values once by Holm, and returns a
+:class:`Verdict`. The measurements themselves are in
+:mod:`tsfm_lens.studies.papers.measures`.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Verdict:
         return ""
 
 
-def judged(
+def combine_tests(
     parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW
 ) -> Verdict:
     """Test every part of a claim on the median window by the sign test."""

@@ -21,7 +21,7 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import entropic_rank, layer_gain, logit_lens
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.measures.heads import forecast_ablated
-from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, judged
+from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, combine_tests
 from tsfm_lens.sweep.planner.recipes import middle_third
 from tsfm_lens.testing import published
 
@@ -250,7 +250,7 @@ def _varies(context: Context, distance: np.ndarray) -> Verdict:
     first = np.isin(labels, names[: len(names) // 2])
     if not first.any():
         text = "two layers chosen on the first half of the windows differ on the second"
-        return judged([ClaimPart(text, np.empty(0), "")], [])
+        return combine_tests([ClaimPart(text, np.empty(0), "")], [])
     mean = distance[..., first].mean((1, 2))
     max_layer = int(mean.argmax())
     min_layer = int(mean.argmin())
@@ -259,7 +259,7 @@ def _varies(context: Context, distance: np.ndarray) -> Verdict:
         " chosen on the first half of the windows"
     )
     margins = (distance[max_layer] - distance[min_layer])[:, ~first]
-    return judged(
+    return combine_tests(
         [ClaimPart(text, margins, "Spearman distance")], labels[~first].tolist()
     )
 
