@@ -38,7 +38,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
-from tsfm_lens.probes.places import parse_sites
+from tsfm_lens.probes.sites import parse_sites
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 

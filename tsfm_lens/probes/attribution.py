@@ -28,7 +28,7 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.hook_checks import check_additive
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.residual import (
-    Place,
+    StreamPoint,
     carry_factors,
     excess,
     first_deviation,
@@ -39,8 +39,8 @@ from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import forecast_rounding, marked_dataset, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, find_site, head_or_kind
 from tsfm_lens.probes.secants import Secants, push_forward
+from tsfm_lens.probes.sites import component_coords, find_site, head_or_kind
 
 __all__ = ["attribution", "component_writes", "stream_shares"]
 
@@ -677,7 +677,7 @@ def edited_points(lens: Lens) -> list[str]:
     return [name for name, point in lens.registry.hooked.items() if point.fwd_hooks]
 
 
-def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
+def _biases(lens: Lens, factors: Mapping[StreamPoint, float]) -> Tensor | None:
     """Sum what the attentions' output projections add, whatever their heads do.
 
     It is None where there is no bias.

@@ -35,7 +35,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import check_option
 from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.path_patching import edge_attribution
-from tsfm_lens.probes.places import PatchSite, component_coords, list_nodes
+from tsfm_lens.probes.sites import PatchSite, component_coords, list_nodes
 from tsfm_lens.probes.zero_ablation import make_ablations
 
 __all__ = ["minimal_circuit"]

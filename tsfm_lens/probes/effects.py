@@ -22,7 +22,7 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.noise import marked_dataset, noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import (
+from tsfm_lens.probes.sites import (
     component_coords,
     find_site,
     head_or_kind,

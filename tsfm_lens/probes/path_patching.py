@@ -29,7 +29,7 @@ from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import Direction, RunPair, _PatchEdit, contrast, slopes
-from tsfm_lens.probes.places import (
+from tsfm_lens.probes.sites import (
     PatchSite,
     find_site,
     later_branches,
@@ -312,19 +312,19 @@ def edge_attribution(
     return result.assign(score=(axes, scores))
 
 
-def edge_scores(pair: RunPair, places: Sequence[PatchSite]) -> np.ndarray:
+def edge_scores(pair: RunPair, sites: Sequence[PatchSite]) -> np.ndarray:
     """Score edges, (sender, receiver and output, series).
 
     ``pair`` is from :func:`sender_contrast`.
     """
-    base = slopes(pair, places)
-    row_by_target = {site.target: row for row, site in enumerate(places)}
+    base = slopes(pair, sites)
+    row_by_target = {site.target: row for row, site in enumerate(sites)}
     # the heads of an attention share a point
     columns: dict[str, list[int]] = {}
-    for column, site in enumerate(places):
+    for column, site in enumerate(sites):
         columns.setdefault(site.point, []).append(column)
-    scores = np.zeros((len(places), len(places) + 1, len(pair.base.batch)))
-    for group in heard_in_groups(pair, places, places):
+    scores = np.zeros((len(sites), len(sites) + 1, len(pair.base.batch)))
+    for group in heard_in_groups(pair, sites, sites):
         rows = [row_by_target[sender.target] for sender, _, _ in group]
         scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
         for point, receivers in columns.items():
@@ -341,9 +341,7 @@ def edge_scores(pair: RunPair, places: Sequence[PatchSite]) -> np.ndarray:
             sums = (changes * base[f"{point}_grad"]).sum(dim=(2, -1))
             products = sums.detach().cpu().double().numpy()
             heads = [
-                head
-                for column in receivers
-                if (head := places[column].head) is not None
+                head for column in receivers if (head := sites[column].head) is not None
             ]
             if heads:
                 shares = products[..., heads]

@@ -30,8 +30,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import flat_contexts
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import token_steps
-from tsfm_lens.probes.places import first_stack
 from tsfm_lens.probes.similarity import item_groups
+from tsfm_lens.probes.sites import first_stack
 from tsfm_lens.probes.weights import (
     EPSILON,
     checked_levels,

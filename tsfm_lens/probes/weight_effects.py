@@ -34,7 +34,7 @@ from tsfm_lens.models.noise import (
 )
 from tsfm_lens.models.opening import load
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, head_or_kind
+from tsfm_lens.probes.sites import component_coords, head_or_kind
 
 __all__ = ["weight_effects"]
 

@@ -40,7 +40,7 @@ from tsfm_lens.models.noise import (
     ranges,
 )
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, head_or_kind, listed
+from tsfm_lens.probes.sites import component_coords, head_or_kind, listed
 
 __all__ = ["ablation_effects"]
 

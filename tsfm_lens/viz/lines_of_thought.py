@@ -71,7 +71,7 @@ def thought_lines(
     indices = positions(ds, "layer", layers)
     view = series_window(ds, series, max(ds.sizes["step"], 12))
     layers_drawn = ds["layer"].values[indices].tolist()
-    in_series = ds["line_series"].values == ds["series"].values[view.place]
+    in_series = ds["line_series"].values == ds["series"].values[view.index]
     lines = np.flatnonzero(in_series & np.isin(ds["line_layer"].values, layers_drawn))
     paths = array(ds, "path", "line", "step")
     bounds, is_cut = fitted_range(view.observations, paths[lines], _MAX_DISTANCE)

@@ -228,7 +228,7 @@ def head_maps(
             **style,
         )
         if several:
-            subplot = canvas.fig.get_subplot(*canvas.places[index])
+            subplot = canvas.fig.get_subplot(*canvas.positions[index])
             canvas.fig.update_layout(
                 {
                     axis: head_map.colours(
@@ -250,7 +250,7 @@ def head_maps(
         dtick=1 if len(layers) <= 24 else 2,
     )
     # the last row may have more places than maps
-    for row, col in canvas.places[len(maps) :]:
+    for row, col in canvas.positions[len(maps) :]:
         canvas.panel(row, col).x(visible=False)
         canvas.panel(row, col).y(visible=False)
     return canvas.finalize(title, *remarks)

@@ -22,7 +22,6 @@ from tsfm_lens.viz.findings import EffectEstimate, find_estimate
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import SeriesWindow, mark_start, series_window
-from tsfm_lens.viz.places import Places, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -31,6 +30,7 @@ from tsfm_lens.viz.select import (
     names,
 )
 from tsfm_lens.viz.sheet import Panel, Sheet, Style, sheet
+from tsfm_lens.viz.sites import Sites, find_positions
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -150,7 +150,7 @@ def patching_map(
         raise unknown_name("value", variable, available)
     pair = Contrast.of(ds, series)
     sites = find_positions(ds)
-    values = array(ds, variable, "component", "position", series=pair.view.place)[
+    values = array(ds, variable, "component", "position", series=pair.view.index)[
         sites.order
     ]
     noise = _noise(ds, variable, sites, pair.view.unit if variable == "effect" else "")
@@ -163,7 +163,7 @@ def patching_map(
     if ds.attrs.get("positions") == "all":
         about = f"{about}, all positions at once"
         return draw_variable(
-            ds, variable, series=pair.view.place, title=title, about=about
+            ds, variable, series=pair.view.index, title=title, about=about
         )
     canvas, remark = _draw_maps(ds, sites, values, variable, pair, noise)
     scale = ""
@@ -187,7 +187,7 @@ def patching_map(
 
 
 def _noise(
-    ds: xr.Dataset, value: str, sites: Places, unit: str
+    ds: xr.Dataset, value: str, sites: Sites, unit: str
 ) -> EffectEstimate | None:
     """Read the noise of a value from the result, (place, position)."""
     noise = find_estimate(ds, value, "component", "position", unit=unit)
@@ -210,7 +210,7 @@ def _noise(
 
 def _draw_maps(
     ds: xr.Dataset,
-    sites: Places,
+    sites: Sites,
     values: np.ndarray,
     value: str,
     pair: Contrast,
@@ -433,13 +433,13 @@ class Contrast:
         )
         view = series_window(ds, series, ds.sizes["time"])
         forecasts = tuple(
-            array(ds, f"{name}_forecast", "step", series=view.place)
+            array(ds, f"{name}_forecast", "step", series=view.index)
             for name in ("clean", "corrupted")
         )
         return cls(
             view,
             # the view has left out the padding of a shorter series
-            array(ds, "corrupted_context", "time", series=view.place)[
+            array(ds, "corrupted_context", "time", series=view.index)[
                 -len(view.past) :
             ],
             forecasts,

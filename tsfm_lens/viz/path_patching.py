@@ -12,11 +12,11 @@ import xarray as xr
 from tsfm_lens.core.registry import frame
 from tsfm_lens.viz.findings import central_sizes, find_estimate
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.places import OUTPUT
 from tsfm_lens.viz.select import (
     array,
     series_position,
 )
+from tsfm_lens.viz.sites import OUTPUT
 from tsfm_lens.viz.summary import summarize
 
 

@@ -274,7 +274,7 @@ def _draw_maps(
         if keys.timed and len(keys.axis.aside):
             (panel.hline if upwards else panel.vline)(keys.end, dash="dot")
     across, up = (queries, keys) if upwards else (keys, queries)
-    columns = max(col for _, col in grid.places)
+    columns = max(col for _, col in grid.positions)
     grid.x(
         tickvals=across.ticks({1: 8, 2: 6}.get(columns, 4)),
         range=[across.edges[0], across.edges[-1]],
@@ -375,8 +375,8 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     grid.x(nticks=4)
     # a causal model has queries in its context too
     ahead = "query_start" not in ds.coords or bool((ds["query_start"] >= 0).all())
-    for row, col in grid.places:
-        if (row + 1, col) not in grid.places:
+    for row, col in grid.positions:
+        if (row + 1, col) not in grid.positions:
             grid.panel(row, col).x("context token")
         if col == 1:
             grid.panel(row, col).y("forecast token" if ahead else "query token")

@@ -53,7 +53,7 @@ class Sheet:
     """Panels in rows and columns, and the room that they take.
 
     Attributes:
-        places: row and column of each panel; empty on a sheet of one panel.
+        positions: row and column of each panel; empty on a sheet of one panel.
         plot_height: height of all panels with the gaps between them, in pixels.
         min_width: least width of the figure, in pixels.
         above, below: pixels over and under the panels.
@@ -65,7 +65,7 @@ class Sheet:
     """
 
     fig: go.Figure
-    places: list[tuple[int, int]]
+    positions: list[tuple[int, int]]
     plot_height: int
     min_width: float = 360
     below: int = 52
@@ -78,12 +78,12 @@ class Sheet:
     def panel(self, row: int = 1, col: int = 1) -> Panel:
         """Return one panel."""
         # a figure that make_subplots did not make refuses row and col
-        return Panel(self, {"row": row, "col": col} if self.places else {})
+        return Panel(self, {"row": row, "col": col} if self.positions else {})
 
     def __iter__(self) -> Iterator[Panel]:
-        if not self.places:
+        if not self.positions:
             return iter([self.panel()])
-        return (self.panel(*position) for position in self.places)
+        return (self.panel(*position) for position in self.positions)
 
     def x(self, title: str | None = None, **settings: Any) -> None:
         """Set every horizontal axis."""
@@ -363,7 +363,7 @@ class Panel:
 
     def bars(
         self,
-        places: Any,
+        positions: Any,
         lengths: Any,
         name: str = "",
         hover: str = "",
@@ -379,9 +379,9 @@ class Panel:
         is hatched, and whiskers span its range.
         """
         if across:
-            placement = {"x": lengths, "y": places, "orientation": "h"}
+            placement = {"x": lengths, "y": positions, "orientation": "h"}
         else:
-            placement = {"x": places, "y": lengths}
+            placement = {"x": positions, "y": lengths}
         marker: Style = {"color": colour}
         if noise is not None:
             shapes = ["/" if faint else "" for faint in noise.pale]

@@ -27,7 +27,6 @@ from tsfm_lens.viz.findings import (
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fit, series_window
-from tsfm_lens.viz.places import Places, coordinate, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -42,6 +41,7 @@ from tsfm_lens.viz.select import (
     varying,
 )
 from tsfm_lens.viz.sheet import Sheet, Style, sheet
+from tsfm_lens.viz.sites import Sites, coordinate, find_positions
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
@@ -248,26 +248,26 @@ def ablation_forecasts(
     view = series_window(ds, series, context_steps, least=24)
     if components is None:
         check(ds, "ablation_effects", "spearman_distance")
-        components = strongest(ds, view.place)
+        components = strongest(ds, view.index)
     if not components:
         flat = (
             f"the forecast of {view.id} is flat, so that no component is the"
             " strongest; "
         )
         reason = "components is empty; "
-        if flat_series(ds)[view.place]:
+        if flat_series(ds)[view.index]:
             reason = flat
         example = names(ds, "component")[0]
         raise InputError(f"{reason}name at least one, such as components=[{example!r}]")
     rows = positions(ds, "component", list(components))
     titles: list[tuple[str, ...]] = [(names(ds, "component")[i],) for i in rows]
     if "spearman_distance" in ds:
-        distance = array(ds, "spearman_distance", "component", series=view.place)[rows]
+        distance = array(ds, "spearman_distance", "component", series=view.index)[rows]
         notes = [f"distance {d:.2g}" if np.isfinite(d) else "" for d in distance]
         titles = [(*title, note) for title, note in zip(titles, notes, strict=True)]
     grid = panel_grid(titles, row_height=140)
-    baseline = array(ds, "baseline_forecast", "step", series=view.place)
-    ablated = array(ds, "forecast", "component", "step", series=view.place)[rows]
+    baseline = array(ds, "baseline_forecast", "step", series=view.index)
+    ablated = array(ds, "forecast", "component", "step", series=view.index)[rows]
     for panel, values in zip(grid, ablated, strict=True):
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
@@ -316,7 +316,7 @@ class Measure:
         return number(value)
 
 
-def _blocks(sites: Places) -> list[tuple[str, int]]:
+def _blocks(sites: Sites) -> list[tuple[str, int]]:
     """List kinds of components with their number of heads, 0 for a single column.
 
     Heads come first, then single columns, layers as a whole last.
@@ -330,7 +330,7 @@ def _blocks(sites: Places) -> list[tuple[str, int]]:
 
 
 def _grid(
-    sites: Places, layers: list[int], stack: str, kind: str, heads: int
+    sites: Sites, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
     """Return the index in the result of the component at (layer, column) of a block.
 

@@ -161,7 +161,7 @@ def combine_tests(
 
 
 def judged_trends(
-    parts: Sequence[ClaimPart], places: Sequence[float], over: str
+    parts: Sequence[ClaimPart], positions: Sequence[float], over: str
 ) -> Verdict:
     """Test that margins rise with the positions of their few units.
 
@@ -170,12 +170,12 @@ def judged_trends(
     """
     intervals = []
     p_values = []
-    centred = rankdata(places) - (len(places) + 1) / 2
+    centred = rankdata(positions) - (len(positions) + 1) / 2
     for part in parts:
         # the first order is the one at hand; ranks are halves of whole numbers, so that
         # ties are exact
         orders = np.array(
-            list(permutations(rankdata(part.margins) - (len(places) + 1) / 2))
+            list(permutations(rankdata(part.margins) - (len(positions) + 1) / 2))
         )
         products = orders @ centred
         size = float(np.sqrt(np.square(orders[0]).sum() * np.square(centred).sum()))
@@ -184,7 +184,7 @@ def judged_trends(
                 float(products[0]) / size if size else 0.0,
                 math.nan,
                 math.nan,
-                len(places),
+                len(positions),
             )
         )
         p_values.append(

@@ -97,10 +97,10 @@ class Stream:
 
     def __init__(self, width: int, **sizes: int) -> None:
         self.width = width
-        self.places = allot(width, sizes)
+        self.positions = allot(width, sizes)
 
     def __getitem__(self, name: str) -> slice:
-        return self.places[name]
+        return self.positions[name]
 
     def size(self, name: str) -> int:
         """Return the number of directions under a name."""
