@@ -68,8 +68,9 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
             elif zeroes_all and head is not None and name.endswith("hook_z"):
                 heads[name].add(head)
             else:
-                # where a branch does not read the stream itself (``aside`` in the
-                # wiring), an edit of its input is added to its write
+                # Nothing in this layer is skipped: where a branch does not read the
+                # stream itself (``aside`` in the wiring), an edit of its input is added
+                # to its write.
                 edited_layers.add((point.stack, point.layer))
     paths: set[str] = set()
     for name in (*branches, *heads):

@@ -50,7 +50,7 @@ _MAX_SEGMENTS = 4  # whose routes are tested
 WORTH_NAMING = 0.25
 """Share of a segment's largest route below which others are not named."""
 MATTERS = 0.1
-"""Share of the largest total effect of any segment that a segment with routes needs.
+"""Least total effect of a segment with named routes, as a share of the largest one.
 
 Where a model divides a series by its own mean, each value changes all activations a
 little, though the multiplication by the mean at the end undoes that.
