@@ -119,8 +119,8 @@ class Lens(LensBase):
         )
         forecast = forecast_in_parts(request, progress)
         check_finite(forecast, self.wiring.architecture)
-        # a batch of ``lens.run`` may hold these notes already, written before the run cut
-        # its context
+        # a batch of ``lens.run`` may hold these notes already, written before the run
+        # cut its context
         known = set(request.batch.notes)
         notes = [
             note

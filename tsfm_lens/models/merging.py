@@ -86,7 +86,7 @@ class StoredAdapter:
             # ``safe_merge`` refuses an adapter that makes weights other than finite
             merged_module = wrapped.merge_and_unload(safe_merge=True)
         after = merged_module.state_dict()
-        # adapters that are not added to matrices leave a wrapper or tensors of their own
+        # an adapter that cannot be added to matrices leaves a wrapper or further tensors
         if merged_module is not module or set(after) != set(before):
             raise CheckpointError(
                 f"{fault}: it adds parts that no weight of the model can hold (its kind"

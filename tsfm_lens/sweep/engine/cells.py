@@ -90,7 +90,7 @@ def run(
             specs = tuple(group["spec"])
             # cells of one chunk share their task
             tasks.append(GroupTask(keys, specs, group["task"].iloc[0], label))
-    # an open model cannot be sent to another process
+    # workers in other processes open their own models
     open_lenses = lenses
     if lenses is None or engine != "single":
         open_lenses = {}

@@ -1,8 +1,9 @@
 """Measures of layers: sizes of models, what a layer adds, and forecasts without it.
 
 There is one function for each figure of the paper, registered by the figure's id. Read
-:func:`distances` first. Claims compare the middle third of the layers with the layers before and after it. The
-ablated forecasts come from :mod:`tsfm_lens.studies.papers.measures.heads`.
+:func:`distances` first. Claims compare the middle third of the layers with the layers
+before and after it. The ablated forecasts come from
+:mod:`tsfm_lens.studies.papers.measures.heads`.
 """
 
 from __future__ import annotations
