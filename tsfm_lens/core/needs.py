@@ -22,8 +22,8 @@ class Needs:
         words: what the measurement is defined by, as error messages say it.
         traits: traits that the model must have, all of them; see ``Lens.traits`` and
             ``Architecture.traits``.
-        models: text that says which models meet the requirement. It is for those that
-            depend on the checkpoint; "" if the architecture decides.
+        models: text that says which models meet the requirement, if that depends on
+            the checkpoint; "" if it depends on the architecture alone.
     """
 
     words: str
@@ -39,16 +39,17 @@ class Needs:
     def check(self, lens: Any, name: str, instead: str = "") -> None:
         """Raise InputError for a lens without the traits.
 
-        ``name`` is that of the measurement, and ``instead`` says what to use instead.
+        The message begins with ``name``, that of the measurement or figure, and ends
+        with ``instead``, a hint at another one.
         """
         self.check_architecture(lens, lens.model_id, name, instead)
 
     def check_architecture(
         self, architecture: Any, model: str, name: str, instead: str = ""
     ) -> None:
-        """Raise InputError for a model that is not loaded, by its architecture.
+        """Raise InputError for a model by its architecture, before it is loaded.
 
-        ``model`` is the name that the message gives it; see :meth:`check`.
+        ``model`` is the model's name in the message; see :meth:`check`.
         """
         if not self.met(architecture):
             hint = ""

@@ -86,7 +86,7 @@ class StoredAdapter:
             # ``safe_merge`` refuses an adapter that makes weights other than finite
             merged_module = wrapped.merge_and_unload(safe_merge=True)
         after = merged_module.state_dict()
-        # an adapter that cannot be added to matrices leaves a wrapper or further tensors
+        # an adapter that cannot be added to matrices leaves a wrapper or new tensors
         if merged_module is not module or set(after) != set(before):
             raise CheckpointError(
                 f"{fault}: it adds parts that no weight of the model can hold (its kind"
@@ -103,7 +103,7 @@ class StoredAdapter:
     def _staged(self) -> Iterator[Path]:
         """Make a folder with the adapter's two files alone, while the block runs.
 
-        Peft might read other files of the adapter's own folder.
+        Peft then finds no other file of the adapter's own folder.
         """
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):

@@ -89,7 +89,8 @@ def run(
             keys = tuple(group["key"])
             specs = tuple(group["spec"])
             # cells of one chunk share their task
-            tasks.append(GroupTask(keys, specs, group["task"].iloc[0], label))
+            chunk_task = group["task"].iloc[0]
+            tasks.append(GroupTask(keys, payload=specs, data=chunk_task, label=label))
     # workers in other processes open their own models
     open_lenses = lenses
     if lenses is None or engine != "single":
@@ -151,10 +152,10 @@ def run_cells(
     if hows := sorted({spec.how for spec in specs} & {"mean", "resample"}):
         # a plan with one of these ablations has reference windows
         assert shared.reference is not None
-        # what is recorded is the same for both, so that any of them may be named
         reference_windows = shared.reference.load()
         reference = reference_activations(
             lens,
+            # what is recorded is the same for both: the name is for error messages
             hows[0],
             reference_windows.batch,
             reference_windows.truth.shape[1],

@@ -57,10 +57,9 @@ def sizes(context: Context) -> MeasuredValues:
         try:
             # unchecked, since nothing is forecast
             lens = load(published(architecture, size), check=False)
+            values.update(_model_sizes(name, lens))
         except MissingExtraError:
             missing.append(name)
-        else:
-            values.update(_model_sizes(name, lens))
     # of this second size the paper gives the number of parameters alone
     small = load(published("chronos-bolt", "small"), check=False)
     values["Chronos-Bolt small: parameters"] = _millions(small)

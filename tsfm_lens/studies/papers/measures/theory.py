@@ -214,7 +214,7 @@ def chebyshev(
 def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
     """Count singular values above the bounds of theorem 1, or of corollary 2.
 
-    They are those of embedded points of [−1, 1]; corollary 2 is on ``gated`` embeddings.
+    They are those of embedded points of [−1, 1], for corollary 2 of gated embeddings.
     """
     d, n_tokens = sizes = 64, 1000
     rng = np.random.default_rng(context.seed)
@@ -430,7 +430,8 @@ def _growth(
 ) -> tuple[np.ndarray, np.ndarray, MeasuredValues]:
     """Compute the singular values of an input (index,) and of layers on it.
 
-    Those of the layers are (heads, draw, index). The result to be filled comes third.
+    Those of the layers are (heads, draw, index). Third comes a result with the settings
+    alone.
     """
     d = 48
     gap = 0.02
@@ -475,7 +476,7 @@ def sketches(context: Context) -> MeasuredValues:
                 singular, heads, rank, heads * size + 4, seed=child
             )
             output = rank_theory.attention(sketch.tokens, sketch.weights)
-            # no value matrix of rank d̃ for all heads has a smaller error (Eckart-Young)
+            # the least error of any value matrix of rank d̃ for all heads (Eckart-Young)
             shared.append(np.linalg.svd(output, compute_uv=False)[rank])
             separate.append(
                 np.linalg.norm(
@@ -507,7 +508,8 @@ def _result(
 ) -> MeasuredValues:
     """Begin a result with the settings of an experiment and its number of draws.
 
-    ``draws`` is their number if the context sets none, as the experiment was given it.
+    ``draws`` is their number if the context sets none; it has to be the one that the
+    experiment was called with.
     """
     count = context.draws(draws)
     if intervals and count > 1:
