@@ -242,6 +242,13 @@ class Masks:
         return tuple(seeds)
 
     @property
+    def relative_cost(self) -> int:
+        """Number of single passes that one forecast costs, at most."""
+        if self.run.rollout:
+            return self.run.lens.adapter.relative_cost(self.run.horizon)
+        return 1
+
+    @property
     def made(self) -> int:
         """Number of forecasts so far."""
         return len(self._cache)
