@@ -494,10 +494,11 @@ def draw_attrs(run: Run, row: int) -> dict[str, object]:
 
 
 def single_pass(run: Run) -> Run:
-    """Return the run in one pass, without draws, if its model draws samples.
+    """Return the run in one pass, if its model draws samples or takes several passes.
 
-    It has as many steps as one pass has.
+    It has as many steps as one pass has. Every later pass would run all quantile paths
+    for each component, at several times the cost of the first.
     """
-    if takes_draws(run):
+    if takes_draws(run) or run.rollout:
         return run.shortened(run.lens.longest_pass).in_one_pass()
     return run

@@ -279,11 +279,12 @@ def write_page(
     notify("report", 0, 1)
     notes = [
         *list_remarks(run.batch),
+        *_of_first_steps(run, results),
         *_of_one_item(run.batch, results),
         *(
             # of several clauses of a reason the first says what is wrong, the rest what
             # to do
-            f"Left out: {section}, since {reason.partition('; ')[0]}."
+            f"Left out: {section}, since {reason.partition('; ')[0].rstrip('.')}."
             for section, reason in missing.items()
         ),
     ]
@@ -292,6 +293,20 @@ def write_page(
     )
     notify("report", 1, 1)
     return path
+
+
+def _of_first_steps(run: Run, results: Mapping[str, xr.Dataset]) -> list[str]:
+    """Say which chapters are of fewer steps than the forecast has."""
+    steps_by_title = {
+        find(result.attrs["kind"]).title: int(result.attrs.get("horizon", run.horizon))
+        for result in results.values()
+    }
+    return [
+        f"{title}: of the first {steps} of {run.horizon} steps, which one pass of"
+        f" {run.lens.model_id} forecasts."
+        for title, steps in steps_by_title.items()
+        if steps < run.horizon
+    ]
 
 
 def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[str]:
