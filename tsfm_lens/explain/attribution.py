@@ -224,8 +224,9 @@ def input_attribution(
             :func:`tsfm_lens.explain.reference_values`.
         target: of the item's targets, by position or name.
         parts: segments; arguments of :func:`tsfm_lens.explain.segments`, or its
-            ``parts`` alone; or "components", for trend, seasons and rest (in a mapping
-            beside arguments of :func:`tsfm_lens.explain.components`).
+            ``parts`` alone; "adaptive", for stretches that are short where hiding them
+            moves the forecast; or "components", for trend, seasons and rest (in a
+            mapping beside arguments of :func:`tsfm_lens.explain.components`).
         seed: of a shuffled reference.
         repeats: number of seeds of the sample paths, in rollouts of models that sample.
         progress: called with the masks done and their number.

@@ -153,9 +153,17 @@ class Masks:
         self.run = self.run.item(self.item)
         self.row = target_row(self.run.batch, self.target)
         self.segments: tuple[Segment, ...] = find_segments(
-            self.run, 0, self.target, self.segments
+            self.run, 0, self.target, self.segments, self._effects_alone
         )
         check_segments(self.segments, self.batch, self.run.horizon)
+
+    def _effects_alone(self, segments: tuple[Segment, ...]) -> np.ndarray:
+        """Return how far hiding each segment alone moves the median, (segment,)."""
+        masks = replace(self, segments=segments, item=0, repeats=1, progress=None)
+        count = len(segments)
+        keep = np.concatenate([np.ones((1, count), bool), ~np.eye(count, dtype=bool)])
+        values = masks(keep)[:, self.middle]
+        return np.asarray(np.abs(values[1:] - values[0]).mean(-1))
 
     @cached_property
     def batch(self) -> SeriesBatch:
