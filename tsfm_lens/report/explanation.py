@@ -234,8 +234,13 @@ def explain(
         over_items["exact"] = _EXACT
         # sampling takes four masks for each segment, at least
         over_items["budget"] = max(2**_EXACT, 4 * max_segments)
-    uses_segments = bool({*kinds} & {*_MASKING_KINDS})
-    if parts in (None, ADAPTIVE) and uses_segments:
+    # what the caller asks of the inputs holds for all that is tested of them
+    is_adaptive = (
+        parts in (None, ADAPTIVE)
+        and bool({*kinds} & {*_MASKING_KINDS})
+        and "parts" not in (options or {}).get("input_attribution", {})
+    )
+    if is_adaptive:
         # the same stretches in all sections, also where these are of fewer steps; many
         # items have few stretches of equal length
         masks = Masks(run, ADAPTIVE, reference, item=run.batch.groups[0])

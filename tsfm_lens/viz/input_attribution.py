@@ -47,7 +47,7 @@ from tsfm_lens.viz.theme import (
     number,
     plain,
 )
-from tsfm_lens.viz.words import listed, measured, num, signed
+from tsfm_lens.viz.words import measured, signed
 
 __all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
 
@@ -58,6 +58,9 @@ _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
 # Where the mean is below this share of the mean absolute effect, steps differ in sign.
 _MIXED = 0.9
+# Smallest difference of the halves of a forecast, as a share of its range, that is no
+# level course.
+_LEVEL = 0.05
 # A reference forecast further than this from the context's mean, in standard
 # deviations, has another level than the series.
 _FAR = 3.0
@@ -84,7 +87,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     largest = [_moves(ds, steps[group], group) for group in acting[:_MAX_NAMES]]
     effects_text = "No part of the input moves it beyond the noise."
     if largest:
-        effects_text = f"Largest effects: {listed(largest)}."
+        effects_text = f"What moves it most: {'; '.join(largest)}."
     # one text, so that the overview of a page says what moves the forecast
     if "verdict" in ds.attrs:
         effects_text = f"{effects_text} Verdict: the explanation {ds.attrs['verdict']}"
@@ -105,8 +108,8 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         *summarize(
             ds,
             "The forecast of {target} averages {whole:unit} over {steps} steps"
-            " ({statistic}); with all inputs replaced by {reference} it averages"
-            " {nothing}. {most}",
+            " ({statistic}){course}; with all inputs replaced by {reference} it"
+            " averages {nothing}. {most}",
             "The reference forecast lies {far} standard deviations from the mean of the"
             " context, so effects include the level of the series. A reference that"
             " keeps the level shows the other effects better.",
@@ -119,6 +122,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             whole=one["forecast"].mean(),
             steps=ds.sizes["step"],
             statistic=name_statistic(ds),
+            course=_describe_course(ds, one["forecast"].values),
             reference=name_reference(ds),
             nothing=one["reference_forecast"].mean(),
             most=effects_text,
@@ -130,6 +134,23 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         ),
         *_read_width(ds),
     ]
+
+
+def _describe_course(ds: xr.Dataset, forecast: np.ndarray) -> str:
+    """Say how the second half of a forecast (step,) lies to its first.
+
+    It is "" for a single step.
+    """
+    if len(forecast) < 2:
+        return ""
+    # an odd number of steps has one in the middle, which is left out
+    half = len(forecast) // 2
+    change = float(forecast[-half:].mean() - forecast[:half].mean())
+    if abs(change) < _LEVEL * float(np.ptp(forecast)) or not change:
+        return ", as high in its second half as in its first"
+    size = measured(find_unit(ds).strip())(abs(change))
+    comparative = "higher" if change > 0 else "lower"
+    return f", {size} {comparative} in its second half than in its first"
 
 
 def _read_width(ds: xr.Dataset) -> list[str]:
@@ -209,23 +230,27 @@ def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int]) -> str:
     """Write how far a group moves the steps and which way."""
     name = group_name(names(ds, "segment"), group, name_segments(ds))
     size, way = moved(steps.sum(0))
-    return f"{name} by {measured(find_unit(ds).strip())(size)} ({way})"
+    verb = {"up": "raises it by", "down": "lowers it by"}.get(way, "moves it by")
+    text = f"{name} {verb} {measured(find_unit(ds).strip())(size)}"
+    if verb == "moves it by":
+        text = f"{text} ({way})"
+    return text
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:
-    """Return the mean size of an effect (step,), and which way it goes in words."""
+    """Return the mean size of an effect (step,), and which way it goes in words.
+
+    The words are "up", "down", or at how many steps it goes up.
+    """
     size = float(np.abs(effect).mean())
     mean = float(effect.mean())
     up = int((effect > 0).sum())
     mixed_signs = abs(mean) < _MIXED * size
-    way = "down"
+    if mixed_signs:
+        return size, f"up at {up} of {len(effect)} steps"
     if mean > 0:
-        way = "up"
-    if mixed_signs and mean:
-        way = f"{way} by {num(abs(mean))} on average, up at {up} of {len(effect)} steps"
-    elif mixed_signs:
-        way = f"up at {up} of {len(effect)} steps, and down as much"
-    return size, way
+        return size, "up"
+    return size, "down"
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
