@@ -102,8 +102,8 @@ class HookRegistry:
         }
         self.sites = {point.site.module for point in self.points.values()}
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
-        # the thread-local keeps a dispatcher as long as its thread lives; the set of all
-        # dispatchers is weak, so as not to keep it longer
+        # a dispatcher lives as long as its thread, which holds it; the set of all of
+        # them is weak, so as not to keep it longer
         self.threads = threading.local()
         self.dispatchers = weakref.WeakSet[HookDispatcher]()
 
@@ -112,7 +112,7 @@ class HookRegistry:
         return type(self), (self.model, self.wiring)
 
     def gains(self, point: Point) -> tuple[float, float]:
-        """Return the factors with which a block adds a hook point's write to the stream.
+        """Return the factors with which a block adds a point's write to the stream.
 
         The first multiplies the write, the second the stream.
         """
@@ -246,7 +246,7 @@ class OwnedHookPoint(HookPoint):  # type: ignore[misc]
     def add_scoped(
         self, hook: Any, direction: Literal["fwd", "bwd"], level: int
     ) -> None:
-        """Add the hook of a block without connecting it, which the block itself does."""
+        """Add the hook of a block, but leave connecting it to the block."""
         super().add_hook(hook, dir=direction, level=level)
 
 
@@ -350,8 +350,9 @@ class HookDispatcher:
         A batch must not be split then.
 
         A function with a true attribute ``by_row`` treats every row of a batch by
-        itself. One with a true attribute ``by_place`` needs to know which rows run; pass
-        ``parts`` if the lens splits the batch, and so notes them in the run's state.
+        itself. One with a true attribute ``by_place`` needs to know which rows run;
+        pass ``parts`` if the lens splits the batch, and so notes them in the run's
+        state.
         """
         marks = ("by_row", "by_place") if parts else ("by_row",)
 
