@@ -3,8 +3,9 @@
 :func:`input_timeline` draws effects under the series. :func:`input_waterfall` adds them
 up, from the reference forecast (of masked input) to the forecast.
 :func:`deletion_lines` and :func:`read_tests` show how faithful an explanation is.
-``_QuantileView`` selects the quantile that a figure is about. Attributions are made in :mod:`tsfm_lens.explain`; effects over
-many items are in :mod:`tsfm_lens.viz.input_effects`.
+``_QuantileView`` selects the quantile that a figure is about. Attributions are made in
+:mod:`tsfm_lens.explain`; effects over many items are in
+:mod:`tsfm_lens.viz.input_effects`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     """State how far the reference is from the forecast, and the largest effects."""
     median = ds.isel(quantile=median_position(ds["quantile"].values))
     effects = array(median, "attribution", "segment", "step")
-    # of the interval of each segment's effect; 0 where every mask was run
+    # of the interval of each segment's effect; 0 where masks and paths are not sampled
     half_widths = np.zeros(len(effects))
     if "half_width" in ds:
         half_widths = median["half_width"].mean("step").values
@@ -393,7 +394,7 @@ def _draw_strip(
 def input_waterfall(
     ds: xr.Dataset, *, quantile: Quantile = None, top: int = 14
 ) -> go.Figure:
-    """Draw how the effects of segments add up from the reference forecast to the forecast.
+    """Draw how effects of segments lead from the reference forecast to the forecast.
 
     Effects are in data units.
 
@@ -537,8 +538,8 @@ class _QuantileView:
         n_left = ds.sizes.get("series", 0)
         if n_explained > n_left:
             raise InputError(
-                f"this explanation covers {n_explained} series, of which {n_left} are left;"
-                " draw the item with every series"
+                f"this explanation covers {n_explained} series, of which {n_left} are"
+                " left; draw the item with every series"
             )
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
