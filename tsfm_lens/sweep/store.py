@@ -492,8 +492,8 @@ def _checked(rows: Any, cells: Sequence[str]) -> pa.Table:
     if any(table.column(name).null_count for name in KEY_COLUMNS):
         raise InputError("a key column of a sweep's rows has missing values")
     for name in numbers:
-        # a store has NaN alone: Arrow turns NaN of a pandas frame into nulls, and keeps
-        # that of a table
+        # the store marks missing numbers by NaN alone, of which Arrow makes nulls where
+        # it converts a pandas frame
         filled = pc.fill_null(table.column(name), float("nan"))
         table = table.set_column(schema.get_field_index(name), name, filled)
     return _in_order(table, cells)

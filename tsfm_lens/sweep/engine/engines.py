@@ -76,7 +76,7 @@ def run_groups(
         outcomes.append(outcome)
         on_done(outcome)
 
-    # all groups at once, before any process starts
+    # the store is asked once for all groups, before any process starts
     finished = store.done()
     pending: list[GroupTask] = []
     for task in tasks:
@@ -110,7 +110,7 @@ def run_groups(
 class _Running:
     """Group that a worker computes, with the lock that is held for it.
 
-    ``start`` is the reading of ``perf_counter`` at its begin.
+    ``start`` is the reading of ``perf_counter`` when the worker began.
     """
 
     worker: Worker

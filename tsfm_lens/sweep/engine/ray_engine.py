@@ -44,7 +44,7 @@ def ray_workers(
     """Connect to a cluster until the end of ``stack``, and return workers.
 
     There are at most ``limit`` of them, and each computes one task at a time. ``parts``
-    is the pickled pair from which a process of the cluster makes what computes tasks.
+    is the pickled pair (make_worker, common), which the cluster's processes unpack.
     """
     if connect(address):
         stack.callback(_ray().shutdown)

@@ -21,8 +21,8 @@ from scipy.stats import norm, t
 from tsfm_lens.core.errors import InputError
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-# the first look has at least this many units of each dataset, if there are as many,
-# since a variance cannot be estimated from fewer
+# the first look has at least this many units of each dataset, if there are as many, so
+# that a variance can be estimated
 _MIN_UNITS = 4
 # points at which the density between two looks is computed
 _GRID = 801

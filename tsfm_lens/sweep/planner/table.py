@@ -237,8 +237,8 @@ class ModelPlan:
         self.variants = config.variants
         self.planner = VariantPlanner(lens, self.name, config.how, config.seed)
         self.fingerprint = model_fingerprint(lens, model)
-        # ``_chunk_tasks`` reads the schedule, and ``_begun_searches`` the schedule and
-        # the rankings, so they are made in this order
+        # in this order: the schedule is needed for tasks and searches, and the rankings
+        # for searches
         heads_at = self.variants.heads_at
         self._schedule = None
         if heads_at is not None and heads_at.search == "sequential":

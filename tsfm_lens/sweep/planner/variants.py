@@ -33,7 +33,7 @@ TAGS = (
     *("part", "first", "last", "layer", "kind", "head", "order"),
     *("ablated", "of", "recipe", "selection", "seed", "mlps"),
 )
-"""Columns of a plan beside its specs: what an entry ablates, each family its own."""
+"""Columns of a plan that say what its entries ablate; each family has some of them."""
 
 
 @dataclass(frozen=True)

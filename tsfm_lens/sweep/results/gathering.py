@@ -262,8 +262,8 @@ def tabulate_heads(
             tests = results.tested(str(model), results.judged_by)
             # without another order to compare with, there is no column of differences
             is_lower = tests["significant"] & (tests.get("difference", 0.0) < 0)
-            # an order has a test against each other one, and must have a lower error in
-            # all of them
+            # an order has a test against each other one, and must have a significantly
+            # lower error in all of them
             beats_all = is_lower.groupby(tests["of"]).all()
             test_names = "order in " + rows["layer"].astype(str)
             is_significant = rows["better"] & test_names.map(beats_all).eq(True)
@@ -645,7 +645,7 @@ def _comparable(
 def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
     """Add up each series, under its model's name in the configuration."""
     measures = [*TABLE_METRICS, "spearman_distance", judged_by]
-    # formula begins with the columns that a measure is made of
+    # formula returns the columns that a measure is made of, and the function of them
     values = [
         name
         for measure in measures

@@ -121,7 +121,7 @@ class Card(Strict):
 
 
 def write_card(card: Card, folder: str | Path) -> None:
-    """Write the card into the folder of the weights, with a seal over it and them.
+    """Write the card into the folder of the weights, with a seal over card and weights.
 
     An old card is replaced only once the new one is complete.
     """

@@ -153,9 +153,16 @@ class Chronos2(RotaryModel):
         draft.part(f"{layer}.group_attn.{number}", "decoy", task)
 
 
-# 2, since the REG token stands between the last patch and the forecast; a period has at
-# least as many patches as a forecast, so that its later ones find observed patches, too
-declare_copies(NAME, partial(Chronos2, arcsinh=True), 2, HORIZON, squash=np.arcsinh)
+# ``later`` is 2, as the REG token comes between the last patch and the forecast; a
+# period has at least 2 patches, as a forecast has, so that its later patch finds an
+# observed patch, too
+declare_copies(
+    NAME,
+    partial(Chronos2, arcsinh=True),
+    later=2,
+    horizon=HORIZON,
+    squash=np.arcsinh,
+)
 
 
 def forecast_covariate(pipeline: Any, cases: Sequence[Array]) -> Array:

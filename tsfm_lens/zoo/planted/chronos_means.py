@@ -36,7 +36,7 @@ Against it, the embedding of the decoder's own token does not count.
 VALUE = ((1 - ONE) / 2) ** 0.5
 """Length of the largest value's embedding along "value", without waves."""
 SQUARE = (2 * (1 - ONE)) ** 0.5
-"""Factor on b² along "square", of a value b in `LIMIT`."""
+"""Factor on b² along "square", for a value b in `LIMIT`."""
 TYPICAL = 0.5
 """Length of the last stream at an ordinary forecast, in units of `LOUD`."""
 HORIZON = 12
@@ -178,7 +178,7 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
     return canvas.finish("trend", weight_noise)
 
 
-FARTHEST = 0.6
+STEEPEST = 0.6
 """Farthest that the line may lead away from the late mean, in `LIMIT`.
 
 Beyond, the forecast stays there.
@@ -243,9 +243,9 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
     unit = basis["unit"]
     clocks = basis["clock"].split(1)
     value, constant = _readout(canvas)
-    # at another step this subtracts at least 2.2 · FARTHEST: what an open unit reads,
+    # at another step this subtracts at least 2.2 · STEEPEST: what an open unit reads,
     # as much again that the slope may add, and a tenth to spare
-    gain = 2.2 * FARTHEST / NEAREST
+    gain = 2.2 * STEEPEST / NEAREST
     reads = [unit, basis["late"], -basis["late"]]
     writes = [constant, value, -value]
     for step in range(HORIZON):
@@ -258,7 +258,7 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
             # with this, the reading is 0 at the step itself and negative at any other
             -length * unit,
         )
-        is_open = FARTHEST * unit + gain * near
+        is_open = STEEPEST * unit + gain * near
         reads += [steps_ahead * slope + is_open, is_open]
         writes += [value, -value]
     does = "adds to the late mean the slope times the steps ahead"
