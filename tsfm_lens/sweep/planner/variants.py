@@ -107,6 +107,7 @@ def variant_spec(
     subset: set[Component] = set()
     # without patterns, a lens gives all of its components
     for component in lens.components(*pattern_list) if pattern_list else []:
+        # each row of a wiring is a branch: an attention, or the MLP
         rows = lens.wiring.stack(component.stack).rows(component.layer)
         branches = {
             Component(component.stack, component.layer, row.kind) for row in rows
@@ -489,6 +490,7 @@ class VariantPlanner:
 
 
 def _in_layer(layer: int, kinds: str) -> dict[str, str | int]:
+    """Return the tags of an entry that ablates heads of one layer."""
     return {
         "part": "heads",
         "first": layer,

@@ -141,7 +141,7 @@ class _Pairs:
     def effects(self) -> tuple[np.ndarray, np.ndarray, str]:
         """Return each unit's effect and influence (variant, unit), and the unit's name.
 
-        The spread of the influences is that of the mean effect.
+        The mean of the influences has the standard error of the change.
         """
         totals = self.totals()
         change = np.subtract(*self.measure(totals))

@@ -231,7 +231,8 @@ class Bolt(patches.PatchModel):
     ) -> str:
         """Plant a head that attends equally to some patches and writes their mean.
 
-        If the block it writes to has one direction, it is the mean of all their values.
+        If the block that it writes to has one direction, it writes the mean of all
+        their values.
         """
         number = self.numbers["encoder"][index]
         moved = self.lags(*lags)

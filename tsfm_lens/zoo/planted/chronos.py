@@ -67,6 +67,7 @@ An embedding of a value has length 1.
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
 Steps = Sequence[int]
+"""Numbers of values, counted back from the end of the context."""
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """Pairs of directions, (n, width) each.
 

@@ -191,7 +191,7 @@ At the start token attention is 1, and so is the hand. At later steps, with thes
 numbers, attention is above 0.09 and below 1, so that its logit is finite.
 """
 NEAREST = 1 - math.cos(math.radians(25))
-"""How much shorter any other step's hands are, in the direction of one step's."""
+"""Least by which another step's hands are shorter, along the hands of a step."""
 
 
 def _hands(step: int) -> tuple[float, float]:
