@@ -115,8 +115,8 @@ def _refeed_rollout(case: Case) -> Deviations:
     lens = case.lens
     first = lens.adapter.prediction_length
     levels = lens.adapter.unrolled or lens.adapter.levels
-    # a model whose rollout forecasts each series by itself is checked on series without
-    # groups
+    # a rollout that cannot run on items of several variates is checked with each
+    # variate as an item
     if not lens.adapter.joint_rollout:
         case = replace(case, batch=as_series(list(case.batch.values)))
     names = [name for name in lens.registry.points if name.endswith(_STREAM)]
