@@ -28,7 +28,7 @@ from tsfm_lens.models.opening import load
 __all__ = ["prune", "pruned"]
 
 UNIFORM_HEADS = ("chronos", "chronos-bolt", "t5")
-"""Architectures whose configuration sets the number of heads, but not by their size.
+"""Architectures whose configuration sets number and size of heads independently.
 
 The one number holds for all attentions.
 """
