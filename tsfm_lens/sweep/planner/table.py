@@ -63,7 +63,7 @@ KEPT_COLUMNS = ("key", "model", "variant", "dataset", "chunk", "series")
 COLUMNS = (*KEPT_COLUMNS, "spec", "task")
 """Columns of a table of cells in memory, with the two that compute a cell."""
 Rows = Callable[[pd.DataFrame], pd.DataFrame]
-"""Stored rows of the cells of a table."""
+"""Function that reads the stored rows of the cells of a table."""
 _DATASET_FIELDS = ("name", "domain", "source", "horizon", "seasonality", "freq")
 _SearchKey = tuple[int, str]
 """Layer and order of one search."""

@@ -103,7 +103,8 @@ class SweepResults:
         """
         if (model, metric) not in self._cache:
             # only what a report shows of this metric is tested, since every test in the
-            # correction weakens the others
+            # correction weakens the others: tables of heavy ablations show all metrics,
+            # the others MASE, the distance, or the metric of the search
             families: tuple[str, ...] = HEAVY
             if metric == "MASE":
                 families = tuple(self.plan["family"].unique())

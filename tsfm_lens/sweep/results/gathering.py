@@ -602,12 +602,12 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
 def _comparable(
     cells: pd.DataFrame, is_finished: pd.Series
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Select the finished cells that can be compared.
+    """Select the finished cells that can be compared, and say what is left out.
 
     For each model, they are cells of variants that all have the same windows.
     """
     parts = []
-    texts = []
+    gaps = []
     for model, model_cells in cells.groupby("model", sort=False):
         flags = is_finished[model_cells.index]
         variants = model_cells["variant"]
@@ -635,11 +635,11 @@ def _comparable(
         count = parts[-1]["dataset"].nunique()
         total = datasets.nunique()
         if count < total and len(parts[-1]):
-            texts.append(
+            gaps.append(
                 f"{model} is shown on the {count} of {total} datasets that are finished"
             )
     # without any usable model the table is empty, but has its columns
-    return pd.concat([*parts, cells[:0]]), texts
+    return pd.concat([*parts, cells[:0]]), gaps
 
 
 def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
@@ -711,6 +711,7 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 def _notes(
     record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[str]
 ) -> list[str]:
+    """Write notes on missing and unused cells, with the remarks on the datasets."""
     notes = []
     about = record.about
     missing = int((~is_finished).sum())

@@ -332,17 +332,17 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("local-mean")
 def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
     """Build the mean of the last patches, by equal attention to them."""
-    lags = draw_choice(2, 3, 4)
+    n_patches = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     cross_layer = draw_choice(0, 1)
-    distance = lags * PATCH
+    distance = n_patches * PATCH
     bolt = Bolt(
         {"level": 1},
         {"level": 1},
         LocalMean(width=distance, ago=steps_ago(reads, distance, PATCH)),
         distance,
     )
-    head = bolt.plant_back(layer, 0, range(1, lags + 1), "level", "averages")
+    head = bolt.plant_back(layer, 0, range(1, n_patches + 1), "level", "averages")
     cross = bolt.plant_fetch(cross_layer, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
     bolt.draft.path(head, cross, "output")
@@ -352,12 +352,12 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("trend")
 def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     """Build the line through two means, whose difference an MLP takes."""
-    lags = draw_choice(1, 2)
+    n_patches = draw_choice(1, 2)
     gap = draw_choice(2, 3, 4)
     mlp_layer = draw_choice(0, 1, 2)
-    distance = (lags + gap) * PATCH
+    distance = (n_patches + gap) * PATCH
     rule = LinearTrend(
-        width=lags * PATCH, lag=gap * PATCH, ago=steps_ago(reads, distance, PATCH)
+        width=n_patches * PATCH, lag=gap * PATCH, ago=steps_ago(reads, distance, PATCH)
     )
     bolt = Bolt(
         {"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, distance
@@ -365,12 +365,16 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     draft = bolt.draft
     stream = bolt.encoder
     level = bolt.plant_back(
-        draw_choice(*range(mlp_layer + 1)), 0, range(1, lags + 1), "level", "averages"
+        draw_choice(*range(mlp_layer + 1)),
+        0,
+        range(1, n_patches + 1),
+        "level",
+        "averages",
     )
     early = bolt.plant_back(
         draw_choice(*range(mlp_layer + 1)),
         1,
-        range(gap + 1, gap + lags + 1),
+        range(gap + 1, gap + n_patches + 1),
         "early",
         "averages",
     )

@@ -128,10 +128,9 @@ def plant(
         raise unknown_name("planted mechanism", pair, names)
     one_stretch = (mechanism, architecture) in ONE_STRETCH
     if not reads:
-        # a seed of 0 takes the first of READS, and the entry before it stands for the
-        # last one, "spread"
-        turns: tuple[Reads, ...] = ("middle" if one_stretch else "spread", *READS)
-        reads = turns[(seed + 1) % len(READS)]
+        last: Reads = "middle" if one_stretch else "spread"
+        turns: tuple[Reads, ...] = (*READS[:-1], last)
+        reads = turns[seed % len(turns)]
     if reads not in READS:
         raise unknown_name("part of the context", reads, READS)
     if reads == "spread" and one_stretch:
