@@ -101,9 +101,9 @@ def calibrate(
 
     Returns:
         By matrix, the mean of x xᵀ over input vectors x; and the sum G of g gᵀ over
-        gradients g at output vectors, if ``gradients`` are asked for. To second order,
-        a change with the second moment D at the output makes the forecast deviate by
-        the trace of G D.
+        gradients g at output vectors, if ``gradients`` are asked for. A small change of
+        the output, with the second moment D, makes the forecast deviate in proportion
+        to the trace of G D.
     """
     by_name = matrices_by_name(run.lens, names)
     key = ("moments", gradients, draws, *by_name)
@@ -302,7 +302,7 @@ def _random_scalar(
 ) -> Tensor:
     """Compute a random scalar of an output.
 
-    For its gradient g, the mean of g gᵀ is the Hessian of the forecast's deviation.
+    For its gradient g, the mean of g gᵀ is the curvature of the forecast's deviation.
     """
     if run.tokens_read:
         # The scalar is the sum of log p over tokens drawn from p. For one token, the
