@@ -266,7 +266,10 @@ def select_targets(
     measured: HeadRanking | None = None,
     scale: bool | None = None,
 ) -> tuple[dict[int, list[int]], list[int]]:
-    """Return the heads and MLPs that a recipe ablates in a model."""
+    """Return the heads and MLPs that a recipe ablates in a model.
+
+    ``measured`` has the heads that each layer loses at heads@k, if the recipe needs it.
+    """
     if recipe.unknown:
         raise InputError(f"recipe {recipe.name!r} cannot be run: {recipe.unknown}")
     is_scaled = recipe.scale if scale is None else scale
@@ -420,7 +423,7 @@ class _FittedRecipe:
         return self._first(layer, dict(enumerate(lists.kept)))
 
     def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
-        """Return the first heads in the recipe's order, of those that are ablated.
+        """Return the heads of a layer to ablate, the first in the recipe's order.
 
         ``counts`` has the number of heads that stay, by layer of the recipe's model.
         """

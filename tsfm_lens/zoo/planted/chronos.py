@@ -270,7 +270,7 @@ class ChronosBuilder:
         return name
 
     def finish(self, mechanism: str, weight_noise: float) -> Planted:
-        """Fill idle components with noise, prove the model, and write its card."""
+        """Fill idle components with noise, and measure the model for its card."""
         self._whisper()
         seed = self._origin["seed"]
         if weight_noise:
@@ -302,7 +302,7 @@ class ChronosBuilder:
         for component in (
             writer for stack in wiring.stacks for writer in writers(wiring, stack.name)
         ):
-            # the same noise in any basis
+            # noise in coordinates of the basis is the same however the basis is turned
             units = D_FF if component.head is None else CHANNELS
             reads = noise(units, WIDTH) @ directions
             gain = WHISPER * (len(reads) * len(junk)) ** -0.5

@@ -207,7 +207,7 @@ def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[A
 class _WithCovariate(Draft):
     """Draft of a model that forecasts a target with a known covariate.
 
-    Its contexts are cases of :func:`draw_cases`.
+    Its contexts are arrays (2, time), as those of :func:`draw_cases`.
     """
 
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
