@@ -20,8 +20,10 @@ FIRST_BIN = 3
 """Smallest token id that stands for a value: 0 pads, 1 ends, and 2 never occurs."""
 
 FAR = 25.0
-"""Distance from the context's mean, in its standard deviations, up to which future
-values count in the quantile loss."""
+"""Largest distance of a future value that counts in the quantile loss.
+
+It is from the context's mean, in standard deviations of the context.
+"""
 
 
 class TrainingStage(BaseModel):
