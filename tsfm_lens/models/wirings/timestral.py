@@ -315,7 +315,7 @@ class TimestralAdapter(Adapter):
         )
 
     def _anchor(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Compute mean and scale at the last context step, (batch,) each.
+        """Compute mean and scale of the last context patch, (batch,) each.
 
         The output of the head is normalised by them.
         """
@@ -356,9 +356,10 @@ class TimestralAdapter(Adapter):
         return refined.reshape(*leading, len(encoded.batch), *refined.shape[1:])
 
     def _refined(self, quantiles: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Refine quantiles as the library does, in its advancing frame.
+        """Give each patch of targets mean and scale of its own, as the library does.
 
-        Those given are (batch, step, quantile), those returned (batch, quantile, step).
+        It calls them the advancing frame. Quantiles are (batch, step, quantile) before
+        and (batch, quantile, step) after.
         """
         targets = None
         if inputs["role_ids"] is not None:
