@@ -64,7 +64,7 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     """Describe the largest components, and the error of the sum of all of them."""
     if flat := describe_flat(ds, series, "components"):
         return flat
-    shares = _select_contributions(ds, decomposition, series)
+    chosen = _select_contributions(ds, decomposition, series)
     ds = with_decompositions(ds)
     index = names(ds, "decomposition").index(decomposition)
     return summarize(
@@ -73,13 +73,13 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         "over {steps}): {sizes:largest}.",
         "Positive means sum to {above:signed}, negative ones to {below}.",
         "Completeness error of the sum: {completeness_error:percent} of the forecast.",
-        decomposition=shares.decomposition,
-        unit=shares.unit,
-        steps=shares.steps,
-        sizes=_by_component(shares, shares.size),
-        above=shares.mean[shares.mean > 0].sum(),
+        decomposition=chosen.decomposition,
+        unit=chosen.unit,
+        steps=chosen.steps,
+        sizes=_by_component(chosen, chosen.size),
+        above=chosen.mean[chosen.mean > 0].sum(),
         # adding 0 makes 0 of -0
-        below=shares.mean[shares.mean < 0].sum() + 0.0,
+        below=chosen.mean[chosen.mean < 0].sum() + 0.0,
     )
 
 
@@ -90,9 +90,9 @@ def with_decompositions(ds: xr.Dataset) -> xr.Dataset:
     return ds.expand_dims("decomposition")
 
 
-def _by_component(shares: _Contributions, values: np.ndarray) -> xr.DataArray:
+def _by_component(chosen: _Contributions, values: np.ndarray) -> xr.DataArray:
     """Return values with the names of their components."""
-    return xr.DataArray(values, {"component": shares.components}, ["component"])
+    return xr.DataArray(values, {"component": chosen.components}, ["component"])
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
@@ -115,12 +115,12 @@ def read_attribution_steps(
     """Name the components that vary most over the steps."""
     if flat := describe_flat(ds, series, "components"):
         return flat
-    shares = _select_contributions(ds, decomposition, series)
+    chosen = _select_contributions(ds, decomposition, series)
     return summarize(
         ds,
         "Largest difference between two steps, in {unit}: {spans:largest}.",
-        unit=shares.unit,
-        spans=_by_component(shares, np.ptp(shares.later, axis=1)),
+        unit=chosen.unit,
+        spans=_by_component(chosen, np.ptp(chosen.later, axis=1)),
     )
 
 
@@ -129,12 +129,12 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
 
     Columns are the mean size, the signed mean, and the contribution at every step.
     """
-    shares = _select_contributions(ds, decomposition, series)
-    table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
-    table["mean size"] = shares.size
-    table["signed mean"] = shares.mean
+    chosen = _select_contributions(ds, decomposition, series)
+    table = pd.DataFrame({"component": chosen.components, "unit": chosen.unit})
+    table["mean size"] = chosen.size
+    table["signed mean"] = chosen.mean
     columns = [f"step {label}" for label in names(ds, "step")]
-    steps = pd.DataFrame(shares.values, columns=columns)
+    steps = pd.DataFrame(chosen.values, columns=columns)
     return pd.concat([table, steps], axis=1)
 
 
@@ -151,20 +151,20 @@ def attribution_bars(
 
     Bars are signed means; circles stand at the mean sizes.
     """
-    shares = _select_contributions(ds, decomposition, series, quantile)
-    means = shares.mean
-    size = shares.size
+    chosen = _select_contributions(ds, decomposition, series, quantile)
+    means = chosen.mean
+    size = chosen.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
     largest = order[:top]
     rest = order[top:]
-    labels = [plain(shares.components[i]) for i in largest]
+    labels = [plain(chosen.components[i]) for i in largest]
     lengths = means[largest]
     colours = [VERMILION if mean >= 0 else BLUE for mean in lengths]
     canvas = blank(max(110, 20 * (len(largest) + bool(len(rest)))), 400)
     panel = canvas.panel()
-    hover = f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
-    panel.floor(shares.noise, across=True)
-    noise = shares.noise and shares.noise.at(largest)
+    hover = f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(chosen.unit)}"
+    panel.floor(chosen.noise, across=True)
+    noise = chosen.noise and chosen.noise.at(largest)
     if len(rest):
         labels = [*labels, f"{len(rest)} others, summed"]
         lengths = np.append(lengths, means[rest].sum())
@@ -197,12 +197,12 @@ def attribution_bars(
             )
     panel.vline(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
-    panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
+    panel.x(f"contribution ({chosen.unit})", showgrid=True, gridcolor=PALE)
     return canvas.finalize(
-        f"Contributions to the forecast of {shares.series} by {name_model(ds)}:"
-        f" {shares.decomposition}",
-        f"mean over {shares.steps}",
-        shares.note,
+        f"Contributions to the forecast of {chosen.series} by {name_model(ds)}:"
+        f" {chosen.decomposition}",
+        f"mean over {chosen.steps}",
+        chosen.note,
         "values beyond the axis are cut off" if is_cut else "",
     )
 
@@ -217,16 +217,16 @@ def attribution_heatmap(
     top: int = 40,
 ) -> go.Figure:
     """Draw the component × forecast step map of contributions."""
-    shares = _select_contributions(ds, decomposition, series, quantile)
+    chosen = _select_contributions(ds, decomposition, series, quantile)
     time = timeline(ds, series_position(ds, series))
-    size = np.nan_to_num(shares.size)
+    size = np.nan_to_num(chosen.size)
     # the largest components, in the order of the result
     keep = np.sort(np.argsort(-size)[:top])
-    z = shares.values[keep]
+    z = chosen.values[keep]
     canvas = blank(max(140, 17 * len(keep)), 480)
     panel = canvas.panel()
-    labels = [plain(shares.components[i]) for i in keep]
-    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}"
+    labels = [plain(chosen.components[i]) for i in keep]
+    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(chosen.unit)}"
     panel.cells(
         z,
         time.at(np.array([int(v) for v in names(ds, "step")])),
@@ -245,16 +245,16 @@ def attribution_heatmap(
     )
     panel.x("" if time.stamps is not None else "forecast step")
     canvas.colours(
-        colour_scale(f"contribution ({shares.unit})", z, diverging=True, root=True)
+        colour_scale(f"contribution ({chosen.unit})", z, diverging=True, root=True)
     )
     title = (
-        f"Contributions to the forecast of {shares.series} by {name_model(ds)}, by"
-        f" step: {shares.decomposition}"
+        f"Contributions to the forecast of {chosen.series} by {name_model(ds)}, by"
+        f" step: {chosen.decomposition}"
     )
     fewer = ""
     if len(keep) < len(size):
         fewer = f"the {len(keep)} largest of {len(size)} components"
-    return canvas.finalize(title, shares.note, fewer)
+    return canvas.finalize(title, chosen.note, fewer)
 
 
 class _Contributions(NamedTuple):
