@@ -109,9 +109,10 @@ def truncate(
     - Without any, the Frobenius norm of W - W̃.
     - With the second moment C = S Sᵀ of the inputs x, the mean of ‖(W - W̃) x‖². Then
       W̃ = U Uᵀ W, with U the leading left singular vectors of W S.
-    - With the second moment G = R R of the gradient by the output as well, the mean of
-      dᵀ G d for d = (W - W̃) x. Then W̃ = R⁻¹ U Uᵀ R W, with U those of R W S. A small
-      share of its mean eigenvalue is first added to the diagonal of G.
+    - With the second moment G = R R of the gradient by the output, the mean of dᵀ G d
+      for d = (W - W̃) x. Then W̃ = R⁻¹ U Uᵀ R W, with U those of R W S; S is the
+      identity if C is not given. A small share of its mean eigenvalue is first added to
+      the diagonal of G.
 
     Args:
         weight: the matrix W, (out, in).
