@@ -93,7 +93,7 @@ def put_input(
 def list_modules(model: nn.Module) -> list[nn.Module]:
     """List a module and all within it; shared modules occur several times.
 
-    This takes a tenth of the time of ``model.modules()``.
+    This takes a tenth of the time of torch's own walk over modules.
     """
     modules: list[nn.Module | None] = [model]
     # the list grows while it is read
@@ -185,7 +185,7 @@ def split_axes(layout: str) -> list[str]:
 def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
     """Return whether a native tensor has the axes of the vocabulary already.
 
-    Patterns always have, up to an axis of length 1: check_table() sees to that.
+    Patterns always have them, up to an axis of length 1 and names of leading axes.
     """
     return layout.split() == list(axes) or axes[-2:] == ("query", "key")
 
