@@ -174,8 +174,8 @@ def _cuts(
                         n_heads = stack.n_heads
                     else:
                         n_heads = row.count_heads(letter, stack.n_heads)
-                    # a head of keys and values serves so many query heads, which are
-                    # neighbours; it goes if all of these go
+                    # query heads that share one head of keys and values are neighbours;
+                    # that head goes if all of them go
                     group = stack.n_heads // n_heads
                     removed_heads = [
                         head
