@@ -305,7 +305,7 @@ class T5Adapter(TokenAdapter):
     ) -> Encoded:
         """Pad token ids on the left, where they are masked.
 
-        The decoder reads the true tokens (``future`` or ``tokens``), not its own.
+        The decoder reads the given tokens (``future`` or ``tokens``), not its own.
         """
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)
