@@ -260,6 +260,7 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
     module = unwrap_module(lens.native)
     records: dict[str, FactorRecord | PartRecord] = {}
     for name in read_checkpoint(folder).tensors:
+        # one tensor of each compressed layer ends so: DOWN of factors, REST of a part
         ending = next(
             (ending for ending in (DOWN, REST) if name.endswith(ending)), None
         )
@@ -313,15 +314,10 @@ class CompressedCheckpoint(Checkpoint):
     @property
     def names(self) -> frozenset[str]:
         """Names of the tensors of the full model."""
-        endings = tuple(
-            layer + ending
-            for layer in self.record.layers
-            for ending in (DOWN, UP, REST)
-        )
-        return frozenset(
-            {*self.tensors, *(layer + WEIGHT for layer in self.record.layers)}
-            - set(endings)
-        )
+        layers = self.record.layers
+        stored_parts = {layer + part for layer in layers for part in (DOWN, UP, REST)}
+        full_weights = {layer + WEIGHT for layer in layers}
+        return frozenset({*self.tensors, *full_weights} - stored_parts)
 
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
         """Replace a model's layers by uninitialised ones of the sizes in the files."""
