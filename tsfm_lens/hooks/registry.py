@@ -414,7 +414,7 @@ class HookDispatcher:
     def sync_hooks(self) -> None:
         """Bring the hooks on the model in line with the open blocks.
 
-        It may be broken off, and called again.
+        After an interrupt, another call completes it.
         """
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             # the garbage collector ended this thread's block from another thread; its
@@ -634,6 +634,7 @@ class HookDispatcher:
         def pass_through(
             _module: nn.Module, args: Any, kwargs: Any, *output: Any
         ) -> Any:
+            # get_input() takes (args, kwargs, arg), and get_output() (output, arg)
             values = output
             if enters:
                 values = (args, kwargs)
@@ -846,14 +847,14 @@ class HookDispatcher:
         # retain_grad(), and gets a gradient only if the model uses that very tensor
         if new is copy and not copy.requires_grad and same_bits(copy, value):
             return value
-        if not isinstance(new, Tensor) or _kind(new) != _kind(value):
+        if not isinstance(new, Tensor) or _describe(new) != _describe(value):
             if isinstance(new, Tensor):
-                kind = f"shape {_kind(new)}"
+                found = f"shape {_describe(new)}"
             else:
-                kind = f"a {type(new).__name__}"
+                found = f"a {type(new).__name__}"
             raise WiringError(
-                f"the hook on {point.name} returned {kind}, expected {_kind(value)}"
-                f" ({' '.join(point.axes)})"
+                f"the hook on {point.name} returned {found}, expected"
+                f" {_describe(value)} ({' '.join(point.axes)})"
             )
         # a tensor made under torch.inference_mode() may not enter the graph of a run
         # outside of it
@@ -862,7 +863,7 @@ class HookDispatcher:
         return new
 
 
-def _kind(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     """Describe the shape, type and device of a tensor."""
     return (
         f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on"
