@@ -34,8 +34,8 @@ __all__ = ["ProbeCheck", "ProbeTrial", "probe_checks"]
 MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
 """Embedded models that checks run on.
 
-A measurement is tried on the first two that it is defined for, and on the last with
-covariates.
+A measurement is tried on the first two that it is defined for, and with covariates on
+the first that takes them.
 """
 STEPS = 72
 HORIZON = 3
@@ -97,7 +97,7 @@ class ProbeTrial:
 
     @cached_property
     def results(self) -> Results:
-        """Results of the run of :attr:`result`, by the options of each ``example``."""
+        """Results of the run of :attr:`result`; each kind has its example options."""
         return self._results(self.series)
 
     def compute(self, batch: SeriesBatch, **options: Any) -> xr.Dataset:
