@@ -401,7 +401,7 @@ class CompressedCheckpoint(Checkpoint):
         return Block(Steps(None, begin, end))
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Restore the indices of stored rows and columns, which are in no file."""
+        """Restore the indices of stored rows and columns, which only the record has."""
         for layer, spec in self.record.layers.items():
             child = module.get_submodule(
                 name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
