@@ -51,7 +51,7 @@ _MEMBERS = ("head", "seed", "draw", "sample", "quantile")
 _MAX_LINES = 8  # in a figure; more members make a map
 _MAX_GROUPS = 5  # dots in one row
 _MAX_ROWS = 30  # unless a caller asks for more
-_LOWEST = 1e-9  # share of the largest singular value below which none is drawn
+_LOWEST = 1e-9  # smallest singular value that is drawn, as a share of the largest
 # Most cells and most columns of a map that have room for numbers.
 _PRINTED = 200
 _MAX_NUMBERED = 12
@@ -59,8 +59,8 @@ _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # share of a map's largest value, of which rounding can be the cause
 _MAP_WIDTH = 480  # pixels that the columns of a map share
 _SPREAD = 0.5  # share of a row's height over which its dots are spread
-# Suffixes of the variables that core.estimates.add_estimates() adds to a tested one;
-# tables show only the first of them.
+# Suffixes of the variables that core.estimates.add_estimates() adds to a tested one.
+# Tables have those of ``_TEST_PARTS`` alone.
 _TEST_PARTS = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
 _PARTS = (*_TEST_PARTS, "learned", "p", "floor")
 _DOCUMENTATION = """\
