@@ -210,8 +210,8 @@ class Masks:
         """
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
         full, nothing = np.mean([seeded(both) for seeded in self.per_seed], axis=0)
-        # not of models that draw: their statistic here is another one, or their random
-        # numbers are
+        # only of quantile models: those of others have another statistic here than in
+        # the run, or other random numbers
         if self.run.lens.emits == "quantile":
             gap = np.abs(full - self.run.forecast.quantiles[self.row]).max()
             # this bound is cheap, while that of the check takes one more forecast
