@@ -85,7 +85,7 @@ def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
 
     ``shape`` is the effect in Spearman distance, which ignores level and scale.
     """
-    # a whole layer contains heads and an MLP, and would always lead
+    # a whole layer contains heads and an MLP, and would lead them
     parts = ds["kind"].values.astype(str) != "layer"
     farthest = read_estimate(ds, "mean_shift", "component").named(1, parts)
     if not farthest:
@@ -216,13 +216,13 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     measure = MEASURES[metric]
     effect = array(ds, metric, "component", "series")
     noise = find_estimate(ds, metric, "component")
-    medians_drawn = central_sizes(noise, effect)
-    canvas = _draw_blocks(ds, medians_drawn, measure, noise)
+    sizes = central_sizes(noise, effect)
+    canvas = _draw_blocks(ds, sizes, measure, noise)
     # colours go by the root, since effects of layers are far larger than those of heads
     scale: Style = (
         {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
     )
-    canvas.colours(colour_scale(measure.word, medians_drawn, root=True, **scale))
+    canvas.colours(colour_scale(measure.word, sizes, root=True, **scale))
     stacks = " and ".join(dict.fromkeys(coordinate(ds, "stack").astype(str)))
     title = (
         "Ablation of single components of"
