@@ -541,7 +541,7 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     change = np.zeros((len(total), *pair.run.point.shape))
     change[:, pair.row] = total
     # A share of a total that is noise can be any number. So the total must exceed the
-    # noise floor, and noise must stay below a share of 1 of the total.
+    # noise floor, and the floor of the share must be below 1.
     significant = (np.abs(total).mean(-1) > pair.floor) & (
         share_floor(pair.run, change)[:, pair.row] < 1
     )
