@@ -86,7 +86,7 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
 def _single(masks: Masks, visible: bool) -> MethodResult:
     """Compute the effects of hiding each segment alone, or of showing each alone.
 
-    Segments are hidden if all are ``visible`` before.
+    A segment is hidden if all others are ``visible``, and is shown if they are not.
     """
     players = len(masks.segments)
     # the first mask shows all segments or none; each other one differs in one segment
