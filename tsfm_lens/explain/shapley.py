@@ -250,11 +250,13 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
             plus *= 1 + scale * np.outer(sign, sign)
             minus *= 1 - scale * np.outer(sign, sign)
             along *= 1 + scale * np.outer(sign, nodes)
-        remaining = [
+        # for each player, the product over all others
+        along_others = [
             along / (1 + scale * np.outer(sign, nodes))
             for scale, sign in zip(scales, signs.T, strict=True)
         ]
-        slopes = np.stack(remaining) @ weights * scales[:, None] * signs.T
+        # covariance of each player's integrated slope with each pair, (player, pair)
+        slopes = np.stack(along_others) @ weights * scales[:, None] * signs.T
         # the diagonal keeps the matrix invertible where rows of two pairs are equal
         kernel = (plus - minus) / 2 + _NOISE * np.eye(count)
         inverse = np.linalg.inv(kernel)
@@ -280,16 +282,17 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     diagonal = np.where(diagonal > np.finfo(float).eps, diagonal, 0.0)
     # errors of leave-one-out predictions, each pair by all others, without refitting
     # (Dubrule 1983)
-    without_one = ratio(residual @ halves, diagonal, 0.0)
+    prediction_errors = ratio(residual @ halves, diagonal, 0.0)
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
     # correction for a finite population: a size whose masks were all run has no error
     unsampled = np.array(
         [1 - counts[size] / _number(players, int(size)) for size in sizes]
     )
-    jackknife = (np.square(by_half) * unsampled) @ np.square(without_one)
+    jackknife = (np.square(by_half) * unsampled) @ np.square(prediction_errors)
     # The kriging variance: that of Shapley values under the regression's own model of
-    # masks that were not run, in units of ``spread`` below.
+    # masks that were not run, in units of ``spread`` below. Without any pair, it would
+    # be ``scales * along_twice``, the variance of the integrated slope.
     products = np.outer(nodes, nodes)[..., None] * scales
     factors = 1 + products
     along_twice = np.einsum(
@@ -307,7 +310,7 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     # Where a few pairs carry the errors, pairs that were not drawn may have large ones
     # too, so that degrees of freedom are few. The fourth moment of normal errors is 3
     # times their squared variance: n of them count as n, and a single large one as 3.
-    squares = np.square(without_one)
+    squares = np.square(prediction_errors)
     shares = squares / np.maximum(squares.max(0), np.finfo(float).tiny)
     fourth = np.square(shares).sum(0)
     effective = 3 * np.square(shares.sum(0)) / np.where(fourth > 0, fourth, 1.0)
