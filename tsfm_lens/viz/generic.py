@@ -686,7 +686,7 @@ def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
             across=True,
         )
     # an effect is compared with 0 even where all sizes lie on one side
-    if noise is not None or (values < 0).any():
+    if effect is not None or (values < 0).any():
         panel.vline(0.0)
     panel.x(drawn.value_title)
     panel.y(
