@@ -388,7 +388,7 @@ def _maps(
     texts = names(ds, "run")
     if texts:
         # a DataArray iterates over its first dimension
-        values = list(
+        patterns = list(
             pattern.isel(layer=layers[0], head=heads[0]).transpose("run", ...)
         )
     else:
@@ -399,12 +399,12 @@ def _maps(
             for pair in product(layers, heads)
             if known.isel(layer=pair[0], head=pair[1])
         ]
-        values = [pattern.isel(layer=at, head=index) for at, index in pairs]
+        patterns = [pattern.isel(layer=at, head=index) for at, index in pairs]
         texts = [
             f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
             for at, index in pairs
         ]
-    drawn = [one.transpose("snapshot", "query", "key") for one in values[:_MAX_ROWS]]
+    drawn = [one.transpose("snapshot", "query", "key") for one in patterns[:_MAX_ROWS]]
     maps = np.stack(drawn).astype(float)
     # Layers with fewer tokens than others were filled up with NaN, too. Queries and
     # keys that no map (row, snapshot, query, key) has are dropped.
