@@ -399,6 +399,7 @@ def masked(
         copies.flags.writeable = False
         rows.append(copies)
     masks = range(len(visible))
+    # copies (mask, step), length of the context, and whether there is a future
     series = list(
         zip(
             rows,
@@ -421,9 +422,9 @@ def masked(
         copies[mask, :length] for mask in masks for copies, length, _ in series
     )
     columns["futures"] = tuple(
-        copies[mask, length:] if ahead else None
+        copies[mask, length:] if has_future else None
         for mask in masks
-        for copies, length, ahead in series
+        for copies, length, has_future in series
     )
     return MaskedBatch(
         freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns
