@@ -428,6 +428,7 @@ def _draw_blocks(
             noise=noise and noise.at(grid),
             customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
         )
+        # up to twelve ticks on either axis
         ticks: Style = {
             "tickvals": layers[:: -(-len(layers) // 12)],
             "ticks": "outside" if first else "",
