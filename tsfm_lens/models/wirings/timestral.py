@@ -225,9 +225,8 @@ class TimestralAdapter(Adapter):
         native = self._native_input(batch, steps)
         values, mask = library._as_context(native.pop("context"), None)
         # the covariates are left in ``native``; known ones continue over the horizon
-        lengths = {
-            name: values.shape[-1] + steps * name.startswith("known") for name in native
-        }
+        n_past = values.shape[-1]
+        lengths = {name: n_past + steps * name.startswith("known") for name in native}
         covariates = [
             library._as_covariates(covariate, len(values), lengths[name], name)
             for name, covariate in native.items()
