@@ -513,13 +513,13 @@ def _terms(
         for row in stack.attentions(layer)
     ]
     no_component, no_attention = (
-        # in the run without the segment, the branches are given what they write with
-        # it; the change that remains went through none of them
-        pair.change([Variant("fixed", patches)], without)[0]
-        for patches in (
-            tuple(PatchFrom(branch, full) for branch in branches),
-            tuple(PatchFrom(branch, full) for branch in attentions),
-        )
+        # in the run without the segment, these components are given what they write
+        # with it; the change that remains went through none of them
+        pair.change(
+            [Variant("fixed", tuple(PatchFrom(one, full) for one in components))],
+            without,
+        )[0]
+        for components in (branches, attentions)
     )
     total = pair.total(without)
     terms = {
