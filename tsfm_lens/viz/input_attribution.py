@@ -360,17 +360,18 @@ def _draw_strip(
         )
         if half_width:
             label += f", ±{number(half_width)} ({CONFIDENCE_TEXT})"
-        # a cell is its right edge, value and text; it begins at the edge before
-        cells = [(stop, view.strength[index], label)]
         _, way = moved(view.values[index])
+        arrow = {"up": "↑", "down": "↓"}.get(way, "↕")
+        # a cell is its right edge, value, text and arrow; it begins at the edge before
+        cells = [(stop, view.strength[index], label, arrow)]
         if start > edges[-1]:
             # a gap before the stretch
-            cells.insert(0, (start, np.nan, ""))
-        for edge, value, text in cells:
+            cells.insert(0, (start, np.nan, "", ""))
+        for edge, value, text, sign in cells:
             edges.append(edge)
             values.append(value)
             texts.append(text)
-            arrows.append({"up": "↑", "down": "↓"}.get(way, "↕") if text else "")
+            arrows.append(sign)
     x = window.time.at(np.array(edges) - 0.5)
     hover = f"%{{customdata}}<br>%{{z:+.4g}} {plain(view.unit)}"
     # the row is given by its lower and upper edge: on an axis of names, plotly cannot
