@@ -169,6 +169,7 @@ def what_if(
         ("series", "step"),
         np.stack([changed[-alone.horizon :] for changed in values]),
     )
+    # the changes in words; values for each step are not written out
     text = ", ".join(
         f"{name} {edit}" if isinstance(edit, str | float | int) else name
         for name, edit in edits.items()
