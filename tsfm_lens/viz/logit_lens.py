@@ -273,6 +273,7 @@ def logit_sheet(
         mark_start(panel, view.time)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
+    # colours go by powers of ten, of which these are the exponents
     ticks = np.arange(round(np.log10(FLOOR)), 1)
     bar: Style = {
         "tickvals": ticks.tolist(),
