@@ -412,8 +412,8 @@ def compressed(
 
     Raises:
         UnknownNameError: no such method.
-        InputError: a rank is out of range; "measured" has fewer than three series and
-            windows to measure on.
+        InputError: a rank is out of range; "measured" has fewer than two series or
+            windows.
 
     Warns:
         UserWarning: in the calibration, fewer vectors enter a matrix than it has
