@@ -102,7 +102,7 @@ def _faults(
             for writer in stack.rows(layer):
                 for matrix in _matrices(wiring, stack, writer):
                     if matrix.projection is None:
-                        # only of the output matrix of an MLP
+                        # an MLP's output matrix has a path, and no projection
                         module = cast(Mlp, writer).o
                     else:
                         module = matrix.projection.module
