@@ -350,9 +350,8 @@ class HookDispatcher:
         A batch must not be split then.
 
         A function with a true attribute ``by_row`` treats every row of a batch by
-        itself. One with a true attribute ``by_place`` needs to know which rows run;
-        pass ``parts`` if the lens splits the batch, and so notes them in the run's
-        state.
+        itself. One with a true attribute ``by_place`` does so if the run's state says
+        which rows run; ``parts`` means that the lens splits the batch and notes that.
         """
         marks = ("by_row", "by_place") if parts else ("by_row",)
 
@@ -482,7 +481,8 @@ class HookDispatcher:
         # no block acts if another thread or task runs the module
         if len(scopes) < len(self.scopes):
             for scope in self.scopes:
-                scope.elsewhere |= scope not in scopes
+                if scope not in scopes:
+                    scope.elsewhere = True
             callbacks = [
                 callback
                 for callback in callbacks
@@ -519,9 +519,9 @@ class HookDispatcher:
         """Return the connections that one hook point needs on the model."""
         path = point.site.module
         rank = self._registry.rank[point.name]
-        # torch looks up a module's hooks when it is entered, so that one set later is
-        # missed. A torch hook on every module around this one that has points is there
-        # from the start: a hook here can then set another at their end
+        # when a module is entered, torch decides whether it has any hooks to call. The
+        # modules around this one therefore get one in advance: a hook that runs here
+        # may set another at their end
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
         noted = dict.fromkeys((*self._witnesses(point), *around))
         # last of all, these note which modules ran to their end, by which a hook that
@@ -549,16 +549,16 @@ class HookDispatcher:
         """
 
         def enter(module: nn.Module, *call: Any) -> Any:
-            # a module that is only around an attention is not observed itself, and has
-            # no entry of its own; see brackets
+            # "" for a module that is only around an attention, see brackets; nobody
+            # reads that entry
             attention_path = self.attentions.get(module, "")
             self.called[attention_path] = False
             LOCAL.interceptor.enter(module)
             return joined and joined(*call)
 
         def check(module: nn.Module, *_call: Any) -> None:
-            # an attention that is observed only from its middle on, by the hook of a
-            # hook, has not been entered
+            # a hook that ran inside this attention may have started its observation,
+            # so that enter() was not called; that is no fault
             if self.called.pop(path, True) is False:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without"
