@@ -73,7 +73,7 @@ class Watch:
         inputs: number of inputs whose patterns a snapshot keeps, the first ones.
         products, tolerance: see :func:`tsfm_lens.training.sharpness`.
         epsilon: see :func:`tsfm_lens.training.attention_measures`.
-        seed: of the random numbers of the measures.
+        seed: seed of the random numbers of the measures.
         name: name of the run; that of the model if "".
         resume: continue the record in ``out``; lines after the step of the first call
             are dropped.
@@ -195,10 +195,10 @@ class Watch:
             return None
         row: Row = {"step": current, "values": {}, "attention": {}}
         patterns: dict[str, Tensor] = {}
+        has_attention = is_due and "attention" in self.measures
         with undisturbed(self.model, seed=self.seed):
             if is_due:
                 row["values"] = self._measured(current, loss)
-            has_attention = is_due and "attention" in self.measures
             if self._patterns is not None and (is_snapshot or has_attention):
                 with torch.no_grad():
                     patterns = checked(self._patterns())
@@ -247,8 +247,8 @@ class Watch:
         """Measure attention by layer, a mean over inputs for each head."""
         layers = {}
         for name, pattern in patterns.items():
-            # measures of square patterns only are NaN for a layer whose queries are not
-            # its keys; that holds for all inputs, so no mean is over some of them
+            # a measure is NaN for all inputs of a layer or for none, so that the mean
+            # over inputs is of all of them or NaN
             measures = attention_measures(pattern, epsilon=self.epsilon)
             means = {
                 # numbers are (input, head)
@@ -506,8 +506,8 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     There is an axis ``seed``, too, where a run has several datasets.
 
     Args:
-        runs: a dataset by name, or one a seed; of kind "training_watch" or
-            "attention_norms".
+        runs: by name of the run, its dataset, or a list of datasets, one for each seed;
+            all of kind "training_watch", or all of kind "attention_norms".
 
     Returns:
         Dataset of the same kind over all steps, layers and heads that occur; NaN where
