@@ -192,7 +192,7 @@ def oracle(
 ) -> Callable[[Callable[..., Deviations]], Oracle]:
     """Register an oracle.
 
-    Without a bound, it is the wiring's ``rollout_tolerance``.
+    If ``bound`` is None, the bound is the wiring's ``rollout_tolerance``.
     """
 
     def register(measure: Callable[..., Deviations]) -> Oracle:
@@ -285,7 +285,10 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
 
 
 def by_themselves(case: Case) -> SeriesBatch:
-    """Return the batch with each series as an item by itself."""
+    """Return the batch with each series as an item by itself.
+
+    If the model needs a certain number of variates, the batch stays as it is.
+    """
     if case.lens.adapter.n_variates is None:
         return as_series(list(case.batch.values))
     return case.batch
@@ -491,7 +494,7 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
     """Replace a layer's weight or bias while the block runs.
 
-    The layer may be parametrised, or one of factors.
+    The layer may be parametrised, or store factors of its matrix.
     """
     if name == "weight" and hasattr(layer, "as_matrix"):
         with layer.as_matrix(values):
@@ -553,8 +556,8 @@ def patching(case: Case) -> Deviations:
         for branch in branches(stack):
             if branch.layer not in checked_layers:
                 continue
-            # what follows from the stream: the next layer's, and in the end the model's
-            # output
+            # the patched stream fixes the block's output, and in the output stack all
+            # that follows, unless the head also reads the input
             fixes_output = stack is output_stack and not lens.wiring.bypass
             if fixes_output:
                 read_point = RAW
