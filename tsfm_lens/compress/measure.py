@@ -408,7 +408,7 @@ def compression(
     It is calibrated on earlier steps of the same series, see :func:`calibration_run`.
 
     Args:
-        run: of the full model on the series that measure, with their truth.
+        run: run of the full model on the series that measure, with their truth.
         keeps, methods: see :func:`pareto`.
 
     Returns:
@@ -440,7 +440,7 @@ def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.D
     It is calibrated on earlier steps of the same series, see :func:`calibration_run`.
 
     Args:
-        run: of the full model on the series that measure, with their truth.
+        run: run of the full model on the series that measure, with their truth.
         keep, options: see :func:`compressed`.
 
     Returns:
