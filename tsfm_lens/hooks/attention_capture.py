@@ -36,9 +36,10 @@ Observers = list[tuple[Any, str]]
 
 
 def brackets(path: str, module: nn.Module) -> Iterator[str]:
-    """Yield the paths of modules to switch the interceptor on in, for one attention.
+    """Yield the paths of the modules in which the interceptor must be on.
 
-    These are the attention itself, and for torch's own also all modules around it.
+    For one attention these are the module itself, and if it is torch's own, also all
+    modules around it.
     """
     if isinstance(module, nn.MultiheadAttention):
         # nn.TransformerEncoder takes its fused path, or nested tensors, unless a mode
