@@ -337,7 +337,7 @@ def match_rows(
 
 
 def _copied(rows: Tensor, copies: int, state: RunState) -> Tensor:
-    """Return each row so many times, in the order of this run's sample paths."""
+    """Return ``copies`` of each row, in the order of this run's sample paths."""
     if state.sample_major:
         return rows.repeat(copies, *[1] * (rows.ndim - 1))
     return rows.repeat_interleave(copies, dim=0)
@@ -353,8 +353,8 @@ def _drawn_rows(
 ) -> Tensor:
     """Draw the rows of a reference run that replace rows of this one.
 
-    Returns (n_rows,) indices below ``n_source``; all of a series are rows of one
-    reference series. ``rows`` selects series of the batch.
+    Returns (n_rows,) indices below ``n_source``; the rows of one series are replaced by
+    rows of one reference series. ``rows`` selects series of the batch.
     """
     n_series = state.n_series or n_rows
     series = torch.arange(n_series)
