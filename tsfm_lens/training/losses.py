@@ -247,7 +247,7 @@ def token_loss(
     The first forecast steps weigh more, because they set the phase.
     """
     losses = token_step_losses(model, past, future, stage, seed=seed)
-    # they fall to 1 over four steps; below, they are divided by their mean
+    # the weights fall to 1 over four steps; below, they are divided by their mean
     weights = 1.0 + (stage.first_weight - 1.0) * torch.clamp(
         1.0 - torch.arange(len(losses)) / 4.0, min=0.0
     )
