@@ -96,7 +96,10 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
 
 
 def _offsets(steps: Activations, names: list[str]) -> Deviations:
-    """Check that a call starts where the one before ended, which ``cached`` says."""
+    """Check that each call starts where the one before ended.
+
+    The start of a call comes from the wiring's ``cached``.
+    """
     for name in (name for name in names if name.endswith("hook_resid_post")):
         length = 0
         for index, call in enumerate(steps.calls(name)):
