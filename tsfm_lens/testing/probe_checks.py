@@ -277,9 +277,9 @@ def _check(
 
 @_check("labels")
 def _check_labels(trial: ProbeTrial) -> None:
-    """Check that the result says what it is, of what model, and in what units.
+    """Check that the result says what it is, and of what model.
 
-    Its dimensions must have names and labels.
+    Its dimensions must have names and labels, and units must be texts.
     """
     result = trial.result
     assert result.attrs.get("kind") == trial.entry.kind, "attrs['kind'] is not its kind"
