@@ -296,7 +296,7 @@ def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, boo
         False
     """
     patterns = list(components)
-    # always made, since it checks the components, and the native form gets its name
+    # made in any case: prune() checks the components, and makes the name for both forms
     smaller = prune(lens, patterns)
     try:
         native = prune_native(lens, patterns)
