@@ -421,7 +421,8 @@ def detach(point: HookPoint, hook: ScopedHook) -> None:
                         handles.remove(handle)
     if is_listed:
         return
-    # an interrupt came between torch's hook and its place in the list
+    # an interrupt came after the hook was registered with torch, and before it was
+    # entered in the list: torch's tables alone have it
     ids = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
     for table in (point._forward_hooks, point._backward_hooks):
         for key, native in tuple(table.items()):
