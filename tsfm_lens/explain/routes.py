@@ -467,9 +467,8 @@ def by_size(effects: np.ndarray) -> np.ndarray:
 
 def _candidates(lens: Lens, components: Any) -> list[PatchSite]:
     """Return the sites of the components asked for, all heads and MLPs for None."""
-    if components is None:
-        names = list_branches(lens)
-    else:
+    names: Sequence[str | Component] = list_branches(lens)
+    if components is not None:
         names = listed(components, "components")
     sites = parse_sites(lens, names)
     # A site whose target is a string is a place of the residual stream. This holds what
