@@ -213,7 +213,8 @@ def logit_sheet(
     ]
     long = len(view.future) > _LONG
     labels = layer_names(ds, layers)
-    # too many steps are averaged in groups; mass is (layer, step, row)
+    # means over groups of steps, where there are too many cells to draw; mass is
+    # (layer, step, row)
     group = -(-mass.size // _CELLS)
     starts = np.arange(0, mass.shape[1], group)
     group_sizes = np.diff(np.append(starts, mass.shape[1]))
