@@ -167,7 +167,7 @@ def covariate_use(
                 # order
                 medians[trial].append(forecast.median[changed.is_target])
                 n_done += 1
-        # the row of the covariate by item, and then by target
+        # the row of the covariate for each item, and from it for each target
         row_of_item = {
             batch.groups[row]: row for row in informative if batch.variates[row] == name
         }
