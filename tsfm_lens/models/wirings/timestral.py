@@ -81,7 +81,7 @@ def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
 
 
 def _attention(index: int, over_time: bool, gate: str) -> Attention:
-    """Describe an attention of a layer, the one of this ``index`` among them."""
+    """Describe the attention of a layer that has this index among its attentions."""
     at = f"attns.{index}"
     norm = f"attn_norms.{index}"
     kind = "time_attn"
