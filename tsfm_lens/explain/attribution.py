@@ -111,7 +111,7 @@ def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
 
 
 def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> MethodResult:
-    """Return shares (segment, step) of the forecast minus the reference forecast."""
+    """Attribute the forecast minus the reference forecast by shares (segment, step)."""
     additive = [part.name for part in masks.segments if part.values is not None]
     if additive:
         raise InputError(
