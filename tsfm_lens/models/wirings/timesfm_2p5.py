@@ -237,6 +237,7 @@ def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _wiring(model: Any) -> Wiring:
+    """Describe the library's module."""
     matrices = fused("attn.qkv_proj", "(part head d_head)", Projection("attn.out"))
     attention = attention_row(
         "attn", "attn", matrices, **branches(("pre_attn_ln", "post_attn_ln"))
