@@ -233,7 +233,7 @@ def _segment(
     stop: int,
     bounds: tuple[int, int],
 ) -> Segment:
-    """Make a segment and its name; ``bounds`` are first and last step of the series."""
+    """Make a named segment; ``bounds`` are the steps [first, stop) of its series."""
     kind = find_kind(batch, row, target_index)
     if len(batch) == 1:
         name = "past"
