@@ -548,6 +548,7 @@ def explain(
     test the explanation.
     """  # noqa: D205 - the text of --help
     from tsfm_lens.report import explanation, pipeline
+    from tsfm_lens.viz.input_effects import read_items
 
     units: int | str | None = parts or None
     if parts.isdigit():
@@ -622,5 +623,7 @@ def explain(
     metadata = results.summary()
     if (metadata["verdict"] or metadata["answers"]) and not request.as_json:
         lines = [*metadata["answers"], metadata["headline"], *metadata["reasons"][:2]]
+        if "input_effects" in results:
+            lines += read_items(results["input_effects"])
         echo("\n".join(lines), err=True)
     show_page(out / "index.html", missing, results, request.as_json, **metadata)

@@ -32,6 +32,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.viz.covariate_use import covariate_totals
 from tsfm_lens.viz.input_attribution import input_totals, read_inputs
+from tsfm_lens.viz.input_effects import item_overview
 from tsfm_lens.viz.saving import locate_browser, printed, write_together
 from tsfm_lens.viz.scenarios import ANSWERS
 
@@ -73,11 +74,14 @@ class Explanation(dict[str, xr.Dataset]):
         Returns:
             ``answers`` to what-if and change; ``headline``; ``verdict`` of all
             faithfulness tests and its ``reasons``; ``inputs``, the total effect of each
-            input in data units; ``covariates``, their worth, response and share.
+            input in data units; ``items`` of several, worst error first;
+            ``covariates``, their worth, response and share.
         """
         word, reasons = summarize_verdict(self)
         inputs = self.get("input_attribution")
         use = self.get("covariate_use")
+        effects = self.get("input_effects")
+        items = [] if effects is None else _list_items(effects)
         if inputs is not None:
             headline = read_inputs(inputs)[0]
         elif word:
@@ -95,6 +99,7 @@ class Explanation(dict[str, xr.Dataset]):
             "verdict": word,
             "reasons": reasons,
             "inputs": [] if inputs is None else input_totals(inputs),
+            "items": items,
             "covariates": [] if use is None else covariate_totals(use),
         }
 
@@ -128,6 +133,16 @@ class Explanation(dict[str, xr.Dataset]):
             for label, table in (tables or {name: _largest}).items():
                 contents[numbers / f"{label}.csv"] = to_csv(table(data)).encode()
         return write_together(contents)
+
+
+def _list_items(effects: xr.Dataset) -> list[dict[str, Any]]:
+    """List the overview of the items, without what is not known."""
+    records = item_overview(effects).to_dict("records")
+    # JSON has no NaN
+    return [
+        {str(key): value for key, value in record.items() if pd.notna(value)}
+        for record in records
+    ]
 
 
 def _largest(data: xr.Dataset) -> pd.DataFrame:
