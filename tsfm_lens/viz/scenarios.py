@@ -273,12 +273,13 @@ def read_change(ds: xr.Dataset) -> list[str]:
     return summarize(
         ds,
         "For the same {steps} steps the forecast of {target} averages {after:unit};"
-        " made {shift:whole} steps earlier it averaged {before:unit} ({statistic}).",
+        " made {earlier} earlier it averaged {before:unit} ({statistic}).",
         "Largest parts, at a step: {size:each}; on average over steps: {mean:each"
         " signed}.",
         "Starting later changes the forecast without any new value: {origin}.",
         _REDRAWN,
         steps=ds.sizes["step"],
+        earlier=_count_steps(int(ds.attrs["shift"])),
         after=_middle(ds, "after").mean(),
         before=_middle(ds, "before").mean(),
         statistic=_statistic(ds),
@@ -303,9 +304,9 @@ def _origin(ds: xr.Dataset) -> str:
             f"the past goes on with {_count_steps(shift)} of the earlier forecast"
         )
     if lost > 0:
-        changes.append(f"the oldest {_count_steps(lost)} of the past are gone")
+        changes.append(f"the past loses its oldest {_count_steps(lost)}")
     elif lost:
-        changes.append(f"{_count_steps(-lost)} before the earlier past are there")
+        changes.append(f"the past begins {_count_steps(-lost)} earlier")
     if changes:
         return listed(changes)
     return ""
