@@ -15,10 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from tsfm_lens.core.errors import CheckpointError, MissingExtraError
 from tsfm_lens.models.checkpoint import (
@@ -27,6 +24,11 @@ from tsfm_lens.models.checkpoint import (
     read_settings,
     unwrap_module,
 )
+
+# torch is imported where weights are merged: an adapter that cannot be opened is
+# refused without it
+if TYPE_CHECKING:
+    from torch import nn
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -67,6 +69,8 @@ class StoredAdapter:
                 f" into the weights; it is not installed here ({error}). Install it:"
                 " pip install peft"
             ) from error
+        import torch
+
         # Peft merges into the weights of the module in place
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         doing = (
@@ -153,6 +157,8 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
 
     Some models of transformers have none and raise when asked for them.
     """
+    from torch import nn
+
     get_embeddings = getattr(module, "get_input_embeddings", None)
     try:
         if get_embeddings is not None:
@@ -171,6 +177,8 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
 
 def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield path and layer of every adapter that is not merged into its matrix."""
+    from torch import nn
+
     for name, part in model.named_modules():
         if (
             isinstance(getattr(part, "base_layer", None), nn.Module)
@@ -187,6 +195,8 @@ def merged(native: Any) -> tuple[Any, list[str]]:
     The model itself is returned where it has none, else a copy in which they are added
     to the matrices; a ``PeftModel`` gives the model inside.
     """
+    from torch import nn
+
     if hasattr(native, "peft_config"):
         native = native.get_base_model()
     if not isinstance(native, nn.Module) and not hasattr(native, "model"):
