@@ -127,6 +127,10 @@ def common(
 
 def open_lens(model: str, *, check: bool = True) -> Lens:
     """Open the lens, without the progress bar of the library that reads the weights."""
+    from tsfm_lens.models.locating import locate
+
+    # a model that is not there is refused before torch is imported
+    locate(model)
     from transformers.utils import logging
 
     from tsfm_lens import load
@@ -243,7 +247,7 @@ def read_with_progress(bar: Any, request: Request, *models: str) -> SeriesBatch:
 
     Raises InputError for samples and covariates that a model does not take.
     """
-    from tsfm_lens.models.adapter import check_covariates
+    from tsfm_lens.models.arguments import check_covariates
 
     # before the files are read, which may take longer
     architectures = [check_sampling(model, request.samples) for model in models]
@@ -252,7 +256,7 @@ def read_with_progress(bar: Any, request: Request, *models: str) -> SeriesBatch:
             request.data, request.reading, request.horizon, request.holdout
         )
     for architecture in filter(None, architectures):
-        check_covariates(architecture.adapter, batch)
+        check_covariates(architecture.name, architecture.covariates, batch)
     return batch
 
 

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 def models(as_json: AsJson = False) -> None:
     """List architectures with their published sizes, and the embedded checkpoints."""
 
-    from tsfm_lens.models.architecture import architectures
-    from tsfm_lens.zoo import checkpoint_names
+    from tsfm_lens.core.embedded import checkpoint_names
+    from tsfm_lens.models.locating import known_architectures
 
-    entries = list(architectures().values())
+    known = known_architectures()
+    entries = [known[name] for name in sorted(known)]
     if as_json:
         fields = (
             "name",
@@ -99,8 +100,7 @@ def hooks(
     """List hook points with their axes, and the shapes that one short run gives
     them.
     """  # noqa: D205 - the text of --help
-    from tsfm_lens.report.pipeline import hook_shapes
-
+    check_sampling(model, None)
     if components:
         with progress_display() as bar:
             lens = open_with_progress(bar, model)
@@ -109,6 +109,8 @@ def hooks(
         names = [str(component) for component in lens.components(*patterns)]
         echo(json.dumps(names) if as_json else "\n".join(names))
         return
+    from tsfm_lens.report.pipeline import hook_shapes
+
     with progress_display() as bar:
         points = hook_shapes(open_with_progress(bar, model), pattern)
     if as_json:

@@ -24,7 +24,7 @@ from tsfm_lens.core.console import echo
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
-    from tsfm_lens.models.architecture import Architecture
+    from tsfm_lens.models.locating import Known
     from tsfm_lens.models.run import Run
 
 DATA_HELP = (
@@ -419,7 +419,7 @@ def read_data(
     Choices made by rule are printed as notes. Series are refused if their last steps
     cannot be held out.
     """
-    from tsfm_lens.report.pipeline import read_sources
+    from tsfm_lens.data.sources import read_sources
 
     batch = read_sources(sources, **reading)
     for note in batch.notes:
@@ -436,13 +436,13 @@ def read_data(
     return batch
 
 
-def check_sampling(model: str, samples: int | None) -> Architecture | None:
+def check_sampling(model: str, samples: int | None) -> Known | None:
     """Return a model's architecture, where it is known without weights.
 
     Samples of a model that forecasts quantiles are refused.
     """
     from tsfm_lens.core.errors import InputError
-    from tsfm_lens.models.opening import architecture_named
+    from tsfm_lens.models.locating import architecture_named
 
     architecture = architecture_named(model)
     if (
@@ -456,35 +456,50 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
     return architecture
 
 
+def check_item(series: SeriesBatch, item: str) -> None:
+    """Refuse an item that the series do not have; "" stands for the first."""
+    from tsfm_lens.data.batch import item_rows
+
+    item_rows(series, item or 0)
+
+
 def checked_kinds(
-    model: str, sections: str | None, default: Sequence[str], samples: int | None
-) -> tuple[str, ...]:
-    """Return the measurements that ``--sections`` names.
+    model: str, sections: str | None, samples: int | None
+) -> tuple[str, ...] | None:
+    """Return the measurements that ``--sections`` names, None without the option.
 
     They are refused if the model's architecture allows none of them.
     """
+    from tsfm_lens.core.declared import check_kind
     from tsfm_lens.core.errors import InputError
     from tsfm_lens.core.needs import NEEDS
-    from tsfm_lens.report.pipeline import checked_sections
 
-    if sections is None:
-        names = default
-    else:
-        names = [kind.strip() for kind in sections.split(",") if kind.strip()]
-    measurements = checked_sections(names)
     architecture = check_sampling(model, samples)
+    if sections is None:
+        return None
+    names = [kind.strip() for kind in sections.split(",") if kind.strip()]
+    if not names:
+        raise InputError(
+            "a report needs at least one section; `tsfm-lens measurements` lists them"
+        )
+    declarations = [check_kind(kind) for kind in dict.fromkeys(names)]
     reasons = []
     if architecture is not None:
-        for measurement in measurements:
+        for declaration in declarations:
             try:
-                if measurement.needs:
-                    needs = NEEDS[measurement.needs]
-                    label = f"{measurement.kind!r}"
+                if declaration.needs:
+                    needs = NEEDS[declaration.needs]
+                    label = f"{declaration.kind!r}"
                     needs.check_architecture(architecture, model, label)
             except InputError as error:
                 reasons.append(str(error))
     # of several, those that the model does not allow are left out when they are
     # computed
-    if len(reasons) == len(measurements):
+    if len(reasons) == len(declarations):
         raise InputError("; ".join(reasons))
+    if any(declaration.of_run is not True for declaration in declarations):
+        # what makes a result that no run gives is said by the whole declaration
+        from tsfm_lens.report.pipeline import checked_sections
+
+        checked_sections(names)
     return tuple(names)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tsfm_lens.core.embedded import checkpoint_names, checkpoint_path
 from tsfm_lens.core.errors import CheckpointError, UnknownNameError, unknown_name
-from tsfm_lens.core.extensions import WIRINGS, has_extensions
+from tsfm_lens.core.extensions import WIRINGS, extension_modules
 from tsfm_lens.models import checkpoint
 from tsfm_lens.models.cards import CARDS, Card
 from tsfm_lens.models.merging import (
@@ -41,7 +41,7 @@ def known_architectures() -> dict[str, Known]:
     """
     # a process that has the registry may have registered architectures of its own
     is_loaded = "tsfm_lens.models.architecture" in sys.modules
-    if not is_loaded and not has_extensions(WIRINGS):
+    if not is_loaded and not extension_modules(WIRINGS):
         return dict(CARDS)
     from tsfm_lens.models.architecture import architectures
 
@@ -130,7 +130,7 @@ def _same_weights(folder: Path, other: Path) -> bool:
     )
 
 
-def locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
+def locate(source: str, revision: str | None = None) -> tuple[Path, str, str | None]:
     """Return folder, name for provenance, and commit of a source given by name."""
     if source in checkpoint_names():
         return checkpoint_path(source), source, None

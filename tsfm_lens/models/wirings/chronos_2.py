@@ -22,7 +22,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 from tsfm_lens.models import cards
-from tsfm_lens.models.adapter import ALL_DTYPES, DECILES, Adapter
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -31,6 +31,7 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.wirings import _common, t5
 from tsfm_lens.models.wirings._common import (
     attention_row,

@@ -25,7 +25,7 @@ from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models import cards
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -35,6 +35,7 @@ from tsfm_lens.models.architecture import (
     in_data_units,
     register,
 )
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.wirings._common import (
     attention_row,
     fused,

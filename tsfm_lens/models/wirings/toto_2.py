@@ -19,7 +19,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models import cards
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -28,6 +28,7 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
