@@ -1,9 +1,10 @@
 """Cards of the architectures of this package: what is known before a library loads.
 
-A :class:`Card` has the names, published sizes and traits of an architecture. Commands
-list and check models by :data:`CARDS`, since importing torch takes longer than anything
-that they refuse; the wiring of an architecture takes its card over. Architectures of
-other packages have no card, and are known once their wirings are imported.
+A :class:`ModelCard` has the names, published sizes and traits of an architecture.
+Commands list and check models by :data:`CARDS`, since importing torch takes longer than
+anything that they refuse; the wiring of an architecture takes its card over.
+Architectures of other packages have no card, and are known once their wirings are
+imported.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _fracast_weights(name: str) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Card:
+class ModelCard:
     """What is known of an architecture before its library is imported.
 
     Attributes:
@@ -215,7 +216,7 @@ _DECODER = frozenset({"attention", "additive", "gradients"})
 """Traits of the tables of models that have attention and no cross-attention."""
 
 _ALL = (
-    Card(
+    ModelCard(
         "chronos",
         "Chronos (T5)",
         _sized("amazon/chronos-t5-", "tiny", "mini", "small", "base", "large"),
@@ -227,7 +228,7 @@ _ALL = (
         readout="token",
         takes_tokens=True,
     ),
-    Card(
+    ModelCard(
         "chronos-2",
         "Chronos-2",
         {"base": "amazon/chronos-2"},
@@ -237,7 +238,7 @@ _ALL = (
         table_traits=_DECODER,
         covariates=("past", "known", "categories"),
     ),
-    Card(
+    ModelCard(
         "chronos-bolt",
         "Chronos-Bolt",
         _sized("amazon/chronos-bolt-", "tiny", "mini", "small", "base"),
@@ -245,7 +246,7 @@ _ALL = (
             config.get("chronos_pipeline_class") == "ChronosBoltPipeline"
         ),
     ),
-    Card(
+    ModelCard(
         "fracast",
         "Fracast",
         {"0": FRACAST_HUB},
@@ -254,7 +255,7 @@ _ALL = (
         table_traits=frozenset({"gradients"}),
         inside=_fracast_weights,
     ),
-    Card(
+    ModelCard(
         "moirai-1.1",
         "Moirai 1.1-R",
         _sized("Salesforce/moirai-1.1-R-", "small", "base", "large"),
@@ -265,7 +266,7 @@ _ALL = (
         readout="distribution",
         covariates=("past", "known"),
     ),
-    Card(
+    ModelCard(
         "moirai-2",
         "Moirai 2.0-R",
         {"small": "Salesforce/moirai-2.0-R-small"},
@@ -276,7 +277,7 @@ _ALL = (
         table_traits=_DECODER,
         covariates=("past", "known"),
     ),
-    Card(
+    ModelCard(
         "t5",
         "T5 (language model)",
         _sized("google-t5/t5-", "small", "base", "large"),
@@ -289,7 +290,7 @@ _ALL = (
         readout="token",
         integers=True,
     ),
-    Card(
+    ModelCard(
         "timesfm-2.5",
         "TimesFM 2.5 (timesfm)",
         {"200m": "google/timesfm-2.5-200m-pytorch"},
@@ -300,7 +301,7 @@ _ALL = (
         library=TIMESFM,
         table_traits=_DECODER,
     ),
-    Card(
+    ModelCard(
         "timesfm-2.5-transformers",
         "TimesFM 2.5 (transformers)",
         {"200m": "google/timesfm-2.5-200m-transformers"},
@@ -308,7 +309,7 @@ _ALL = (
         notes="forecasts run without flip invariance",
         table_traits=_DECODER,
     ),
-    Card(
+    ModelCard(
         "timesfm-3",
         "TimesFM 3",
         {"330m": "google/timesfm-3.0-pytorch"},
@@ -323,7 +324,7 @@ _ALL = (
         table_traits=_DECODER,
         covariates=("past", "known"),
     ),
-    Card(
+    ModelCard(
         "timestral",
         "Timestral",
         _sized("mistralai/Timestral-", "5M", "28M", "123M", "209M"),
@@ -336,7 +337,7 @@ _ALL = (
         table_traits=_DECODER,
         covariates=("past", "known", "categories"),
     ),
-    Card(
+    ModelCard(
         "tirex",
         "TiRex",
         {"35m": "NX-AI/TiRex"},
@@ -350,7 +351,7 @@ _ALL = (
         library=TIREX,
         table_traits=frozenset({"additive"}),
     ),
-    Card(
+    ModelCard(
         "toto-1",
         "Toto 1.0",
         {"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
@@ -362,7 +363,7 @@ _ALL = (
         readout="distribution",
         covariates=("past", "known"),
     ),
-    Card(
+    ModelCard(
         "toto-2",
         "Toto 2.0",
         _sized("Datadog/Toto-2.0-", "4m", "22m", "313m", "1B", "2.5B"),
@@ -370,7 +371,7 @@ _ALL = (
         library=TOTO_2,
         table_traits=frozenset({"attention", "additive"}),
     ),
-    Card(
+    ModelCard(
         "ttm",
         "TinyTimeMixer",
         # all sizes are revisions of one repository

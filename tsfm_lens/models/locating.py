@@ -18,7 +18,7 @@ from tsfm_lens.core.embedded import checkpoint_names, checkpoint_path
 from tsfm_lens.core.errors import CheckpointError, UnknownNameError, unknown_name
 from tsfm_lens.core.extensions import WIRINGS, extension_modules
 from tsfm_lens.models import checkpoint
-from tsfm_lens.models.cards import CARDS, Card
+from tsfm_lens.models.cards import CARDS, ModelCard
 from tsfm_lens.models.merging import (
     ADAPTER_CONFIG,
     StoredAdapter,
@@ -29,7 +29,7 @@ from tsfm_lens.models.merging import (
 if TYPE_CHECKING:
     from tsfm_lens.models.architecture import Architecture
 
-    Known = Card | Architecture
+    Known = ModelCard | Architecture
     """Either of what describes an architecture before its models are opened."""
 
 

@@ -30,7 +30,7 @@ from tsfm_lens.core.registry import (
 from tsfm_lens.core.results import Results
 from tsfm_lens.core.stats import LEVEL_TEXT
 from tsfm_lens.models.architecture import Architecture
-from tsfm_lens.models.cards import Card
+from tsfm_lens.models.cards import ModelCard
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz.saving import rendered, write_together
@@ -61,7 +61,7 @@ def check_figure(entry: Figure, lens: Lens) -> None:
 
 
 def check_architecture(
-    entry: Figure, architecture: Architecture | Card, model: str
+    entry: Figure, architecture: Architecture | ModelCard, model: str
 ) -> None:
     """Raise an error for a model that is not open yet, by its architecture.
 

@@ -89,6 +89,9 @@ def _digest(content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
 
+SEASONAL_NAIVE = "seasonal_naive"
+
+
 @dataclass(frozen=True, eq=False)
 class SavedPlan:
     """A plan as a store holds it: provenance, a table of entries, a table of cells."""
@@ -363,7 +366,7 @@ class Store:
         table = pa.table({label: [json.dumps(part)] for label, part in content.items()})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        _write(self._plan(name), memoryview(sink.getvalue()))
+        _write(self.plan_path(name), memoryview(sink.getvalue()))
 
     def read_plan(self, name: str | None = None) -> SavedPlan:
         """Read a plan by the name of its sweep, with or without the hash after it.
@@ -391,7 +394,7 @@ class Store:
                 f"{self.path} holds several sweeps, name one of them:"
                 f" {', '.join(matches)}"
             )
-        path = self._plan(matches[0])
+        path = self.plan_path(matches[0])
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 (row,) = file.read().to_pylist()
@@ -411,7 +414,8 @@ class Store:
         """List the names of the plans."""
         return sorted(path.stem for path in (self.path / "plans").glob("[!.]*.plan"))
 
-    def _plan(self, name: str) -> Path:
+    def plan_path(self, name: str) -> Path:
+        """Return the file of a plan."""
         return self.path / "plans" / f"{name}.plan"
 
 

@@ -27,11 +27,10 @@ from tsfm_lens.sweep.planner.models import open_model
 from tsfm_lens.sweep.planner.variants import VariantSpec
 from tsfm_lens.sweep.statistics.scores import (
     DISTANCES,
-    SEASONAL_NAIVE,
     forecast_distances,
     window_scores,
 )
-from tsfm_lens.sweep.store import Store
+from tsfm_lens.sweep.store import SEASONAL_NAIVE, Store
 
 
 def run(

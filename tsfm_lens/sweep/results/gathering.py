@@ -31,12 +31,11 @@ from tsfm_lens.sweep.statistics.scores import (
     DISTANCES,
     KEYS,
     PLAIN,
-    SEASONAL_NAIVE,
     SUMS,
     formula,
     per_series,
 )
-from tsfm_lens.sweep.store import KEY_COLUMNS, SavedPlan, Store
+from tsfm_lens.sweep.store import KEY_COLUMNS, SEASONAL_NAIVE, SavedPlan, Store
 
 # what heads_at has by default, for a sweep without that family
 TOLERANCE = 0.01

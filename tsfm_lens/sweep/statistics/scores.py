@@ -16,6 +16,7 @@ import pandas as pd
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.data.stored import gluonts_module
+from tsfm_lens.sweep.store import SEASONAL_NAIVE
 
 SUMS = (
     "n",
@@ -210,7 +211,6 @@ KEYS = ("model", "variant", "dataset", "item")
 # names under which the rows of the plain model and of the seasonal naive forecast are
 # stored
 PLAIN = "plain"
-SEASONAL_NAIVE = "seasonal_naive"
 
 
 # by metric: the sums of which it is made, and the function that takes them
