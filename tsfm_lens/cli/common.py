@@ -20,7 +20,13 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.reading import Request, check_sampling, read_data, translate_options
+from tsfm_lens.cli.reading import (
+    Request,
+    check_sampling,
+    describe_faults,
+    read_data,
+    translate_options,
+)
 from tsfm_lens.core.console import console, echo, interrupt_code, progress, visible
 from tsfm_lens.core.errors import LensError
 from tsfm_lens.core.io import WRITTEN
@@ -60,6 +66,7 @@ _PIPED_WIDTH = 1000
 # a log gets at most 2880 lines a day
 _SECONDS_A_LINE = 30.0
 _MAX_FILES = 4  # that an interrupt names
+_ARGUMENTS = "tsfm_lens.arguments"  # key of what was typed, in click's context
 progress_display = partial(progress, width=28)
 
 
@@ -68,6 +75,11 @@ class _Commands(TyperGroup):
 
     A deliberate error (LensError) becomes its message and exit code 1.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments as they were typed, of which messages make commands."""
+        ctx.meta[_ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -87,7 +99,10 @@ class _Commands(TyperGroup):
             console(stderr=True).print(f"interrupted; {text}", soft_wrap=True)
             raise typer.Exit(interrupt_code()) from None
         except LensError as error:
-            text = translate_options(str(error))
+            if error.faults is not None:
+                text = describe_faults(error.faults, ctx.meta[_ARGUMENTS])
+            else:
+                text = translate_options(str(error))
             console(stderr=True).print(
                 Text("error:", style="bold red"), text, soft_wrap=True
             )

@@ -10,8 +10,9 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -23,6 +24,7 @@ from tsfm_lens.core.console import echo
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
+    from tsfm_lens.data.faults import Faults
     from tsfm_lens.models import Lens
     from tsfm_lens.models.locating import Known
     from tsfm_lens.models.run import Run
@@ -260,6 +262,73 @@ def translate_options(message: str) -> str:
     for pattern, label in _PHRASES:
         text = re.sub(pattern, label, text)
     return text
+
+
+def describe_faults(faults: Faults, args: Sequence[str]) -> str:
+    """Say all faults of a file with their options, and the command that reads it.
+
+    ``args`` are the arguments of the command that was given.
+    """
+    lines = []
+    if len(faults.found) == 1:
+        lines.append(f"{faults.path}: {translate_options(faults.found[0].message)}")
+    else:
+        lines.append(f"{faults.path}: {len(faults.found)} things are wrong")
+        for number, fault in enumerate(faults.found, 1):
+            text = translate_options(fault.describe(_write_flags))
+            lines.append(f"  {number}. {text}")
+    if faults.readable:
+        command = ["tsfm-lens", *_without_flags(args, faults.changes)]
+        for name, value in faults.changes.items():
+            command += _flags_of(name, value)
+        lines += ["This reads it:", f"  {shlex.join(command)}"]
+    return "\n".join(lines)
+
+
+def _write_flags(options: Mapping[str, Any]) -> str:
+    parts = []
+    for name, value in options.items():
+        if value is None:
+            parts.append(f"no {_FLAGS[name]}")
+        else:
+            parts.append(shlex.join(_flags_of(name, value)))
+    return " ".join(parts)
+
+
+def _flags_of(name: str, value: Any) -> list[str]:
+    """Return the arguments of the command line for an option of ``read_series``."""
+    flag = _FLAGS[name]
+    if value is None:
+        return []
+    if value is True:
+        return [flag]
+    if value is False:
+        return [f"--no-{flag.removeprefix('--')}"]
+    if isinstance(value, str):
+        return [flag, value]
+    return [part for item in value for part in (flag, str(item))]
+
+
+def _without_flags(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Leave options of ``read_series`` out of the arguments of a command."""
+    flags = {
+        flag: option.kind
+        for name, option in _OPTIONS.items()
+        if name in names
+        for spelling in option.flags
+        for flag in spelling.split("/")
+    }
+    kept = []
+    is_value = False
+    for arg in args:
+        flag, sign, _ = arg.partition("=")
+        if is_value:
+            is_value = False
+        elif flag not in flags:
+            kept.append(arg)
+        else:
+            is_value = not sign and flags[flag] is not bool
+    return kept
 
 
 def _with_options(
