@@ -20,6 +20,7 @@ import typer
 # must load neither torch nor plotly
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
+    DAILY,
     MODEL_HELP,
     Model,
     Sections,
@@ -48,7 +49,7 @@ from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.io import find_page
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def report(
     model: Model,
@@ -88,12 +89,12 @@ def report(
     show_page(path, missing, results, request.as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts("windows", "twins", holdout=False)
 def forecast(
     model: Model,
     quantile: Annotated[
-        list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")
+        list[float] | None, typer.Option("--quantiles", "-q", help="Level; repeatable.")
     ] = None,
     as_csv: Annotated[
         bool,
@@ -186,14 +187,14 @@ def forecast(
     show_rows(list(frame.columns), frame.to_numpy().tolist(), digits=6)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def ablate(
     model: Model,
     component: Annotated[
         list[str] | None,
         typer.Option(
-            "--component", "-c", metavar="GLOB", help="Name or glob; all by default."
+            "--components", "-c", metavar="GLOB", help="Name or glob; all by default."
         ),
     ] = None,
     how: Annotated[
@@ -271,7 +272,7 @@ def ablate(
         echo(sentence, err=True)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts("windows", "twins")
 def compare(
     base: Annotated[
@@ -342,7 +343,7 @@ def compare(
         show_rows(["component", *columns], rows)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def attribute(
     model: Model,
@@ -376,7 +377,7 @@ def attribute(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def serve(
     model: Annotated[
@@ -463,7 +464,7 @@ def _step(text: str) -> int | str | None:
     return text or None
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def explain(
     model: Model,

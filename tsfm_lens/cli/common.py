@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.reading import (
+    RENAMED,
     Request,
     check_sampling,
     describe_faults,
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
 
+DAILY = "Daily work"
+PAPERS = "Papers and training"
+"""Groups of commands in the help."""
 MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
 Model = Annotated[
     str,
@@ -107,6 +111,18 @@ class _Commands(TyperGroup):
                 Text("error:", style="bold red"), text, soft_wrap=True
             )
             raise typer.Exit(1) from None
+        except Exception as error:
+            _name_renamed(error)
+            raise
+
+
+def _name_renamed(error: Exception) -> None:
+    """Name the option that has taken the place of one that does not exist."""
+    # the error of typer's own parser, or of click's in older versions
+    former = getattr(error, "option_name", None)
+    if former in RENAMED:
+        error.message = f"{former} is called {RENAMED[former]}, as in Python."  # type: ignore[attr-defined]
+        error.possibilities = None  # type: ignore[attr-defined]
 
 
 app = typer.Typer(

@@ -15,6 +15,7 @@ from warnings import catch_warnings
 import typer
 
 from tsfm_lens.cli.common import (
+    DAILY,
     Model,
     app,
     open_with_progress,
@@ -38,7 +39,7 @@ _RECIPE = "recipe:"
 KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts("holdout")
 def compress(
     model: Model,

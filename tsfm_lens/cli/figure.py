@@ -15,6 +15,7 @@ import typer
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
+    DAILY,
     MODEL_HELP,
     app,
     open_with_progress,
@@ -36,7 +37,7 @@ from tsfm_lens.core.declared import check_figure_name
 from tsfm_lens.core.io import check_writable
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def figure(
     name: Annotated[

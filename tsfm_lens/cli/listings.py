@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsfm_lens.cli.common import (
+    DAILY,
     MODEL_HELP,
     Model,
     app,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from tsfm_lens.core.registry import Measurement
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def models(as_json: AsJson = False) -> None:
     """List architectures with their published sizes, and the embedded checkpoints."""
 
@@ -79,7 +80,7 @@ def models(as_json: AsJson = False) -> None:
     )
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def hooks(
     model: Model,
     pattern: Annotated[
@@ -124,7 +125,7 @@ def hooks(
     show_rows(["hook point", "axes", "shape"], rows)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def data(as_json: AsJson = False) -> None:
     """List the bundled real series."""
     from dataclasses import asdict
@@ -140,7 +141,7 @@ def data(as_json: AsJson = False) -> None:
     show_rows([name.replace("length", "steps") for name in header], rows)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def measurements(as_json: AsJson = False) -> None:
     """List the measurements: the kind of each result and its figures; with --json its
     probe and models, too.
@@ -201,7 +202,7 @@ def _name_models(measurement: Measurement) -> str:
     return by_theme.get(measurement.theme, "sweeps")
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def doctor(
     model: Annotated[
         str | None,

@@ -61,7 +61,9 @@ Twins = Annotated[
 Samples = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Sample paths of a sampling model; its own number if none."
+        "--num-samples",
+        min=1,
+        help="Sample paths of a sampling model; its own number if none.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
@@ -107,15 +109,15 @@ _OPTIONS: dict[str, _Option] = {
     ),
     "targets": _Option(
         list[str],
-        ("--target", "-t"),
-        "NAME",
-        "Column that is a series; repeatable.",
+        ("--targets", "-t"),
+        "NAME[,NAME…]",
+        "Column that is a series; repeatable, commas as in --known.",
     ),
     "variates": _Option(
         list[str],
-        ("--variate",),
-        "NAME",
-        "Column that is a variate of one item; repeatable.",
+        ("--variates",),
+        "NAME[,NAME…]",
+        "Column that is a variate of one item; repeatable, commas as in --known.",
     ),
     "known": _Option(
         list[str],
@@ -152,11 +154,11 @@ _OPTIONS: dict[str, _Option] = {
     ),
     "seasonality": _Option(
         int,
-        ("--season",),
+        ("--seasonality",),
         "STEPS",
         "Steps of a season: 7 for the week of days; else by the frequency.",
     ),
-    "units": _Option(str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
+    "units": _Option(str, ("--units",), "TEXT", "Unit of the values, such as kWh."),
     "delimiter": _Option(
         str,
         ("--delimiter",),
@@ -213,16 +215,26 @@ _FLAGS |= {
     )
 }
 _FLAGS |= {
-    "num_samples": "--samples",
-    "components": "--component",
-    "quantiles": "--quantile",
+    "num_samples": "--num-samples",
+    "components": "--components",
+    "quantiles": "--quantiles",
 }
+RENAMED = {
+    "--component": "--components",
+    "--quantile": "--quantiles",
+    "--samples": "--num-samples",
+    "--season": "--seasonality",
+    "--target": "--targets",
+    "--unit": "--units",
+    "--variate": "--variates",
+}
+"""Former names of options, and those that they share with the arguments in Python."""
 # an option as messages of the library spell it: time_column='ds', targets=[…], freq=…
 _KEYWORD = re.compile(
     rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)"
 )
 _PHRASES = (
-    (r"\bnum_samples\b", "--samples"),
+    (r"\bnum_samples\b", "--num-samples"),
     (r"`lens\.components\(\)`", "`tsfm-lens hooks MODEL --components`"),
     (r"\blens\.forecast\b", "`tsfm-lens forecast`"),
     (r"use run\.shortened\((\d+)\)(?:\.in_one_pass\(\))?", r"give --horizon \1"),
@@ -520,7 +532,7 @@ def check_sampling(model: str, samples: int | None) -> Known | None:
         and samples is not None
     ):
         raise InputError(
-            f"{model} forecasts quantiles and draws no samples; leave --samples out"
+            f"{model} forecasts quantiles and draws no samples; leave --num-samples out"
         )
     return architecture
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli.common import (
+    PAPERS,
     Engine,
     SweepDisplay,
     Workers,
@@ -49,6 +50,13 @@ ConfigArgument = Annotated[
 class _OrRun(TyperGroup):
     """Group of commands with a default: ``sweep CONFIG`` is ``sweep run CONFIG``."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the group, and that of its default command."""
+        super().format_help(ctx, formatter)
+        command = self.commands["run"]
+        run_context = command.context_class(command, info_name="run", parent=ctx)
+        command.format_help(run_context, formatter)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command first where no command is named."""
         # --help is the group's; any other option that comes first is of `run`
@@ -69,7 +77,7 @@ sweeps = typer.Typer(
     ),
     no_args_is_help=True,
 )
-app.add_typer(sweeps, name="sweep")
+app.add_typer(sweeps, name="sweep", rich_help_panel=PAPERS)
 
 
 @sweeps.command()

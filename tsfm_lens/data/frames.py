@@ -948,6 +948,7 @@ def value_columns(
             return None
         return [target]
     available = set(columns)
+    requested = column_names(requested, available)
     for column in requested:
         if column not in available:
             raise _no_column(column, free, option, requested)
@@ -1091,7 +1092,7 @@ def _find_targets(
         InputError: several columns may be the target, and no name says which.
     """
     if requested is not None:
-        return requested
+        return column_names(requested, frame.columns)
     excluded = {*keys, *past}
     if is_known:
         excluded |= set(covariates)

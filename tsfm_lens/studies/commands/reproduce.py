@@ -15,6 +15,7 @@ import typer
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
+    PAPERS,
     Engine,
     SweepDisplay,
     Workers,
@@ -46,7 +47,7 @@ def _ids() -> list[str]:
     return list(BY_ID)
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 @reads_files
 def reproduce(
     name: Annotated[

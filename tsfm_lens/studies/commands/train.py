@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
-from tsfm_lens.cli.common import app, show_rows
+from tsfm_lens.cli.common import PAPERS, app, show_rows
 from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.core.console import echo
 from tsfm_lens.core.io import check_writable
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 def train(
     config: Annotated[
         Path,
