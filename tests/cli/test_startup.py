@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tsfm_lens.cli import reading
 from tsfm_lens.core import choices, declared
 from tsfm_lens.core.registry import figures, measurements
 from tsfm_lens.explain import METHODS
@@ -151,6 +152,30 @@ def test_refusals_load_no_model_library(name: str, results: dict[str, Any]) -> N
     assert "Traceback" not in output
 
 
+def test_former_names_are_answered_with_new_ones(results: dict[str, Any]) -> None:
+    assert "--samples is called --num-samples" in results["former option"][1]
+
+
+@pytest.mark.parametrize("name", reading.RENAMED)
+def test_new_names_are_those_of_arguments(name: str) -> None:
+    """An option is spelt as the argument in Python, apart from its hyphens."""
+    argument = reading.RENAMED[name].removeprefix("--").replace("-", "_")
+    keyword = f"{argument}=…"
+    assert reading.translate_options(keyword) == f"{reading.RENAMED[name]} …"
+
+
+def test_the_help_has_two_groups(results: dict[str, Any]) -> None:
+    text = results["help"][1]
+    daily, papers = text.index("Daily work"), text.index("Papers and training")
+    assert daily < text.index("forecast ") < papers < text.index("sweep ")
+
+
+def test_the_help_of_sweeps_has_options_of_runs(results: dict[str, Any]) -> None:
+    assert {"--engine", "--workers", "--plan"} <= set(
+        results["help of a sweep"][1].split()
+    )
+
+
 def test_stored_plans_count_as_sweeps_do(
     tmp_path: Path, results: dict[str, Any]
 ) -> None:
@@ -187,9 +212,7 @@ def test_cards_say_what_wirings_do(name: str) -> None:
 
 
 def test_every_wiring_of_the_package_has_a_card() -> None:
-    homes = {
-        name: entry.adapter.__module__ for name, entry in architectures().items()
-    }
+    homes = {name: entry.adapter.__module__ for name, entry in architectures().items()}
     own = {name for name, home in homes.items() if "models.wirings" in home}
     assert own == set(CARDS)
 
@@ -212,7 +235,7 @@ def test_declared_names_are_the_registered_ones() -> None:
 
 
 def test_words_of_options_are_those_of_explanations() -> None:
-    assert choices.METHODS == tuple(METHODS)
+    assert tuple(METHODS) == choices.METHODS
 
 
 @pytest.mark.parametrize(

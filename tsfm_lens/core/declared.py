@@ -43,9 +43,8 @@ def declared_kinds() -> dict[str, DeclaredKind]:
     """Return the declared measurements by kind, those of extensions included."""
     kinds = {entry.kind: entry for entry in _read()[0]}
     # the name of an entry point is the kind that it registers
-    return {
-        name: DeclaredKind(name) for name in extension_modules(MEASUREMENTS)
-    } | kinds
+    extensions = {name: DeclaredKind(name) for name in extension_modules(MEASUREMENTS)}
+    return extensions | kinds
 
 
 def declared_figures() -> frozenset[str]:
@@ -146,11 +145,10 @@ def _keyword(call: ast.Call, name: str) -> ast.expr | None:
 
 def _kinds(node: ast.stmt) -> Iterator[DeclaredKind]:
     for call in _calls(node, "probe"):
-        takes = call.args[0] if call.args else _keyword(call, "takes")
+        first = call.args[0] if call.args else _keyword(call, "takes")
         assert isinstance(node, ast.FunctionDef)
-        yield DeclaredKind(
-            node.name, _text(_keyword(call, "needs")), _text(takes) != "lenses"
-        )
+        needs = _text(_keyword(call, "needs"))
+        yield DeclaredKind(node.name, needs, of_run=_text(first) != "lenses")
     for call in _calls(node, "measurement"):
         has_function = _keyword(call, "function") is not None
         takes = _text(_keyword(call, "takes"))

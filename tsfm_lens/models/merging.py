@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.core.errors import CheckpointError, MissingExtraError
+from tsfm_lens.core.errors import CheckpointError, MissingExtraError, install_command
 from tsfm_lens.models.checkpoint import (
     CONFIG,
     as_checkpoint_errors,
@@ -67,7 +67,7 @@ class StoredAdapter:
             raise MissingExtraError(
                 f"{self.folder} holds an adapter ({ADAPTER_CONFIG}), which peft merges"
                 f" into the weights; it is not installed here ({error}). Install it:"
-                " pip install peft"
+                f" {install_command('adapters')}"
             ) from error
         import torch
 
