@@ -244,7 +244,7 @@ def ablate(
         return
     import numpy as np
 
-    from tsfm_lens.viz.findings import judged
+    from tsfm_lens.viz.findings import read_estimate
 
     # a single step has no ranks to compare
     first = "mean_shift"
@@ -256,7 +256,7 @@ def ablate(
     # what has no size comes last
     order = np.argsort(-np.nan_to_num(sizes[0], nan=-np.inf), kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
-    effect = judged(result, first, "component")
+    effect = read_estimate(result, first, "component")
     rows = [
         [
             names[i],

@@ -99,7 +99,7 @@ def figure(
 ) -> None:
     """Draw one figure by its name, and write its files and caption."""
     if list_all:
-        _list(request.as_json)
+        _list_figures(request.as_json)
         return
     if name is None or not models or not data:
         missing = {"NAME": name, "MODEL": models, "--data": data}
@@ -129,7 +129,7 @@ def figure(
             if item:
                 run = run.select(item)
             result = make_figure(name, run, lenses[1:])
-        write_id = bar.add_task("draw", total=len(file_formats))
+        drawing = bar.add_task("draw", total=len(file_formats))
         paths = write_figure(
             result,
             out,
@@ -138,19 +138,18 @@ def figure(
             model=models[0],
             sources=data,
             progress=lambda file: bar.update(
-                write_id, advance=1, description=f"draw {file}"
+                drawing, advance=1, description=f"draw {file}"
             ),
         )
     if request.as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        numbers = [as_plain(element) for element in result.results]
-        metadata = {
+        record = {
             "figure": result.entry.name,
             "files": [str(path) for path in paths],
-            "results": numbers,
+            "results": [as_plain(element) for element in result.results],
         }
-        echo(json.dumps(metadata, allow_nan=False))
+        echo(json.dumps(record, allow_nan=False))
         return
     for path in paths:
         echo(str(path))
@@ -198,7 +197,8 @@ def _check_drawing(name: str, models: Sequence[str], formats: Sequence[str]) -> 
             check_architecture(entry, architecture, model)
 
 
-def _list(as_json: bool) -> None:
+def _list_figures(as_json: bool) -> None:
+    """Write the name and title of every figure; as JSON, also what it computes."""
     from tsfm_lens.core.registry import figures
     from tsfm_lens.models.architecture import models_meeting
     from tsfm_lens.report.figures import (
@@ -211,18 +211,19 @@ def _list(as_json: bool) -> None:
     if as_json:
         records = []
         for entry in entries:
-            models = " and ".join(map(models_meeting, requirements(entry)))
-            metadata = {
+            needed_models = " and ".join(map(models_meeting, requirements(entry)))
+            record = {
                 "name": entry.name,
                 "title": entry.title,
                 "computes": describe_computation(entry),
-                "models": models,
+                "models": needed_models,
                 "several": takes_models(entry),
             }
-            records.append(metadata)
+            records.append(record)
         echo(json.dumps(records))
         return
-    # what computes a figure is in --json alone: a line would be 350 characters long
+    # what is computed for a figure is in --json alone: it would make lines of 350
+    # characters
     show_rows(
         ["figure", "what it shows"], [[entry.name, entry.title] for entry in entries]
     )

@@ -242,6 +242,13 @@ class Masks:
         return tuple(seeds)
 
     @property
+    def relative_cost(self) -> int:
+        """Number of single passes that one forecast costs, at most."""
+        if self.run.rollout:
+            return self.run.lens.adapter.relative_cost(self.run.horizon)
+        return 1
+
+    @property
     def made(self) -> int:
         """Number of forecasts so far."""
         return len(self._cache)
@@ -487,10 +494,11 @@ def draw_attrs(run: Run, row: int) -> dict[str, object]:
 
 
 def single_pass(run: Run) -> Run:
-    """Return the run in one pass, without draws, if its model draws samples.
+    """Return the run in one pass, if its model draws samples or takes several passes.
 
-    It has as many steps as one pass has.
+    It has as many steps as one pass has. Every later pass would run all quantile paths
+    for each component, at several times the cost of the first.
     """
-    if takes_draws(run):
+    if takes_draws(run) or run.rollout:
         return run.shortened(run.lens.longest_pass).in_one_pass()
     return run

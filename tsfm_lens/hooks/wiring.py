@@ -380,7 +380,7 @@ class Stack:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Wiring:
     """Description of an architecture for the hooks.
 

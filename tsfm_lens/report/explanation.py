@@ -73,7 +73,7 @@ class Explanation(dict[str, xr.Dataset]):
             faithfulness tests and its ``reasons``; ``inputs``, the total effect of each
             input in data units; ``covariates``, their worth, response and share.
         """
-        word, reasons = judged(self)
+        word, reasons = summarize_verdict(self)
         inputs = self.get("input_attribution")
         use = self.get("covariate_use")
         if inputs is not None:
@@ -249,7 +249,7 @@ def explain(
         run, sections=kinds, options=arguments, progress=progress, left_out=missing
     )
     results = Explanation(answers | computed)
-    word, reasons = judged(results)
+    word, reasons = summarize_verdict(results)
     if word:
         # one verdict on all of the page
         page_verdict = {
@@ -283,7 +283,7 @@ def select_sections(
     return tuple(kind for kind in sections if several or kind != "input_effects")
 
 
-def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
+def summarize_verdict(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
     """Return the joint verdict of the faithfulness tests among results.
 
     Returned with it are its sentences; "" and [] without tests.
