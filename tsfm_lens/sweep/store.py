@@ -89,9 +89,6 @@ def _digest(content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
 
-SEASONAL_NAIVE = "seasonal_naive"
-
-
 @dataclass(frozen=True, eq=False)
 class SavedPlan:
     """A plan as a store holds it: provenance, a table of entries, a table of cells."""

@@ -20,6 +20,7 @@ from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.models import Lens
 from tsfm_lens.models.ablating import reference_activations
 from tsfm_lens.models.noise import flat_contexts
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 from tsfm_lens.sweep.engine.engines import run_groups
 from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
 from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Windows
@@ -30,7 +31,7 @@ from tsfm_lens.sweep.statistics.scores import (
     forecast_distances,
     window_scores,
 )
-from tsfm_lens.sweep.store import SEASONAL_NAIVE, Store
+from tsfm_lens.sweep.store import Store
 
 
 def run(

@@ -15,8 +15,9 @@ import pandas as pd
 
 from tsfm_lens.core.errors import StoreError
 from tsfm_lens.models.extras import installed
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 from tsfm_lens.sweep.planner.config import NUMERICS, SweepConfig, plan_name
-from tsfm_lens.sweep.store import SEASONAL_NAIVE, SavedPlan, Store
+from tsfm_lens.sweep.store import SavedPlan, Store
 
 
 @dataclass(frozen=True)

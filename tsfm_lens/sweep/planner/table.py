@@ -19,7 +19,7 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep.data.evaluation import EvaluationSet
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE, EvaluationSet
 from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Schedule
 from tsfm_lens.sweep.planner.config import NUMERICS, ModelConfig, SweepConfig, plan_name
 from tsfm_lens.sweep.planner.models import (
@@ -47,7 +47,7 @@ from tsfm_lens.sweep.planner.search import (
 from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner, VariantSpec
 from tsfm_lens.sweep.statistics.changes import dataset_changes
 from tsfm_lens.sweep.statistics.scores import PLAIN, formula, per_series
-from tsfm_lens.sweep.store import SEASONAL_NAIVE, cell_key
+from tsfm_lens.sweep.store import cell_key
 
 KEPT_COLUMNS = ("key", "model", "variant", "dataset", "chunk", "series")
 """Columns of a table of cells as a store keeps it."""

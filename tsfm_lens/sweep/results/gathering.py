@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.results.families import (
@@ -35,7 +36,7 @@ from tsfm_lens.sweep.statistics.scores import (
     formula,
     per_series,
 )
-from tsfm_lens.sweep.store import KEY_COLUMNS, SEASONAL_NAIVE, SavedPlan, Store
+from tsfm_lens.sweep.store import KEY_COLUMNS, SavedPlan, Store
 
 # what heads_at has by default, for a sweep without that family
 TOLERANCE = 0.01

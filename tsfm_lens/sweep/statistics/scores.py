@@ -17,7 +17,7 @@ import pandas as pd
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.data.stored import gluonts_module
-from tsfm_lens.sweep.store import SEASONAL_NAIVE
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 
 SUMS = (
     "n",
