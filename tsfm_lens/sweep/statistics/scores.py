@@ -225,8 +225,7 @@ def _is_flat(forecasts: np.ndarray) -> np.ndarray:
 
 KEYS = ("model", "variant", "dataset", "item")
 """Columns that tell the series of a table of stored rows from one another."""
-# variants under which the rows of the plain model and of the seasonal naive forecast
-# are stored
+# variant under which the rows of the plain model are stored
 PLAIN = "plain"
 
 
