@@ -199,6 +199,7 @@ class TrainConfig(Strict):
         is_in_context = isinstance(self.data, InContextData)
         # models of REGRESSORS read prompts, or forecast as many steps as a window has;
         # the toy problem forecasts another number of steps
+        candidates: tuple[str, ...]
         if isinstance(self.data, FileData):
             candidates = (*MODELS, *REGRESSORS)
         elif is_in_context:

@@ -65,7 +65,7 @@ def count_parts(
         .reset_index()
         .replace({"model": {SEASONAL_NAIVE: "seasonal naive"}})
     )
-    records: list[dict[str, Any]] = parts.to_dict("records")
+    records: list[Any] = parts.to_dict("records")
     return records
 
 
