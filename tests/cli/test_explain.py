@@ -15,7 +15,7 @@ from tsfm_lens.cli.common import app
 HOURS = 48
 AHEAD = 12
 OPTIONS = (
-    "--target load --known temperature --past price --id-column site --time-column ts"
+    "--targets load --known temperature --past price --id-column site --time-column ts"
 ).split()
 
 

@@ -38,7 +38,7 @@ EARLY = [
         for command in ("report", "forecast", "ablate", "attribute")
     ),
     *(
-        ((command, "bolt-nano", *CO2, "--samples", "5"), "leave --samples out")
+        ((command, "bolt-nano", *CO2, "--num-samples", "5"), "leave --num-samples out")
         for command in ("report", "forecast")
     ),
     (("figure", "nofig", "bolt-nano", *CO2), "no figure 'nofig'"),

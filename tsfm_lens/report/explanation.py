@@ -16,7 +16,7 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.ablation.notices import with_messages_once
-from tsfm_lens.core.errors import unknown_name
+from tsfm_lens.core.choices import ADAPTIVE, check_explanation
 from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
 from tsfm_lens.core.verdict import verdict
@@ -24,8 +24,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
 from tsfm_lens.data.text import to_csv
 from tsfm_lens.explain.attribution import METHODS
-from tsfm_lens.explain.masking import REFERENCES, Reference
-from tsfm_lens.explain.parts import ADAPTIVE, WORDS
+from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.scenarios import explain_change, what_if
 from tsfm_lens.explain.values import Masks
 from tsfm_lens.models.run import Run
@@ -214,7 +213,7 @@ def explain(
         >>> list(explanation.explain(driven, sections=("forecast", "covariate_use")))
         ['forecast', 'covariate_use']
     """
-    check_unknown(method, reference, parts)
+    check_explanation(method, reference, parts, METHODS)
     if out is not None:
         # a folder that cannot be written is an error before anything runs
         pipeline.find_page(out)
@@ -322,16 +321,3 @@ def summarize_verdict(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]
     if tests:
         return verdict(*tests)
     return "", []
-
-
-def check_unknown(method: str | None, reference: Reference, parts: Any = None) -> None:
-    """Raise UnknownNameError for unknown methods, references and parts.
-
-    It is called before anything runs.
-    """
-    if isinstance(parts, str) and parts not in WORDS:
-        raise unknown_name("way to cut the past", parts, WORDS)
-    if method is not None and method not in METHODS:
-        raise unknown_name("method", method, METHODS)
-    if isinstance(reference, str) and reference not in REFERENCES:
-        raise unknown_name("reference", reference, REFERENCES)
