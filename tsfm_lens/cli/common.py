@@ -286,8 +286,10 @@ def read_with_progress(bar: Any, request: Request, *models: str) -> SeriesBatch:
         batch = read_data(
             request.data, request.reading, request.horizon, request.holdout
         )
-    for architecture in filter(None, architectures):
-        check_covariates(architecture.name, architecture.covariates, batch)
+    for architecture in architectures:
+        # a folder of a wiring of somebody's own says it once it is open
+        if architecture is not None:
+            check_covariates(architecture.name, architecture.covariates, batch)
     return batch
 
 
