@@ -480,7 +480,7 @@ def cost(
         a median over rounds, with ``…_low`` and ``…_high``, the ends;
         ``operation_ratio``; and by ``model`` ("whole", "other") ``seconds``,
         ``operations``, ``weight_bytes`` and ``peak_bytes``, the most that a forward
-        pass held beyond the weights.
+        pass held, with the weights.
 
     Example:
         >>> found = compress.cost(lens, lens, shapes=[(2, 64)], rounds=1)

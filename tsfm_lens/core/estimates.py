@@ -358,11 +358,11 @@ def _mark_learned(
         return results
     in_model = np.concatenate([np.ravel(size.values) for size in sizes])
     # groups of one result are no groups of another
+    own_groups = [results[key][f"{name}_p"].attrs["groups"] for key, name in compared]
+    counts = [int(np.max(labels, initial=-1)) + 1 for labels in own_groups]
+    starts = np.cumsum([0, *counts[:-1]])
     groups = np.concatenate(
-        [
-            1000 * index + results[key][f"{name}_p"].attrs["groups"]
-            for index, (key, name) in enumerate(compared)
-        ]
+        [start + labels for start, labels in zip(starts, own_groups, strict=True)]
     )
     exceeds = exceeds_controls(in_model, in_twins, groups)
     by_effect = np.split(exceeds, np.cumsum([size.size for size in sizes])[:-1])

@@ -230,10 +230,12 @@ def route_faithfulness(
                 predicted[row, column] = routes["estimate"].values[
                     number, candidates.index(name)
                 ]
-        size = np.square(total[row]).sum()
+        squares = np.square(total[row]).sum()
+        # of a segment without effect there are no shares
+        size = squares if squares > 0 else np.nan
         # (2, set, step): lost by cutting each set, and restored by it
         changes = np.stack([lost[len(components) :], restored])
-        shares[:, row] = changes @ total[row] / (size if size > 0 else np.nan)
+        shares[:, row] = changes @ total[row] / size
         single[row] = (lost[: len(components)] @ total[row]).sum() / size
         if progress is not None:
             progress(row + 1, len(numbers))

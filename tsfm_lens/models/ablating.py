@@ -23,6 +23,7 @@ from tsfm_lens.models.base import LensBase, check_unknown
 from tsfm_lens.models.recording import Capture, select_names
 
 KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
+DRAWING = ("resample", "noise")
 _WITH_REFERENCE = ("mean", "resample")
 
 
@@ -74,15 +75,22 @@ def ablated_variants(
     activations = None
     if how in _WITH_REFERENCE:
         activations = reference_activations(lens, how, reference, horizon)
-    # the other kinds draw nothing and have no such field
-    if how in ("resample", "noise"):
-        options = {"seed": seed}
-    else:
-        options = {}
     return [
-        tuple(knock_outs(lens, [component], how, activations, **options))
+        tuple(
+            knock_outs(lens, [component], how, activations, **draw_options(how, seed))
+        )
         for component in components
     ]
+
+
+def draw_options(how: str, seed: int) -> dict[str, Any]:
+    """Return the options of an ablation that say what it draws.
+
+    Kinds that draw nothing have none.
+    """
+    if how in DRAWING:
+        return {"seed": seed}
+    return {}
 
 
 def reference_activations(

@@ -8,6 +8,7 @@ memory is halved. Sizes are estimates from above; nothing is measured.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -96,8 +97,8 @@ class ForecastRequest:
 
     @cached_property
     def per_item(self) -> int:
-        """Series of an item; all variates of one are forecast together."""
-        return -(-len(self.batch) // len(set(self.batch.groups)))
+        """Series of the largest item; all variates of one are forecast together."""
+        return max(Counter(self.batch.groups).values())
 
     @cached_property
     def rows(self) -> int:

@@ -23,6 +23,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom, Rows
+from tsfm_lens.hooks.native import widest_float
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions, by_row
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
@@ -257,7 +258,8 @@ class Lens(LensBase):
         def choose_median(logits: Tensor, hook: Any) -> Tensor:
             # sums over thousands of bins in half precision would miss the half. The
             # special tokens have no value, so that they do not count.
-            mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
+            values = logits[..., first:].to(widest_float(logits.device))
+            mass = torch.softmax(values, dim=-1).cumsum(-1)
             # half of the last sum, which rounding keeps from being exactly 1
             median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
             # a quarter of the lowest number leaves room for a temperature below 1, by
