@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from tsfm_lens import explain
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import item_rows
-from tsfm_lens.explain.segments import WAYS, check_segments, token_edges
+from tsfm_lens.explain.segments import WAYS, check_segments, target_row, token_edges
 from tsfm_lens.models import Run
 
 
@@ -137,3 +139,11 @@ def test_wrong_segments_are_refused(items: SeriesBatch) -> None:
             np.ones((1, len(parts)), bool),
             horizon=16,
         )
+
+
+def test_ids_go_before_names_of_variates() -> None:
+    """A name means the series of this id, as in scenarios and batches."""
+    named = replace(item(20, 0, 0, 4, others=1), variates=("y0", "y"))
+    assert [target_row(named, name) for name in ("y", "y0")] == [0, 1]
+    apart = replace(named, variates=("a", "b"))
+    assert [target_row(apart, name) for name in ("b", "y")] == [1, 0]

@@ -177,12 +177,12 @@ class ForecastRequest:
         )
 
     def lengths(self) -> dict[str, int]:
-        """Count the tokens that the longest item has in the widest pass, by stack."""
+        """Count the tokens that the largest item has in the widest pass, by stack."""
         adapter = self.lens.adapter
-        longest = int(np.argmax(self.batch.lengths))
-        group = self.batch.group_index
+        group = np.asarray(self.batch.group_index)
         # an item is encoded with all its variates, and padded to the longest of them
-        members = np.flatnonzero(np.asarray(group) == group[longest])
+        steps = np.array(self.batch.lengths) * np.bincount(group)[group]
+        members = np.flatnonzero(group == group[np.argmax(steps)])
         item = self.batch.select(members.tolist())
         ahead = min(self.horizon, adapter.longest_pass)
         context = min(max(item.lengths), adapter.context_length)
