@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.viz.findings import NOT_SIGNIFICANT, Finding
+from tsfm_lens.viz.findings import NOT_SIGNIFICANT, EffectEstimate
 from viz.marks import heatmaps, named
 
 FLOOR = 0.05
@@ -141,7 +141,7 @@ def test_parts_are_marked_as_the_whole() -> None:
     """A part without a significant member is marked where the whole has one."""
     sizes = np.arange(4.0)
     significant = np.array([True, False, False, False])
-    whole = Finding(sizes, sizes, sizes, np.ones(4, dtype=int), significant)
+    whole = EffectEstimate(sizes, sizes, sizes, np.ones(4, dtype=int), significant)
     assert whole.at([1, 2]).pale.tolist() == [True, True]
     assert whole.at([0, 1]).at([1]).pale.tolist() == [True]
     assert whole.at(np.s_[2:]).with_another(1.0).pale.tolist() == [True, True, False]
