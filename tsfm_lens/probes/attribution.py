@@ -28,6 +28,7 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.hook_checks import check_additive
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.residual import (
+    StreamPoint,
     carry_factors,
     excess,
     first_deviation,
