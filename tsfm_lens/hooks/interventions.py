@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -268,7 +268,10 @@ def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tenso
     length = max(call.offset + call.value.shape[1] for call in calls)
     first = calls[0].value
     # in double precision, as the rounding of a long sum would show in the mean
-    wide = {"dtype": widest_float(first.device), "device": first.device}
+    wide: dict[str, Any] = {
+        "dtype": widest_float(first.device),
+        "device": first.device,
+    }
     total = torch.zeros(length, *first.shape[2:], **wide)
     counts = torch.zeros(length, **wide)
     for call in calls:

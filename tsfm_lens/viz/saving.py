@@ -142,7 +142,7 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
     """
     with ExitStack() as parts:
         # the part that was entered first is moved last
-        for path, content in reversed(contents.items()):
+        for path, content in reversed(list(contents.items())):
             parts.enter_context(name_write_errors(path))
             path.parent.mkdir(parents=True, exist_ok=True)
             parts.enter_context(replacing(path)).write_bytes(content)
