@@ -77,7 +77,7 @@ def attribute(run: Run, **options: Any) -> Result:
 
 
 @add_method("Run")
-def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result:
+def measure(run: Run, kind: str, /, *, item: Item = None, **options: Any) -> Result:
     """Compute any measurement by its kind, such as "logit_lens".
 
     :func:`tsfm_lens.core.registry.measurements` returns all of them.

@@ -15,7 +15,9 @@ from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.explain import route_effects, untrained_twin
 from tsfm_lens.explain.masking import in_random_order
+from tsfm_lens.explain.routes import PairedRuns, all_effects
 from tsfm_lens.models import Lens, Run, load
+from tsfm_lens.models.noise import forecast_rounding
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.input_effects import item_overview, read_items
 from tsfm_lens.viz.panels import name_segments
@@ -183,3 +185,18 @@ def test_dates_of_one_series_name_no_other() -> None:
     assert not any("19" in name for name in name_segments(effects))
     same = effects.isel(series=[0])
     assert all("19" in name or "20" in name for name in name_segments(same))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_noise_of_shares_is_in_their_unit(bolt: Lens, parts: int) -> None:
+    """Rounding of every segment's effect, as a share of the total effect."""
+    steps = np.arange(64.0)
+    run = bolt.run(as_series([1000 + np.sin(steps / 3), np.sin(steps / 5)]), 4)
+    found = route_effects(run, parts=parts, components=["decoder.*.mlp"])
+    for item, floor in enumerate(found["carried_floor"].values):
+        _, _, total = all_effects(
+            PairedRuns(run, parts, "mean", item, 0, 0), ["decoder.*.mlp"]
+        )
+        size = np.abs(total).mean(-1).sum()
+        noise = len(total) * forecast_rounding(run)[item]
+        assert_close(floor, noise / size, depth=10)

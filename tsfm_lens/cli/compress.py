@@ -7,7 +7,8 @@ here are options, progress and the table that is printed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from warnings import catch_warnings
@@ -175,8 +176,7 @@ def compress(
             check_writable(file.parent)
     check_patterns(name for name in without or () if not name.startswith(_RECIPE))
     has_files = any(not source.startswith("bundled:") for source in judge or ())
-    # warnings are kept until the bars are gone, and printed once each
-    with progress_display() as bar, catch_warnings(record=True) as caught:
+    with _noted_warnings(), progress_display() as bar:
         series = read_with_progress(bar, request, model)
         test_series = None
         if judge:
@@ -205,15 +205,25 @@ def compress(
             metadata = _compress(
                 runs, out, bar, choice, options, heal, components, figure
             )
-    # warnings name the Python argument, which is an option here
-    for note in dict.fromkeys(str(item.message) for item in caught):
-        echo(f"note: {note.replace('windows=…', '--calibration-windows')}", err=True)
     if pareto:
         _show_curve(curve, out, request.as_json)
     elif request.as_json:
         echo(json.dumps(metadata))
     else:
         _show(metadata)
+
+
+@contextmanager
+def _noted_warnings() -> Iterator[None]:
+    """Keep warnings until the block ends, if by an error too; print them once each."""
+    with catch_warnings(record=True) as caught:
+        try:
+            yield
+        finally:
+            # warnings name the Python argument, which is an option here
+            for note in dict.fromkeys(str(item.message) for item in caught):
+                option = note.replace("windows=…", "--calibration-windows")
+                echo(f"note: {option}", err=True)
 
 
 def _compress(

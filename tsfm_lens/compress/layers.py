@@ -262,7 +262,7 @@ def relative_error(
     difference = weight.detach().double() - other.detach().double()
     # tr(D C Dᵀ) is the sum over entries of (D C) · D, without the product of (out, out)
     weighted_difference, weighted = (
-        w if moment is None else w @ moment.double() for w in (difference, exact)
+        w if moment is None else w @ moment.to(w) for w in (difference, exact)
     )
     return float((weighted_difference * difference).sum() / (weighted * exact).sum())
 

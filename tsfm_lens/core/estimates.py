@@ -363,12 +363,12 @@ def _mark_learned(
     if not len(in_twins):
         return results
     in_model = np.concatenate([np.ravel(size.values) for size in sizes])
-    # groups count from 0 in every result; the offset keeps those of two results apart
+    # groups count from 0 in every result; an offset keeps those of two results apart
+    own_groups = [results[key][f"{name}_p"].attrs["groups"] for key, name in compared]
+    counts = [int(np.max(labels, initial=-1)) + 1 for labels in own_groups]
+    starts = np.cumsum([0, *counts[:-1]])
     groups = np.concatenate(
-        [
-            1000 * index + results[key][f"{name}_p"].attrs["groups"]
-            for index, (key, name) in enumerate(compared)
-        ]
+        [start + labels for start, labels in zip(starts, own_groups, strict=True)]
     )
     exceeds = exceeds_controls(in_model, in_twins, groups)
     by_effect = np.split(exceeds, np.cumsum([size.size for size in sizes])[:-1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -427,10 +427,13 @@ class SeriesBatch:
 
         Raises:
             UnknownNameError: an id does not occur.
-            InputError: a position is out of range.
+            InputError: a position is out of range, or no whole number.
         """
         rows = []
-        for key in [which] if isinstance(which, str | int) else which:
+        keys: Iterable[Any] = [which]
+        if isinstance(which, Iterable) and not isinstance(which, str):
+            keys = which
+        for key in keys:
             if isinstance(key, str):
                 # an id goes before a group of the same name
                 names = self.ids if key in self.ids else self.groups
@@ -440,12 +443,17 @@ class SeriesBatch:
                         "series", key, dict.fromkeys((*self.ids, *self.groups))
                     )
                 rows += named
+            elif not isinstance(key, int | np.integer) or isinstance(key, bool):
+                raise InputError(
+                    f"series {key!r} is neither an id nor a position; expected a text"
+                    " or a whole number"
+                )
             elif not -len(self) <= key < len(self):
                 raise InputError(
                     f"series {key} is out of range: the batch has {len(self)}"
                 )
             else:
-                rows.append(key % len(self))
+                rows.append(int(key) % len(self))
         return rows
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
@@ -538,16 +546,24 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
         ) from error
 
 
-@lru_cache
 def known_frequency(freq: Any) -> str:
     """Return a pandas alias, or a calendar of weekdays, whose steps go forward."""
+    if not isinstance(freq, str | pd.DateOffset):
+        raise InputError(
+            f"freq={freq!r} is not a pandas frequency; one such as 'h', 'D', 'W', 'MS'"
+            " or 'Mon-Sat' holds for all series"
+        )
+    return _known_frequency(freq)
+
+
+@lru_cache
+def _known_frequency(freq: str | pd.DateOffset) -> str:
     offset = None
     with warnings.catch_warnings(), suppress(ValueError):
         # pandas takes the letters one by one, and warns of an old one before it refuses
         # the word
         warnings.simplefilter("ignore", FutureWarning)
-        if isinstance(freq, str | pd.DateOffset):
-            offset = read_offset(freq)
+        offset = read_offset(freq)
     if offset is None:
         raise InputError(
             f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS',"

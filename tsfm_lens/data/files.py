@@ -119,7 +119,7 @@ def _read(
         # its columns have types, and text has none
         return from_frame(_parquet(file), **columns)
     table = read_table(file, delimiter, decimal, thousands, encoding, header)
-    return from_frame(_frame(table, columns), **columns).noted(table.notes)
+    return _from_table(table, columns).noted(table.notes)
 
 
 def _all_faults(
@@ -192,10 +192,23 @@ def _parquet(file: Path) -> pd.DataFrame:
         raise InputError(f"it is no Parquet file that can be read: {error}") from error
 
 
-def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
+def _from_table(table: TextTable, options: Mapping[str, Any]) -> SeriesBatch:
+    try:
+        return from_frame(_frame(table, options), **options)
+    except InputError:
+        # a message may name columns of ids, which are found among those that nobody
+        # reads, too
+        from_frame(_frame(table, options, unread=True), **options)
+        raise
+
+
+def _frame(
+    table: TextTable, options: Mapping[str, Any], *, unread: bool = False
+) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written.
 
-    The index holds row numbers of the file, which error messages give.
+    The index holds row numbers of the file, which error messages give. Columns of
+    numbers that nobody reads are converted with ``unread`` alone.
     """
     names = list(table.columns)
     option = options.get
@@ -230,9 +243,14 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
         elif not stays_text and (name in values or is_unnamed):
             cells = table.numbers(name, _MIN_NUMBER_SHARE)
         elif not stays_text and table.is_numeric(name):
-            # nobody reads these numbers, so they are not converted; zeros will do,
-            # since ``from_frame`` notes by type which unread columns are numbers
-            columns[name] = np.zeros(len(table.columns[name]))
+            # zeros will do, since ``from_frame`` notes by type which unread columns are
+            # numbers
+            numbers = np.zeros(len(table.columns[name]))
+            if unread:
+                # a share above 1, so that no other spelling of numbers is refused
+                converted = table.numbers(name, 2.0)
+                numbers = numbers if converted is None else converted
+            columns[name] = numbers
             continue
         if cells is None:
             cells = table.text(name, is_id=name in keys - {time})

@@ -53,6 +53,7 @@ _DIGITS = {
     14: "%Y%m%d%H%M%S",
 }
 _UNITS = ("s", "ms", "us", "ns")
+_ISO_WEEK = "%G%V"
 _INTERVALS = (
     *("1s", "2s", "5s", "10s", "15s", "30s", "1min", "2min", "5min", "10min"),
     *("15min", "20min", "30min", "1h", "2h", "3h", "6h", "12h", "1D"),
@@ -240,8 +241,11 @@ def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
     formats: list[str] = []
     if digits:
         formats = _date_formats(np.array([int(name) for name in digits]))
-    if not formats or formats[0] in _UNITS:
+    if not formats:
         return [], None
+    if formats[0] == _ISO_WEEK:
+        # pandas reads a week only with a day, and these are weeks of years already
+        return digits, formats[0]
     stamps = pd.to_datetime(
         pd.Series(list(map(str, digits))), format=formats[0], errors="coerce"
     )
@@ -383,7 +387,7 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
     # within a single year, weeks are steps of 1 like any others; above 12, the last two
     # digits are no months
     if 1700 < years.min() < years.max() < 2200 and 12 < weeks.max() <= 53:
-        return ["%G%V", "%Y%U"]
+        return [_ISO_WEEK, "%Y%U"]
     texts = numbers.astype(str)
     widths = np.char.str_len(texts)
     # the commonest width, since a single mistyped number must not make steps of dates

@@ -24,6 +24,7 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import CONFIDENCE
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.masking import Reference, reference_label
 from tsfm_lens.explain.parts import Parts
@@ -405,7 +406,7 @@ def input_routes(
         # the upper bound of Clopper and Pearson (1934); it is 1 where all were missed
         high = 1.0
         if misses < checks:
-            high = float(beta.ppf(0.975, misses + 1, checks - misses))
+            high = float(beta.ppf((1 + CONFIDENCE) / 2, misses + 1, checks - misses))
         rate = misses / checks if checks else 0.0
         data.attrs |= {
             "top": count,

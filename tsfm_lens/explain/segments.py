@@ -69,8 +69,12 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
     """
     rows = [row for row, role in enumerate(batch.roles) if role == "target"]
     if isinstance(target, str):
-        by_name = {batch.ids[row]: row for row in rows} | {
-            batch.variates[row]: row for row in rows
+        # ids come last and win where a variate has the name of another series
+        by_name = {
+            name: row
+            for names in (batch.variates, batch.ids)
+            for row in rows
+            if (name := names[row])
         }
         if target not in by_name:
             raise unknown_name("target", target, by_name)

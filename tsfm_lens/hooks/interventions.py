@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tsfm_lens.core.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.native import widest_float
 from tsfm_lens.hooks.scopes import RunState
 
 Target = str | Component
@@ -272,14 +273,16 @@ def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tenso
     length = max(call.offset + call.value.shape[1] for call in calls)
     first = calls[0].value
     # in double precision, as the rounding of a long sum would show in the mean
-    total = torch.zeros(
-        length, *first.shape[2:], dtype=torch.float64, device=first.device
-    )
-    counts = torch.zeros(length, dtype=torch.float64, device=first.device)
+    wide: dict[str, Any] = {
+        "dtype": widest_float(first.device),
+        "device": first.device,
+    }
+    total = torch.zeros(length, *first.shape[2:], **wide)
+    counts = torch.zeros(length, **wide)
     for call in calls:
         # a pass of a cached rollout holds its new positions only
         positions = slice(call.offset, call.offset + call.value.shape[1])
-        total[positions] += call.value.sum(dim=0)
+        total[positions] += call.value.sum(dim=0, dtype=total.dtype)
         counts[positions] += len(call.value)
     means = total / counts.clamp(min=1).reshape(-1, *[1] * (total.ndim - 1))
     return means.to(first.dtype), counts

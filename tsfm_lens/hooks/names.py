@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from transformer_lens.hook_points import HookPoint
 
-from tsfm_lens.core.errors import unknown_name
+from tsfm_lens.core.errors import WiringError, unknown_name
 from tsfm_lens.hooks.tl_names import Key, find_point, full_name
 from tsfm_lens.hooks.wiring import Attention, Inputs, Mix, Mlp, Site, Stack, Wiring
 
@@ -121,6 +121,13 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
         block = stack.block(layer)
         prefix = f"{stack.prefix}.{layer}"
         sublayers = stack.rows(layer)
+        if len(sublayers) > len(RESIDUAL_NAMES):
+            kinds = ", ".join(writer.kind for writer in sublayers)
+            raise WiringError(
+                f"layer {layer} of stack {stack.name!r} has {len(sublayers)} branches"
+                f" ({kinds}), expected at most {len(RESIDUAL_NAMES)}; wire two that"
+                " stand side by side as one, or split the block into two layers"
+            )
         # not strict, as most blocks have fewer branches than there are names
         for name, writer in zip(RESIDUAL_NAMES, sublayers, strict=False):
             branch = f"{prefix}.{writer.kind}"

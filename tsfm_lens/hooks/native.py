@@ -20,6 +20,14 @@ from torch import Tensor, nn
 from tsfm_lens.core.errors import WiringError
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return the most precise type of numbers that a device has."""
+    # Apple's GPUs have no double precision
+    if device.type == "mps":
+        return torch.float32
+    return torch.float64
+
+
 def get_output(output: Any, arg: int | str) -> Tensor:
     """Return the tensor at ``arg`` of a module's output.
 
@@ -305,8 +313,9 @@ def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
     # nn.RMSNorm takes that of the number format if its eps is None
     default = torch.finfo(x.dtype).eps
     eps = next((epsilon for epsilon in given if epsilon is not None), default)
-    # in single precision: squares of float16 overflow above 255
-    return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
+    # in single precision at least: squares of float16 overflow above 255
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
 
 
 def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:

@@ -174,9 +174,15 @@ def branch_sums(
             if isinstance(writer, Attention):
                 heads = acts[f"{block}.{writer.kind}.hook_result"].sum(dim=-2)
                 branch = (layer, writer.kind, stack.name)
-                bias: float | Tensor = 0.0
-                if not writer.post_norm:
-                    bias = weights.b_O(*branch) * weights.scale(*branch)
+                bias = weights.b_O(*branch) * weights.scale(*branch)
+                if writer.post_norm and bias.any():
+                    # what enters the norm is no hook point
+                    z = acts[f"{block}.{writer.kind}.hook_z"]
+                    matrix = weights.heads(*branch).W_O
+                    raw = torch.einsum("...hd,hdm->...m", z, matrix.to(z))
+                    norm = f"{stack.block(layer)}.{writer.post_norm}"
+                    raw = raw + weights.b_O(*branch).to(z)
+                    bias = bias * rms_scale(model.get_submodule(norm), raw)
                 yield f"{block}.{writer.kind}: heads", write, heads + bias
             gain = _stream_gain(model, stack, layer, writer)
             yield (

@@ -24,6 +24,7 @@ from tsfm_lens.models.base import LensBase, check_unknown
 from tsfm_lens.models.recording import Capture, select_names
 
 KINDS = dict(zip(ABLATIONS, (Zero, Mean, Resample, Noise), strict=True))
+DRAWING = ("resample", "noise")
 
 
 def knock_outs(
@@ -67,15 +68,22 @@ def ablated_variants(
     activations = None
     if how in WITH_REFERENCE:
         activations = reference_activations(lens, how, reference, horizon)
-    # the other kinds draw nothing and have no such field
-    if how in ("resample", "noise"):
-        options = {"seed": seed}
-    else:
-        options = {}
     return [
-        tuple(knock_outs(lens, [component], how, activations, **options))
+        tuple(
+            knock_outs(lens, [component], how, activations, **draw_options(how, seed))
+        )
         for component in components
     ]
+
+
+def draw_options(how: str, seed: int) -> dict[str, Any]:
+    """Return the options of an ablation that say what it draws.
+
+    Kinds that draw nothing have none.
+    """
+    if how in DRAWING:
+        return {"seed": seed}
+    return {}
 
 
 def reference_activations(

@@ -9,6 +9,7 @@ split. The memory that it needs is estimated from above, not measured.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -97,8 +98,8 @@ class ForecastRequest:
 
     @cached_property
     def per_item(self) -> int:
-        """Mean number of series of an item, rounded up."""
-        return -(-len(self.batch) // len(set(self.batch.groups)))
+        """Series of the largest item; all variates of one are forecast together."""
+        return max(Counter(self.batch.groups).values())
 
     @cached_property
     def rows(self) -> int:
@@ -181,12 +182,12 @@ class ForecastRequest:
         )
 
     def lengths(self) -> dict[str, int]:
-        """Count the tokens that the longest item has in the widest pass, by stack."""
+        """Count the tokens that the largest item has in the widest pass, by stack."""
         adapter = self.lens.adapter
-        longest = int(np.argmax(self.batch.lengths))
-        group = self.batch.group_index
+        group = np.asarray(self.batch.group_index)
         # an item is encoded with all its variates, and padded to the longest of them
-        members = np.flatnonzero(np.asarray(group) == group[longest])
+        steps = np.array(self.batch.lengths) * np.bincount(group)[group]
+        members = np.flatnonzero(group == group[np.argmax(steps)])
         item = self.batch.select(members.tolist())
         ahead = min(self.horizon, adapter.longest_pass)
         context = min(max(item.lengths), adapter.context_length)

@@ -169,6 +169,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(folder, files, config, generation, tensors)
 
 
+# settings of a model's origin, without effect on its forecasts
+_ORIGIN = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version")
+
+
+def without_origin(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the settings that say where a model comes from."""
+    return {name: value for name, value in settings.items() if name not in _ORIGIN}
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Read a JSON file of settings."""
     try:

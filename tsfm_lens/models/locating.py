@@ -119,14 +119,24 @@ def base_folder(adapter: StoredAdapter) -> Path:
 def _same_weights(folder: Path, other: Path) -> bool:
     """Return whether two folders hold the same model.
 
-    Their files of weights have to be the same, byte for byte.
+    Their files of weights have to be the same, byte for byte, and their settings but
+    for those of the model's origin.
     """
     if folder.resolve() == other.resolve():
         return True
-    first = checkpoint.read_checkpoint(folder).files
-    second = checkpoint.read_checkpoint(other).files
-    return first.keys() == second.keys() and all(
-        filecmp.cmp(path, second[name], shallow=False) for name, path in first.items()
+    first, second = map(checkpoint.read_checkpoint, (folder, other))
+    if first.files.keys() != second.files.keys():
+        return False
+    for mine, theirs in (
+        (first.config, second.config),
+        (first.generation, second.generation),
+    ):
+        if checkpoint.without_origin(mine) != checkpoint.without_origin(theirs):
+            return False
+    return all(
+        filecmp.cmp(path, second.files[name], shallow=False)
+        for name, path in first.files.items()
+        if name not in (checkpoint.CONFIG, checkpoint.GENERATION)
     )
 
 

@@ -574,11 +574,18 @@ class Run:
         The first is of these series without gaps, the second of the same with their
         season half a period later.
         """
-        gapless = tuple(
-            pd.Series(values).interpolate(limit_direction="both").to_numpy()
-            for values in self.batch.values
-        )
-        clean = replace(self.batch, values=gapless)
+        gapless = []
+        for values, levels in zip(
+            self.batch.values, self.batch.categories, strict=True
+        ):
+            series = pd.Series(values)
+            if levels is None:
+                filled = series.interpolate(limit_direction="both")
+            else:
+                # between two categories there is none
+                filled = series.ffill().bfill()
+            gapless.append(filled.to_numpy())
+        clean = replace(self.batch, values=tuple(gapless))
         late = shift_phase(clean, self.season() // 2)
         settings: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
         clean_run, late_run = (

@@ -87,7 +87,7 @@ def path_patching(
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
         senders: heads and branches; the heads and MLPs of the output stack if None.
         receivers: the same, and "output" for the direct path to the forecast; if None,
-            the senders and "output".
+            the heads and MLPs of the output stack and "output".
         progress: called with the number of senders done, and of all.
 
     Returns:

@@ -171,20 +171,20 @@ class Oracle:
 
     def __call__(self, case: Case, **options: Any) -> OracleResult:
         with torch.no_grad():
-            deviations = dict(self.measure(case, **options))
+            found = list(self.measure(case, **options))
         wiring = case.lens.wiring
         bound = wiring.rollout_tolerance if self.bound is None else self.bound
         if wiring.precision != torch.float32 and bound:
             # a difference of one rounding in single precision can become a whole last
             # digit once values are cast to a coarser format
             bound = max(bound, torch.finfo(wiring.precision).eps)
-        if not deviations:
+        if not found:
             return OracleResult(self.title, 0.0, bound, self.absent, skipped=True)
         # a NaN is neither larger nor smaller than a number, so that max() may miss it
-        worst = max(
-            deviations, key=lambda key: np.nan_to_num(deviations[key], nan=np.inf)
+        where, deviation = max(
+            found, key=lambda pair: np.nan_to_num(pair[1], nan=np.inf)
         )
-        return OracleResult(self.title, deviations[worst], bound, worst)
+        return OracleResult(self.title, deviation, bound, where)
 
 
 def oracle(

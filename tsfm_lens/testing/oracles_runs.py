@@ -348,20 +348,22 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
         last = stack.n_layers - 1
         variants.append(Variant.zero(components[0], components[-1]))
         noise = Noise(f"{stack.prefix}.{last}.hook_resid_post", scale=0.5, seed=2)
-        variants.append(Variant("noise", (noise,)))
+        variants.append(Variant(f"noise at {noise.target}", (noise,)))
         write_point = _first_layer_write(stack)
-        variants.append(Variant("rows", (Zero(write_point, rows=[0]),)))
+        variants.append(
+            Variant(f"rows of {write_point}", (Zero(write_point, rows=[0]),))
+        )
         for attention in stack.attentions(last):
             target = Component(stack.name, last, attention.kind)
             half = EditPattern(target, lambda pattern: 0.5 * pattern, rows=[0])
-            variants.append(Variant(f"half the pattern of {attention.kind}", (half,)))
+            variants.append(Variant(f"half the pattern of {target}", (half,)))
             even = EditPattern(target, _even)
             # steering makes a variant's stream unlike all others, so that values of
             # another variant would show
             steer = Steer(write_point, torch.ones(stack.d_model))
-            variants.append(Variant(f"even pattern of {attention.kind}", (even,)))
+            variants.append(Variant(f"even pattern of {target}", (even,)))
             variants.append(
-                Variant(f"even pattern of {attention.kind}, steered", (steer, even))
+                Variant(f"even pattern of {target}, steered", (steer, even))
             )
     patch = PatchFrom(_first_layer_write(lens.wiring.output_stack), case.acts)
     # components are those of the last stack, the output stack

@@ -137,10 +137,12 @@ def rendered(
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
     """Write several files, all of them or none.
 
-    Each is written beside its place, and all are moved once the last is whole.
+    Each is written beside its place, and all are moved, in the order given, once the
+    last is whole.
     """
     with ExitStack() as parts:
-        for path, content in contents.items():
+        # the part that was entered first is moved last
+        for path, content in reversed(list(contents.items())):
             parts.enter_context(name_write_errors(path))
             path.parent.mkdir(parents=True, exist_ok=True)
             parts.enter_context(replacing(path)).write_bytes(content)

@@ -66,7 +66,7 @@ def find_tolerance(table: pd.DataFrame) -> float:
 
 def name_intervals(table: pd.DataFrame) -> str:
     """Name the intervals of a result by their level: "95 % intervals"."""
-    return f"{percent(float(table.attrs.get('confidence', 0.95)))} intervals"
+    return f"{percent(float(table.attrs.get('confidence', CONFIDENCE)))} intervals"
 
 
 def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
@@ -277,7 +277,7 @@ def labelled(
         ends: prefix of the names of the columns "lower" and "upper" of its interval.
 
     Raises:
-        InputError: no value is known.
+        InputError: no value is known, or a combination of labels has several.
     """
     check_finished(variable.replace("_", " "), table[variable])
     columns: dict[str, Any] = {variable: table[variable]}
@@ -288,8 +288,15 @@ def labelled(
     known = {name: values for name, values in columns.items() if values is not None}
     values = pd.DataFrame(known).astype(float)
     labels = table[list(index)]
-    # to_xarray refuses a combination of labels that occurs twice
-    rows = pd.concat([labels, values], axis=1).drop_duplicates(list(index))
+    # one variant may stand in a table for several families, with the same values
+    rows = pd.concat([labels, values], axis=1).drop_duplicates()
+    repeats = labels.loc[rows.index[rows.duplicated(list(index))]]
+    if len(repeats):
+        which = ", ".join(f"{name} {repeats[name].iloc[0]!r}" for name in index)
+        raise InputError(
+            f"the table has several values of {variable} for {which}; expected one for"
+            f" each combination of {', '.join(index)}"
+        )
     ds = rows.set_index(list(index)).to_xarray()
     for name in index:
         # to_xarray sorts labels. Texts are put back into the order of the table, while

@@ -97,8 +97,7 @@ measurement(
     summary="sharpness, gradient noise and attention over the steps of a training",
     description=(
         "Sharpness is the largest eigenvalue of the loss's Hessian. Collapsed "
-        "attention has a low entropy. Attention with equal rows has a nuclear norm "
-        "near 1."
+        "attention has a low entropy. Uniform attention has a nuclear norm of 1."
     ),
     source=(
         "SAMformer, figures 3, 5, 6 and 12; Zhai et al. 2023; McCandlish et al. 2018"
@@ -438,8 +437,8 @@ measurement(
     theme="Training",
     summary="nuclear norms of attention input by input",
     description=(
-        "The sum of the singular values of an attention pattern. It is near 1 if "
-        "all rows are equal, and the number of keys for the identity."
+        "The sum of the singular values of an attention pattern. It is 1 for "
+        "uniform attention, and the number of keys for the identity."
     ),
     source="SAMformer, figure 7",
     maker="made while a model is trained: `tsfm_lens.training` makes it",
@@ -467,8 +466,8 @@ generic_figure(
     prepare=lambda ds: with_range(ds, _norms(ds)),
     table=lambda ds: watch_table(ds, "layer", "head", "input"),
     sentences=summary(
-        "Median nuclear norm of attention, from 1 for equal rows to the number of keys"
-        " for the identity: {norms:each}.",
+        "Median nuclear norm of attention, from 1 for uniform attention to the number"
+        " of keys for the identity: {norms:each}.",
         norms=lambda ds: _norms(ds).median("series"),
     ),
 )

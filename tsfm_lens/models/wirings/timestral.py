@@ -295,7 +295,7 @@ class TimestralAdapter(Adapter):
                     np.concatenate([values[row], () if future is None else future])
                 )
                 encoded = self.native._encode_categorical(codes[None, None], target)
-                numbers = encoded[0, 0].double().cpu().numpy()
+                numbers = encoded[0, 0].cpu().double().numpy()
                 # past and future were encoded as one series
                 values[row], known = np.split(numbers, [len(values[row])])
                 futures[row] = None if future is None else known

@@ -19,7 +19,14 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component, components
 from tsfm_lens.hooks.wiring import Attention, Stack
-from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations
+from tsfm_lens.models.ablating import (
+    DRAWING,
+    KINDS,
+    checked_how,
+    draw_options,
+    knock_outs,
+    reference_activations,
+)
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share, random_heads
@@ -55,7 +62,7 @@ class VariantSpec:
             object.__setattr__(self, "how", "zero")
         # nor does the seed matter where nothing is drawn: sweeps with other seeds then
         # share the cells
-        if self.how not in ("resample", "noise"):
+        if self.how not in DRAWING:
             object.__setattr__(self, "seed", 0)
 
     @property
@@ -72,15 +79,13 @@ class VariantSpec:
         """Return the variant as interventions on a lens."""
         if not self.components:
             return Variant(PLAIN, ())
-        options: dict[str, Any] = {}
-        if self.how in ("mean", "resample"):
+        options = draw_options(self.how, self.seed)
+        if checked_how(self.how):
             # activations that are recorded already are returned as they are, so that
             # all variants of a chunk share one recording
             options["reference"] = reference_activations(
                 lens, self.how, reference, horizon
             )
-        if self.how in ("resample", "noise"):
-            options["seed"] = self.seed
         interventions = knock_outs(lens, self.components, self.how, **options)
         return Variant(self.id, tuple(interventions))
 

@@ -293,13 +293,13 @@ def tabulate_heads(
 
 
 def by_dataset(
-    results: SweepResults, kept: pd.DataFrame, tolerance: float, cap: float = 0.25
+    results: SweepResults, kept: pd.DataFrame, tolerance: float
 ) -> pd.DataFrame | None:
     """Tabulate the error on every dataset, for two layers of each model.
 
-    They are the layers that keep the most and the fewest heads. ``tolerance`` and
-    ``cap`` become attributes of the table; ``largest_within`` is the largest number of
-    heads of the layer whose ablation changes the error by less than the tolerance.
+    They are the layers that keep the most and the fewest heads. ``tolerance`` becomes
+    an attribute of the table; ``largest_within`` is the largest number of heads of the
+    layer whose ablation changes the error by less than the tolerance.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
@@ -337,8 +337,7 @@ def by_dataset(
         "largest_within",
     ]
     title = "Error on each dataset over heads ablated"
-    about = {"tolerance": tolerance, "cap": cap}
-    return _table(results, "datasets", title, parts, names, **about)
+    return _table(results, "datasets", title, parts, names, tolerance=tolerance)
 
 
 def _panel(

@@ -317,7 +317,7 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
         # units (variant, unit) on which all of them are measured
         sizes = sizes[:, np.isfinite(sizes).all(axis=0)]
         for side, sign in (("highest", 1), ("lowest", -1)):
-            first = leader(sign * sizes, round(1 - confidence, 12))
+            first = leader(sign * sizes, round(1 - confidence, 12), smallest=_ROUNDING)
             if first is not None:
                 result.iloc[first, 0] = side
         result["lead_share"] = lead_shares(sizes)

@@ -204,21 +204,22 @@ class Watch:
                     patterns = checked(self._patterns())
         if has_attention:
             row["attention"] = self._attention(patterns)
-        if is_snapshot:
-            self.seen[current] = {
-                # numpy has no bfloat16
-                name: pattern[: self._inputs].float().cpu().numpy()
-                for name, pattern in patterns.items()
-            }
+        # numpy has no bfloat16
+        arrays = {
+            name: pattern[: self._inputs].float().cpu().numpy()
+            for name, pattern in patterns.items()
+        }
         if self.folder is not None:
             if is_snapshot:
                 # before the line, so that every line has its patterns
                 path = self.folder / PATTERNS / _FILE.format(current)
                 path.parent.mkdir(exist_ok=True)
                 with replacing(path) as part, part.open("wb") as file:
-                    np.savez_compressed(file, **self.seen[current])  # type: ignore[arg-type]
+                    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             append(self.folder / RECORD, row)
-        # after the files, so that a full disk leaves no line here that the record lacks
+        # after the files, so that a full disk leaves nothing here that the record lacks
+        if is_snapshot:
+            self.seen[current] = arrays
         self.rows.append(row)
         return row
 
@@ -550,17 +551,21 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
             layer for ds in all_datasets for layer in ds["layer"].values.tolist()
         )
         data = data.reindex(layer=list(layers))
-    # max passes over the NaN of runs that lack the layer
-    sizes = {
-        name: data[name].max(("run", "seed")).astype(int)
-        for name in SIZES
-        if name in data
-    }
+    sizes = {name: _shared_size(data[name]) for name in SIZES if name in data}
     data = data.drop_vars(list(sizes)).assign_coords(sizes)
     if len(data["seed"]) == 1:
         data = data.isel(seed=0, drop=True)
     data.attrs = {**all_datasets[0].attrs, "model": ", ".join(by_run)}
     return data
+
+
+def _shared_size(sizes: xr.DataArray) -> xr.DataArray:
+    """Return the size of each layer, of each run where runs differ in it."""
+    # both pass over the NaN of runs that lack the layer
+    largest = sizes.max(("run", "seed"))
+    if (sizes.min(("run", "seed")) < largest).any():
+        return sizes
+    return largest.astype(int)
 
 
 def _with_labels(ds: xr.Dataset) -> xr.Dataset:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.hooks.native import widest_float
 from tsfm_lens.training.watch.guard import (
     Loss,
     Losses,
@@ -410,13 +411,15 @@ def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tenso
     length = _length(vector)
     vector = vector.div_(length)
     image = image.div_(length)
-    value = float(torch.dot(vector.double(), image.double()))
+    wide = widest_float(vector.device)
+    value = float(torch.dot(vector.to(wide), image.to(wide)))
     image.sub_(vector, alpha=value)
     return value, _length(image), vector
 
 
 def _length(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    wide = widest_float(vector.device)
+    return float(torch.linalg.vector_norm(vector, dtype=wide))
 
 
 @dataclass(frozen=True)
@@ -467,11 +470,10 @@ def gradient_noise(
         raise InputError(
             f"got {count} batch; a variance needs the losses of at least 2"
         )
-    mean = torch.zeros(
-        sum(weight.numel() for weight in weights),
-        dtype=torch.float64,
-        device=weights[0].device,
-    )
+    device = weights[0].device
+    wide = widest_float(device)
+    count_of_weights = sum(weight.numel() for weight in weights)
+    mean = torch.zeros(count_of_weights, dtype=wide, device=device)
     squares = 0.0
     connected = False
     with preserved_generators() as rewind:
@@ -489,7 +491,7 @@ def gradient_noise(
                     )
                 else:
                     parts = [torch.zeros_like(weight) for weight in weights]
-            gradient = torch.cat([part.reshape(-1).double() for part in parts])
+            gradient = torch.cat([part.reshape(-1).to(wide) for part in parts])
             # Welford's way: sums of squares of differences, never a difference of large
             # squares
             difference = gradient - mean

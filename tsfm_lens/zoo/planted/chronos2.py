@@ -229,7 +229,7 @@ class _WithCovariate(Draft):
         )
 
     def hard(self, seed: int = 0) -> Iterable[Array]:
-        return draw_cases(self.context, N_TRIALS)
+        return draw_cases(self.context, N_TRIALS, seed=seed)
 
 
 @declare("covariate", NAME)
