@@ -16,6 +16,7 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.rollouts import Progress, forecast_variants
+from tsfm_lens.core.choices import checked_how
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
@@ -24,7 +25,6 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import (
-    checked_how,
     draw_options,
     knock_outs,
     reference_activations,

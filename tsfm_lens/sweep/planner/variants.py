@@ -16,13 +16,13 @@ from typing import Any, Literal
 import pandas as pd
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.core.choices import checked_how
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component, components
 from tsfm_lens.hooks.wiring import Attention, Stack
 from tsfm_lens.models.ablating import (
     DRAWING,
     KINDS,
-    checked_how,
     draw_options,
     knock_outs,
     reference_activations,
