@@ -121,6 +121,8 @@ def forecast(
         raise typer.BadParameter(
             f"{str(page)!r} does not end in .html; {hint}", param_hint="--plot"
         )
+    import pandas as pd
+
     from tsfm_lens.models.adapter import DECILES
     from tsfm_lens.models.forecast import checked_request
     from tsfm_lens.report import pipeline
@@ -150,8 +152,8 @@ def forecast(
                 **sampling,
                 progress=progress,
             ).targets()
-    data = result.to_dataset(truth)
     if page is not None:
+        data = result.to_dataset(truth)
         metadata = pipeline.provenance(run, request.data)
         title = pipeline.make_heading(model, series)
         remarks = pipeline.list_remarks(run.batch)
@@ -160,7 +162,7 @@ def forecast(
         )
         echo(str(page), err=True)
     if request.as_json:
-        emit(data.drop_vars("sample", errors="ignore"))
+        emit(result.to_dataset(truth).drop_vars("sample", errors="ignore"))
         return
     frame = result.to_frame()
     if truth is not None:
@@ -176,7 +178,9 @@ def forecast(
         timestamps = frame["timestamp"]
         # of days or longer steps, the time of day would be 00:00:00 in every row
         if (timestamps == timestamps.dt.normalize()).all():
-            frame["timestamp"] = timestamps.dt.strftime("%Y-%m-%d")
+            # most series share their dates, and each is written once
+            index, dates = pd.factorize(timestamps)
+            frame["timestamp"] = dates.strftime("%Y-%m-%d").to_numpy()[index]
     if as_csv:
         from tsfm_lens.data.text import to_csv
 

@@ -707,10 +707,18 @@ def check(
 
 
 def as_dataset(thing: Any) -> Any:
-    """Return a run or a forecast as its dataset; anything else as it is."""
-    if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset"):
-        return thing.to_dataset()
-    return thing
+    """Return a run or a forecast as its dataset, a result with all its dimensions.
+
+    A dimension of which one label was selected is there again, with this label alone;
+    anything else is returned as it is.
+    """
+    if not hasattr(thing, "data_vars"):
+        if hasattr(thing, "to_dataset"):
+            return thing.to_dataset()
+        return thing
+    from tsfm_lens.core.estimates import restore_selected
+
+    return restore_selected(thing)
 
 
 def _checked(
@@ -734,8 +742,12 @@ def _checked(
         # the result may be given by position or by name
         bound.arguments[first] = as_dataset(bound.arguments[first])
         check(ds := bound.arguments[first], kinds, *variables, instead=instead)
+        # numpy and xarray take longer to import than the help of the command line
+        from tsfm_lens.core.estimates import name_lost_dimensions
+
         try:
-            return function(*bound.args, **bound.kwargs)
+            with name_lost_dimensions(ds):
+                return function(*bound.args, **bound.kwargs)
         except KeyError as error:
             # a variable that the result lacks, in the words of xarray; anything else is
             # a defect

@@ -589,9 +589,15 @@ def to_csv(frame: pd.DataFrame, **options: Any) -> str:
             column
         ) or pd.api.types.is_datetime64_any_dtype(column):
             continue
-        texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
+        cells = column.to_numpy(dtype=object)
+        # a long table has the same few texts in thousands of rows
+        texts = {cell for cell in cells if isinstance(cell, str)}
+        safe_texts = {text: defused(text) for text in texts}
+        written = [
+            safe_texts[cell] if isinstance(cell, str) else cell for cell in cells
+        ]
         # by position, because ``defused`` names may repeat; as objects, since pandas
         # would make its own type of text
-        safe.isetitem(position, pd.array(texts, dtype=object))
+        safe.isetitem(position, pd.array(written, dtype=object))
     text: str = safe.to_csv(index=False, lineterminator="\n", **options)
     return text
