@@ -182,7 +182,7 @@ def forecast(
             index, dates = pd.factorize(timestamps)
             frame["timestamp"] = dates.strftime("%Y-%m-%d").to_numpy()[index]
     if as_csv:
-        from tsfm_lens.data.text import to_csv
+        from tsfm_lens.core.spreadsheets import to_csv
 
         write_data(to_csv(frame))
         return

@@ -67,8 +67,8 @@ def figure(
             "--format",
             metavar="FORMAT[,FORMAT…]",
             help=(
-                "html, svg, pdf, png, json; by default html, and the next three where a"
-                " browser draws them."
+                "html, svg, pdf, png, json, csv (its numbers); by default html, and the"
+                " next three where a browser draws them."
             ),
         ),
     ] = None,
@@ -98,7 +98,7 @@ def figure(
     file_formats = _requested(formats)
     if not file_formats:
         raise typer.BadParameter(
-            "name at least one of html, svg, pdf, png, json", param_hint="--format"
+            "name at least one of html, svg, pdf, png, json, csv", param_hint="--format"
         )
     # bad arguments are refused before a model is opened; these imports take seconds, so
     # that wrong usage above comes first

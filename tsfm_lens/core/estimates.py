@@ -28,7 +28,7 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import extensible
+from tsfm_lens.core.extensions import extensible, public_attributes
 from tsfm_lens.core.stats import (
     LEVEL,
     SMALLEST,
@@ -77,6 +77,9 @@ class Result(xr.Dataset):
     # xarray warns of a subclass that does not say so
     __slots__ = ()
 
+    def __dir__(self) -> list[str]:
+        return public_attributes(super().__dir__())
+
     def isel(self, *args: Any, **options: Any) -> Result:
         """Select by position, see :meth:`xarray.Dataset.isel`.
 
@@ -108,7 +111,7 @@ class Result(xr.Dataset):
         return reduced.assign_attrs({SELECTED: json.dumps(record)})
 
     def to_dataframe(self, *args: Any, **options: Any) -> pd.DataFrame:
-        """Return one frame over all dimensions, see :meth:`xarray.Dataset.to_dataframe`.
+        """Return a frame over all dimensions, see :meth:`xarray.Dataset.to_dataframe`.
 
         It warns where that repeats each value many times: a result has the series that
         it is of, so that figures of a saved one need no model.

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from inspect import cleandoc, signature
 from pathlib import Path
@@ -64,6 +64,8 @@ _FIGURE_PACKAGES = ("viz",)
 _MEASUREMENTS: dict[str, Measurement] = {}
 _FIGURES: defaultdict[str, list[Figure]] = defaultdict(list)
 _PANELS: dict[str, Callable[[Any], Iterator[FigurePanel]]] = {}
+TABULATE = "_tabulate"
+"""Attribute of a figure that makes the table of its measurement, where it has one."""
 # at most one entry, which `viz` sets, since `core` must not import it
 _DEFAULT: list[tuple[Callable[..., Any], Table]] = []
 _ANY_KIND = ""  # of panels of the kinds that have no figure
@@ -519,6 +521,8 @@ def figure(
         name = function.__name__
         content = title or cleandoc(function.__doc__ or name).partition("\n")[0]
         tabulate = _make_table(table)
+        if tabulate is not None:
+            draw.tables[kind] = tabulate  # type: ignore[attr-defined]
         entry = Figure(name, content, draw, kind, table=tabulate, **attributes)
         # a cell of a notebook may run twice
         rest = [former for former in _FIGURES[kind] if former.name != name]
@@ -734,6 +738,8 @@ def _checked(
         return function
     call = signature(function)
     kinds = [kind]
+    # by kind, filled where the figure is registered
+    tables: dict[str, Table] = {}
 
     @wraps(function)
     def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
@@ -747,7 +753,7 @@ def _checked(
 
         try:
             with name_lost_dimensions(ds):
-                return function(*bound.args, **bound.kwargs)
+                fig = function(*bound.args, **bound.kwargs)
         except KeyError as error:
             # a variable that the result lacks, in the words of xarray; anything else is
             # a defect
@@ -755,7 +761,13 @@ def _checked(
                 raise
             check(ds, kinds, name)
             raise
+        tabulate = tables.get(str(ds.attrs.get("kind")))
+        if tabulate is not None:
+            # plotly keeps private attributes, and copies without them
+            setattr(fig, TABULATE, partial(tabulate, ds))
+        return fig
 
+    draw.tables = tables  # type: ignore[attr-defined]
     draw.kinds = kinds  # type: ignore[attr-defined]
     draw.__doc__ = _documentation(function, kind, list(call.parameters))
     return draw

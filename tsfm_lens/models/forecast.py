@@ -15,7 +15,7 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import extensible
+from tsfm_lens.core.extensions import extensible, public_attributes
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import joined_dates
 from tsfm_lens.data.values import to_floats
@@ -94,6 +94,9 @@ class Forecast:
             f"Forecast({len(self.context)} series × {self.horizon} steps,"
             f" {levels}{paths})"
         )
+
+    def __dir__(self) -> list[str]:
+        return public_attributes(super().__dir__())
 
     @property
     def horizon(self) -> int:

@@ -31,7 +31,14 @@ from tsfm_lens.core.stats import LEVEL_TEXT
 from tsfm_lens.models.architecture import Architecture
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+from tsfm_lens.viz.saving import (
+    FORMATS,
+    drawn_font,
+    missing_fonts,
+    rendered,
+    write_together,
+)
+from tsfm_lens.viz.theme import FONT
 
 STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
@@ -242,12 +249,18 @@ def checked_formats(formats: Iterable[str]) -> list[str]:
 
 
 def _size(figure: go.Figure) -> str:
-    """Describe the size of a printed figure in mm, and its smallest type."""
+    """Describe the size of a printed figure in mm, its smallest type, and its font."""
     meta = figure.layout.meta
-    return (
+    text = (
         f"\nPrint (svg, pdf, png; type from {meta['type_pt']:g} pt on)\n"
         f"  {meta['width_mm']:g} × {meta['height_mm']:g} mm\n"
     )
+    family = figure.layout.font.family or FONT
+    missing = missing_fonts(family)
+    if missing:
+        absent = ", ".join(missing)
+        text += f"  font {drawn_font(family)}: none of {absent} is installed\n"
+    return text
 
 
 def file_word(name: str) -> str:

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.viz.data import keep_joined_table
 from tsfm_lens.viz.printing import (
     LEAST_TYPE,
     PIXELS_PER_MM,
@@ -70,6 +71,7 @@ def compare(
     subtitle = first["subtitle"]
     if subtitle != second["subtitle"]:
         subtitle = f"{names[0]}: {subtitle}; {names[1]}: {second['subtitle']}"
+    keep_joined_table(joint, figures, names)
     # finalize() adds title and legend to a height of panels, and _arrange() has margins
     # in it
     margin = joint.layout.margin
