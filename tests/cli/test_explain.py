@@ -90,6 +90,8 @@ def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
         "bundled:nile",
         "--horizon",
         "8",
+        "--parts",
+        "12",
         "--sections",
         sections,
         "--out",

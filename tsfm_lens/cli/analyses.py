@@ -488,8 +488,9 @@ def explain(
     parts: Annotated[
         str,
         typer.Option(
-            metavar="N|components",
-            help="Stretches of the past, or its trend, seasons and rest.",
+            metavar="N|adaptive|components",
+            help="Stretches of the past, close where they matter, or its trend, seasons"
+            " and rest.",
         ),
     ] = "",
     changes: Annotated[

@@ -25,8 +25,9 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
-from tsfm_lens.explain.parts import COMPONENTS
+from tsfm_lens.explain.parts import ADAPTIVE, WORDS
 from tsfm_lens.explain.scenarios import explain_change, what_if
+from tsfm_lens.explain.values import Masks
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.viz.covariate_use import covariate_totals
@@ -174,8 +175,8 @@ def explain(
             Shapley values if None.
         reference: values of masked steps, see
             :func:`tsfm_lens.explain.reference_values`.
-        parts: units of the explanation, such as 6 stretches or "components", see
-            :func:`tsfm_lens.explain.input_attribution`; each section's own if None.
+        parts: units of the explanation, such as 6 stretches, "adaptive" (also if None)
+            or "components", see :func:`tsfm_lens.explain.input_attribution`.
         changes, start, stop: what if the input were another, see
             :func:`tsfm_lens.explain.what_if`.
         since: an earlier run, from which the change is explained, see
@@ -233,7 +234,20 @@ def explain(
         over_items["exact"] = _EXACT
         # sampling takes four masks for each segment, at least
         over_items["budget"] = max(2**_EXACT, 4 * max_segments)
-    if parts is not None:
+    # what the caller asks of the inputs holds for all that is tested of them
+    is_adaptive = (
+        parts in (None, ADAPTIVE)
+        and bool({*kinds} & {*_MASKING_KINDS})
+        and "parts" not in (options or {}).get("input_attribution", {})
+    )
+    if is_adaptive:
+        # the same stretches in all sections, also where these are of fewer steps; many
+        # items have few stretches of equal length
+        masks = Masks(run, ADAPTIVE, reference, item=run.batch.groups[0])
+        cuts = [part.start for part in masks.segments if part.row == masks.row][1:]
+        for kind in ("input_attribution", "input_routes", "deletion_curves"):
+            defaults[kind]["parts"] = {"cuts": cuts}
+    elif parts not in (None, ADAPTIVE):
         for kind, probe_options in defaults.items():
             if kind != "route_faithfulness":
                 probe_options["parts"] = parts
@@ -300,8 +314,8 @@ def check_unknown(method: str | None, reference: Reference, parts: Any = None) -
 
     It is called before anything runs.
     """
-    if isinstance(parts, str) and parts != COMPONENTS:
-        raise unknown_name("way to cut the past", parts, [COMPONENTS])
+    if isinstance(parts, str) and parts not in WORDS:
+        raise unknown_name("way to cut the past", parts, WORDS)
     if method is not None and method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if isinstance(reference, str) and reference not in REFERENCES:

@@ -31,9 +31,9 @@ Progress = Callable[[str, int, int, float | None], None]
 """Called with the stage in words, cells finished, cells in all, and seconds left or
 None.
 """
-# groups finished last, from which the time left is estimated: few enough to follow a
-# change of the model
-_PACE = 32
+# number of latest groups from which the time left is estimated: few, so that the
+# estimate follows soon when the next model is slower or faster
+_LATEST_GROUPS = 32
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Progress of a sweep, as far as its plan needs no results.
+    """Progress of a sweep on the cells that can be planned without results.
 
     ``cells`` and ``finished`` are numbers of cells, ``parts`` has a row per model and
     family, ``later`` is text on the variants that depend on results, and ``notes`` are
@@ -82,7 +82,7 @@ class SweepProgress:
     def __init__(self, progress: Progress | None, workers: int) -> None:
         self._progress = progress
         self._workers = workers
-        self._last: deque[tuple[int, float]] = deque(maxlen=_PACE)
+        self._last: deque[tuple[int, float]] = deque(maxlen=_LATEST_GROUPS)
         self._later: dict[str, int] = {}
         self._title = ""
         self._finished = self._pending = 0
@@ -94,8 +94,8 @@ class SweepProgress:
     def begin(self, title: str, finished: int, pending: int) -> None:
         """Begin a stage.
 
-        ``finished`` is the number of its cells in the store that were not counted yet,
-        and ``pending`` of those to be computed.
+        ``finished`` is the number of its cells that are in the store, without those
+        that an earlier stage counted; ``pending`` is that of the cells to be computed.
         """
         self._title = title
         self._finished += finished
@@ -103,7 +103,7 @@ class SweepProgress:
         self.tell()
 
     def done(self, group: GroupDone) -> None:
-        """Count a group of the stage that ended.
+        """Count a group of the present stage, which has ended.
 
         Groups of an earlier run do not enter the estimate of time.
         """
@@ -233,7 +233,8 @@ def run_sweep(
     require_packages("sweep", "a sweep")
     if engine == "ray":
         require_packages("ray", "the engine ray")
-    # one process is one worker, so that it takes the first device
+    # this process opens the models for planning, and with the engine "single" computes
+    # with them as the only worker, on the first device
     device = None
     if engine == "single" and config.devices:
         device = config.devices[0]
@@ -301,7 +302,7 @@ class _Sweep:
             self._add(cells, model.first.entries)
             missing = int((~cells["key"].isin(finished)).sum())
             self.progress.expect(model.name, model.later * len(model.tasks) + missing)
-        # a report of a run that is killed knows what was to come
+        # so that a report of a run that is killed can say what is missing
         self.save(complete=False)
         # the seasonal naive forecast takes no model, and no other process
         run(self.plan.naive, self.store)
@@ -325,7 +326,8 @@ class _Sweep:
             keys = set(stage.cells["key"])
             # read anew for each stage: other processes may work on the same store
             pending = keys - self.store.done()
-            # stages share cells, such as those of the plain model, which count once
+            # stages share cells, such as those of the plain model, which are counted in
+            # the first of them alone
             fresh = keys - earlier
             title = f"{model.name}: {stage.title}"
             self.progress.begin(title, len(fresh - pending), len(pending))
@@ -336,12 +338,12 @@ class _Sweep:
         self.progress.tell()
 
     def _rows(self, cells: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows of some cells, for what a plan decides on."""
-        # without a failure all cells are there; asking the store costs a look at every
-        # file
+        """Return the rows of some cells, on which a plan decides."""
+        # without a failure all cells are there, and the store need not look at all of
+        # its files
         if self.outcome.failed and not self.store.done().issuperset(cells["key"]):
             raise _WaitingError
-        # a cell that another configuration left has the model's name there
+        # a cell that another configuration computed may have another name of the model
         rows = self.store.read(cells["key"]).to_pandas()
         return rows.assign(model=cells["model"].iloc[0])
 
