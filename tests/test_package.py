@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tsfm_lens
-from tiny_lenses import tiny
+from tiny_lenses import fresh
 from tsfm_lens.hooks import Component
 
 ROOT = Path(tsfm_lens.__file__).parent
@@ -103,7 +103,7 @@ def test_packages_list_public_names_alone(package: str) -> None:
 
 
 def test_objects_of_users_are_one_line_and_public() -> None:
-    lens = tiny("chronos-bolt")
+    lens = fresh("chronos-bolt")
     run = lens.run([np.sin(np.arange(40.0))], 3)
     parts = [lens, run, run.encoded, lens.wiring, lens.weights, run.forecast]
     for part in [*parts, *lens.components()[:5], *run.spans.values()]:

@@ -146,7 +146,8 @@ def restore_selected(data: xr.Dataset) -> xr.Dataset:
             continue
         variables = dict(data.variables)
         for name in dims_before.keys() & variables.keys():
-            longer = variables[name].expand_dims(dim)
+            variable = variables[name]
+            longer = variable.set_dims((dim, *variable.dims))
             # what else was lost in the meantime is not in the order
             order = [other for other in dims_before[name] if other in longer.dims]
             variables[name] = longer.transpose(*order)

@@ -49,7 +49,8 @@ def figure_data(fig: go.Figure) -> pd.DataFrame:
 def tabulator(fig: go.Figure) -> Callable[[], pd.DataFrame] | None:
     """Return the function that makes the table of a figure, None without one."""
     # in the instance, since plotly's own lookup of names is no place for ours
-    return vars(fig).get(TABULATE)
+    made: Callable[[], pd.DataFrame] | None = vars(fig).get(TABULATE)
+    return made
 
 
 def keep_table(fig: go.Figure, tabulate: Callable[[], pd.DataFrame] | None) -> None:
