@@ -180,7 +180,8 @@ def forecast(
         if (timestamps == timestamps.dt.normalize()).all():
             # most series share their dates, and each is written once
             index, dates = pd.factorize(timestamps)
-            frame["timestamp"] = dates.strftime("%Y-%m-%d").to_numpy()[index]
+            texts = pd.DatetimeIndex(dates).strftime("%Y-%m-%d")
+            frame["timestamp"] = texts.to_numpy()[index]
     if as_csv:
         from tsfm_lens.core.spreadsheets import to_csv
 
