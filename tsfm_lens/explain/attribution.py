@@ -28,7 +28,7 @@ from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.segments import EXACT, segment_coords
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.explain.values import Masks, list_levels, name_statistic
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 

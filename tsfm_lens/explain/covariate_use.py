@@ -23,7 +23,7 @@ from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.seasonal import seasonal_error
 from tsfm_lens.explain.masking import category_numbers, in_numbers, whole
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.noise import marked_dataset, noise_floor
 from tsfm_lens.models.run import Run
 

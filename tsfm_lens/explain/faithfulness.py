@@ -33,7 +33,7 @@ from tsfm_lens.explain.segments import read_segments, segment_coords
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.choices import REFERENCES
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import COLUMNS, ROLES, item_rows
@@ -24,8 +25,6 @@ from tsfm_lens.models.lens import Lens
 
 __all__ = ["REFERENCES", "masked", "reference_values"]
 
-REFERENCES = ("missing", "seasonal naive", "mean", "shuffled", "zero")
-"""Names of the values of masked steps; see :func:`reference_values`."""
 Reference = str | Mapping[str, str] | Sequence[np.ndarray]
 """The name of a reference, a name for each role, or values (time + horizon,) for each
 series."""

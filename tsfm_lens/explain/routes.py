@@ -32,7 +32,7 @@ from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, share_floor
 from tsfm_lens.models.run import Run

@@ -21,7 +21,7 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, is_position, item_rows
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.run import Run
 
 __all__ = ["Segment", "segments"]

@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.stats import CONFIDENCE, ratio
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 
 Array = NDArray[np.float64]
 Value = Callable[[NDArray[np.bool_]], Array]

@@ -21,13 +21,13 @@ import torch
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models.adapter import (
-    check_covariates,
     check_forecast_request,
     default_horizon,
     default_levels,
     predicted,
 )
 from tsfm_lens.models.architecture import Encoded, name_rows
+from tsfm_lens.models.arguments import check_covariates, checked_request, is_count
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.draws import (
     BlockDraws,
@@ -36,7 +36,7 @@ from tsfm_lens.models.draws import (
     check_drawable,
     seeded,
 )
-from tsfm_lens.models.forecast import Forecast, checked_request, is_count
+from tsfm_lens.models.forecast import Forecast
 
 BYTES_AT_ONCE = 2**30
 """Bytes that a part may need on a CPU, where larger parts run no faster.
@@ -229,7 +229,8 @@ def check_request(
 ) -> ForecastRequest:
     """Check the arguments of ``lens.forecast``; errors as there."""
     batch = as_series(series)
-    check_covariates(lens.adapter, batch)
+    adapter = lens.adapter
+    check_covariates(adapter.architecture, adapter.covariates, batch)
     steps_ahead = default_horizon(lens.adapter, batch) if horizon is None else horizon
     requested = default_levels(lens.adapter) if quantiles is None else quantiles
     steps, levels = checked_request(steps_ahead, requested, num_samples, seed)

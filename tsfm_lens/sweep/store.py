@@ -364,7 +364,7 @@ class Store:
         table = pa.table({label: [json.dumps(part)] for label, part in content.items()})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        _write(self._plan(name), memoryview(sink.getvalue()))
+        _write(self.plan_path(name), memoryview(sink.getvalue()))
 
     def read_plan(self, name: str | None = None) -> SavedPlan:
         """Read a plan by its name.
@@ -393,7 +393,7 @@ class Store:
                 f"{self.path} holds several sweeps, name one of them:"
                 f" {', '.join(matches)}"
             )
-        path = self._plan(matches[0])
+        path = self.plan_path(matches[0])
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 (row,) = file.read().to_pylist()
@@ -413,7 +413,8 @@ class Store:
         """List the names of the plans."""
         return sorted(path.stem for path in (self.path / "plans").glob("[!.]*.plan"))
 
-    def _plan(self, name: str) -> Path:
+    def plan_path(self, name: str) -> Path:
+        """Return the file of a plan."""
         return self.path / "plans" / f"{name}.plan"
 
 

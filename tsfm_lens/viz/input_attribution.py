@@ -59,6 +59,7 @@ _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
 # Where the mean is below this share of the mean absolute effect, steps differ in sign.
 _MIXED = 0.9
+BOTH_WAYS = "both ways"
 # Smallest difference of the halves of a forecast, as a share of its range, that is no
 # level course.
 _LEVEL = 0.05
@@ -256,14 +257,21 @@ def moved(effect: np.ndarray) -> tuple[float, str]:
     The words are "up", "down", or at how many steps it goes up.
     """
     size = float(np.abs(effect).mean())
-    mean = float(effect.mean())
-    n_up = int((effect > 0).sum())
-    mixed_signs = abs(mean) < _MIXED * size
-    if mixed_signs:
-        return size, f"up at {n_up} of {len(effect)} steps"
-    if mean > 0:
-        return size, "up"
-    return size, "down"
+    way = direction(float(effect.mean()), size)
+    if way == BOTH_WAYS:
+        n_up = int((effect > 0).sum())
+        way = f"up at {n_up} of {len(effect)} steps"
+    return size, way
+
+
+def direction(mean: float, size: float) -> str:
+    """Say which way an effect goes, by its mean and its mean size over steps.
+
+    It is "up" or "down" where nearly all of the size is in the mean, else "both ways".
+    """
+    if abs(mean) < _MIXED * size:
+        return BOTH_WAYS
+    return "up" if mean > 0 else "down"
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:

@@ -392,13 +392,21 @@ class Timeline:
 def name_segments(ds: xr.Dataset) -> list[str]:
     """Name segments as figures do.
 
-    A stretch is named by its first and last date where these are known, else by steps.
+    A stretch is named by its first and last date where these are known, and the same in
+    all series or that of the one target; else by steps.
     """
     labels = [true_minus(name) for name in names(ds, "segment")]
     target = str(ds.attrs.get("target", ""))
     series = names(ds, "series")
-    full = timeline(ds, series.index(target) if target in series else None)
-    if full.stamps is None:
+    if target in series:
+        timelines = [timeline(ds, series.index(target))]
+    else:
+        timelines = [timeline(ds, index) for index in range(len(series) or 1)]
+    full = timelines[0]
+    if full.stamps is None or any(
+        other.stamps is None or not np.array_equal(other.stamps, full.stamps)
+        for other in timelines[1:]
+    ):
         return labels
     dates = pd.DatetimeIndex(full.stamps)
     # the shortest format in which dates of this range and spacing differ

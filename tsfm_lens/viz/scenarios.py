@@ -273,12 +273,13 @@ def read_change(ds: xr.Dataset) -> list[str]:
     return summarize(
         ds,
         "For the same {steps} steps the forecast of {target} averages {after:unit};"
-        " made {shift:whole} steps earlier it averaged {before:unit} ({statistic}).",
+        " made {earlier} earlier it averaged {before:unit} ({statistic}).",
         "Largest parts, at a step: {size:each}; on average over steps: {mean:each"
         " signed}.",
-        "The later origin holds no new value: {origin}.",
+        "Starting later changes the forecast without any new value: {origin}.",
         _REDRAWN,
         steps=ds.sizes["step"],
+        earlier=_count_steps(int(ds.attrs["shift"])),
         after=_middle(ds, "after").mean(),
         before=_middle(ds, "before").mean(),
         statistic=_statistic(ds),
@@ -298,15 +299,21 @@ def _origin(ds: xr.Dataset) -> str:
     lost = int(ds.attrs["lost"])
     changes = []
     if shift > 0:
-        changes.append(f"each step is {shift} steps nearer")
-        changes.append(f"the past goes on with {shift} steps of the earlier forecast")
+        changes.append(f"each step is {_count_steps(shift)} nearer")
+        changes.append(
+            f"the past goes on with {_count_steps(shift)} of the earlier forecast"
+        )
     if lost > 0:
-        changes.append(f"its {lost} oldest steps are gone")
+        changes.append(f"the past loses its oldest {_count_steps(lost)}")
     elif lost:
-        changes.append(f"{-lost} older steps are there")
+        changes.append(f"the past begins {_count_steps(-lost)} earlier")
     if changes:
         return listed(changes)
     return ""
+
+
+def _count_steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
@@ -315,8 +322,10 @@ ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
 
 def _parts(ds: xr.Dataset) -> list[str]:
     """Name the parts of a change for sentences."""
-    labels = names(ds, "part")
-    return ["the later origin" if label == "origin" else label for label in labels]
+    later = f"starting {_count_steps(int(ds.attrs['shift']))} later, nothing new"
+    if not int(ds.attrs["shift"]):
+        later = "another length of the past"
+    return [later if label == "origin" else label for label in names(ds, "part")]
 
 
 generic_figure(

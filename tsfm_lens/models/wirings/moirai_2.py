@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +21,7 @@ from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -31,7 +31,6 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -41,31 +40,7 @@ from tsfm_lens.models.wirings._common import (
     projections,
 )
 
-
-def _stand_in_for_pytree() -> None:
-    """Give jaxtyping a ``PyTree`` where jax is not installed.
-
-    Uni2ts imports it for annotations only, so that any type will do.
-    """
-    jaxtyping: Any = import_module("jaxtyping")
-    try:
-        _ = jaxtyping.PyTree
-    except (ImportError, AttributeError):
-        jaxtyping.PyTree = tuple
-
-
-LIBRARY = Extra(
-    name="moirai",
-    title="Moirai",
-    imports=("uni2ts",),
-    distributions={"timecopilot-uni2ts": "0.1.3"},
-    proofs=(
-        "uni2ts.model.moirai:MoiraiModule",
-        "uni2ts.model.moirai2:Moirai2Module",
-    ),
-    needs=("lightning", "hydra-core"),
-    before=_stand_in_for_pytree,
-)
+LIBRARY = cards.MOIRAI
 
 
 class PackedAdapter(Adapter):
@@ -439,11 +414,7 @@ def _library() -> Any:
 
 register(
     Architecture(
-        title="Moirai 2.0-R",
-        published={"small": "Salesforce/moirai-2.0-R-small"},
-        claims=lambda config: (
-            "num_predict_token" in config and "quantile_levels" in config
-        ),
+        **cards.CARDS[NAME].fields,
         classes=("Moirai2Module", "Moirai2Forecast"),
         keys=KEYS,
         open=lambda folder, dtype, device: (
@@ -453,7 +424,5 @@ register(
         ),
         blank=lambda config: _library().Moirai2Module(**copied(config)),
         adapter=Moirai2Adapter,
-        library=LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

@@ -28,6 +28,7 @@ from tsfm_lens.hooks.wiring import (
     Wiring,
     Writer,
 )
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -56,9 +57,6 @@ KEYS = keys(
     " tie_word_embeddings use_cache vocab_size"
 )
 VALUES = {"model_type": "t5"}
-
-SIZES = ("tiny", "mini", "small", "base", "large")
-"""Published sizes of Chronos; T5 has some of them."""
 
 
 class TokenAdapter(Adapter):
@@ -378,13 +376,7 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 register(
     Architecture(
-        title="T5 (language model)",
-        published={size: f"google-t5/t5-{size}" for size in ("small", "base", "large")},
-        claims=lambda config: (
-            config.get("model_type") == "t5"
-            and "chronos_config" not in config
-            and "chronos_pipeline_class" not in config
-        ),
+        **cards.CARDS["t5"].fields,
         classes=("T5ForConditionalGeneration",),
         among=lambda native: not hasattr(native.config, "chronos_config"),
         keys=KEYS,
@@ -392,6 +384,5 @@ register(
         open=_open,
         blank=lambda config: blank("T5ForConditionalGeneration", config),
         adapter=T5Adapter,
-        notes="series are token ids",
     )
 )

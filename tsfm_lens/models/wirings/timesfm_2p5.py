@@ -25,7 +25,8 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Mlp, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models import cards
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -35,21 +36,14 @@ from tsfm_lens.models.architecture import (
     in_data_units,
     register,
 )
-from tsfm_lens.models.extras import Extra
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.wirings._common import (
     attention_row,
     fused,
     mlp_row,
 )
 
-LIBRARY = Extra(
-    name="timesfm",
-    title="TimesFM",
-    imports=("timesfm", "timesfm3"),
-    distributions={"timesfm": "3.0.2"},
-    proofs=("timesfm:TimesFM_2p5_200M_torch", "timesfm3:TimesFM3Torch"),
-    alone=False,
-)
+LIBRARY = cards.TIMESFM
 
 
 def branches(norms: tuple[str, str]) -> dict[str, Any]:
@@ -431,8 +425,7 @@ def module_class() -> Any:
 
 register(
     Architecture(
-        title="TimesFM 2.5 (timesfm)",
-        published={"200m": "google/timesfm-2.5-200m-pytorch"},
+        **cards.CARDS[NAME].fields,
         claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
         classes=("TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"),
         open=_open,
@@ -442,11 +435,5 @@ register(
         wrap=lambda native: (
             wrap(native) if isinstance(native, torch.nn.Module) else native
         ),
-        notes=(
-            "forecasts run without flip invariance unless the object was compiled with"
-            " it; the library's covariates are a regression outside the model"
-        ),
-        library=LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

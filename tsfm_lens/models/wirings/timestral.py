@@ -28,6 +28,7 @@ from tsfm_lens.hooks.wiring import (
     Wiring,
     Writer,
 )
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -37,7 +38,6 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -58,14 +58,7 @@ KEYS = keys(
     " rope_theta split_context_horizon_attn stabilize_with_global time_attn_gate"
     " use_asinh variate_attn_gate"
 )
-LIBRARY = Extra(
-    name=NAME,
-    title="Timestral",
-    imports=("timestral",),
-    distributions={"timecopilot-timestral": "0.1.0"},
-    proofs=("timestral:TimestralForecaster",),
-    alone=False,
-)
+LIBRARY = cards.TIMESTRAL
 
 
 def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
@@ -403,12 +396,7 @@ def _model(config: Mapping[str, Any]) -> Any:
 
 register(
     Architecture(
-        title="Timestral",
-        published={
-            size: f"mistralai/Timestral-{size}"
-            for size in ("5M", "28M", "123M", "209M")
-        },
-        claims=lambda config: "block_schedule" in config and "quantile_knots" in config,
+        **cards.CARDS[NAME].fields,
         classes=("TimestralForecaster", "TimestralModel"),
         keys=KEYS,
         open=lambda folder, dtype, device: _wrap(
@@ -417,14 +405,8 @@ register(
         blank=_model,
         adapter=TimestralAdapter,
         wrap=_wrap,
-        notes=(
-            "forecasts run without the library's averaging over x and -x and its"
-            " clipping at 0 unless lens.adapter.clampsym = True"
-        ),
         save=lambda native, folder: write_checkpoint(
             native.model, native.config.to_dict(), folder
         ),
-        library=LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

@@ -9,7 +9,7 @@ returns an :class:`Outcome`. The cells of a stage are planned in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,13 @@ import pandas as pd
 
 from tsfm_lens.core.errors import StoreError
 from tsfm_lens.models.extras import require_packages
+from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.engine.cells import run
+from tsfm_lens.sweep.engine.status import SweepStatus, count_parts
 from tsfm_lens.sweep.engine.workers import GroupDone, cores
 from tsfm_lens.sweep.planner.config import SweepConfig
 from tsfm_lens.sweep.planner.table import KEPT_COLUMNS, ModelPlan, SweepPlan
 from tsfm_lens.sweep.planner.variants import PlanEntry, plan_frame
-from tsfm_lens.sweep.statistics.scores import SEASONAL_NAIVE
 from tsfm_lens.sweep.store import Store
 
 Progress = Callable[[str, int, int, float | None], None]
@@ -54,22 +55,6 @@ class Outcome:
     resumed: int = 0
     failed: list[str] = field(default_factory=list)
     cancelled: bool = False
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SweepStatus:
-    """Progress of a sweep on the cells that can be planned without results.
-
-    ``cells`` and ``finished`` are numbers of cells, ``parts`` has a row per model and
-    family, ``later`` is text on the variants that depend on results, and ``notes`` are
-    remarks on the data, such as windows that had no value to be scored on.
-    """
-
-    cells: int
-    finished: int
-    parts: list[dict[str, Any]]
-    later: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -140,8 +125,14 @@ class SweepProgress:
             )
 
 
-def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
+def plan_sweep(
+    config: SweepConfig,
+    folder: str | Path,
+    sets: Sequence[EvaluationSet] | None = None,
+) -> SweepStatus:
     """Count the cells of a sweep that are finished; nothing is run.
+
+    ``sets`` are those of the configuration, where they are read already.
 
     Raises:
         LensError: a model, dataset or variant of the configuration cannot be used.
@@ -155,7 +146,7 @@ def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
         0
     """
     require_packages("sweep", "a sweep")
-    return _status(SweepPlan(config), Path(folder))
+    return _status(SweepPlan(config, sets=sets), Path(folder))
 
 
 def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
@@ -164,34 +155,16 @@ def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
     # a plan is shown without making a store
     if (folder / "store.json").exists():
         finished = Store(folder, create=False).done()
-    # the seasonal naive forecast is no entry of a plan, as no model makes it
-    naive = pd.DataFrame(
-        {"model": [SEASONAL_NAIVE], "family": "forecast", "variant": SEASONAL_NAIVE}
-    )
     entries = plan_frame(
         [entry for model in plan.models.values() for entry in model.first.entries]
     )
-    families = pd.concat([naive, entries[["model", "family", "variant"]]])
-    # a variant of several families counts in each of them, and once in the sum below
-    cells = families.drop_duplicates().merge(plan.all_cells, on=["model", "variant"])
-    counted = cells.assign(finished=cells["key"].isin(finished))
-    parts = (
-        counted.groupby(["model", "family"], sort=False)
-        .agg(
-            variants=("variant", "nunique"),
-            cells=("key", "size"),
-            finished=("finished", "sum"),
-        )
-        .reset_index()
-        .replace({"model": {SEASONAL_NAIVE: "seasonal naive"}})
-    )
+    parts = count_parts(entries, plan.all_cells, finished)
     later = sum(model.later for model in plan.models.values())
     text = ""
     if later:
         text = f"; up to {later} further variants depend on results"
     keys = set(plan.first["key"])
-    records: list[Any] = parts.to_dict("records")
-    return SweepStatus(len(keys), len(keys & finished), records, text, plan.notes)
+    return SweepStatus(len(keys), len(keys & finished), parts, text, plan.notes)
 
 
 def run_sweep(
@@ -202,6 +175,7 @@ def run_sweep(
     workers: int | None = None,
     address: str | None = None,
     progress: Progress | None = None,
+    sets: Sequence[EvaluationSet] | None = None,
 ) -> Outcome:
     """Run or resume a sweep.
 
@@ -213,6 +187,7 @@ def run_sweep(
         address: of a Ray cluster.
         progress: called with the stage in words, cells finished, cells in all, and
             seconds left or None.
+        sets: those of the configuration, where they are read already.
 
     Returns:
         The outcome. A cancelled run and failed groups raise no exception, so that
@@ -238,7 +213,7 @@ def run_sweep(
     device = None
     if engine == "single" and config.devices:
         device = config.devices[0]
-    plan = SweepPlan(config, device)
+    plan = SweepPlan(config, device, sets)
     store = Store(folder)
     store.remove_leftovers()
     before = store.done()

@@ -7,9 +7,6 @@ engines compute the cells of these tables, and the store keeps their results by 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +19,10 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep.data.evaluation import EvaluationSet
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE, EvaluationSet
 from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Schedule
-from tsfm_lens.sweep.planner.config import ModelConfig, SweepConfig
+from tsfm_lens.sweep.planner.config import NUMERICS, ModelConfig, SweepConfig, plan_name
 from tsfm_lens.sweep.planner.models import (
-    NUMERICS,
     find_visible_steps,
     model_fingerprint,
     open_model,
@@ -50,12 +46,7 @@ from tsfm_lens.sweep.planner.search import (
 )
 from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner, VariantSpec
 from tsfm_lens.sweep.statistics.changes import dataset_changes
-from tsfm_lens.sweep.statistics.scores import (
-    PLAIN,
-    SEASONAL_NAIVE,
-    formula,
-    per_series,
-)
+from tsfm_lens.sweep.statistics.scores import PLAIN, formula, per_series
 from tsfm_lens.sweep.store import cell_key
 
 KEPT_COLUMNS = ("key", "model", "variant", "dataset", "chunk", "series")
@@ -104,13 +95,19 @@ class SweepPlan:
     """Plan of a sweep, model by model.
 
     ``device`` is where this process opens models; the one of the configuration if None.
-    ``all_cells`` has the cells that need no results, model by model; ``first`` has them
-    once for each key.
+    ``sets`` are those of the configuration, where they are read already.
+    ``all_cells`` has a row for each cell of each model that needs no results, and
+    ``first`` those with distinct keys.
     """
 
-    def __init__(self, config: SweepConfig, device: str | None = None) -> None:
+    def __init__(
+        self,
+        config: SweepConfig,
+        device: str | None = None,
+        sets: Sequence[EvaluationSet] | None = None,
+    ) -> None:
         # what is wrong with data, models or variants shows before anything is written
-        self.sets = config.evaluation_sets()
+        self.sets = config.evaluation_sets() if sets is None else sets
         self.lenses = {
             model.title: open_model(model, device) for model in config.models
         }
@@ -157,18 +154,6 @@ class SweepPlan:
             "datasets": datasets,
             "heads_at": results,
         }
-
-
-def plan_name(config: SweepConfig) -> str:
-    """Name a sweep's plan.
-
-    It is the sweep's name, as files allow it, and a hash of all that determines its
-    results.
-    """
-    content = config.model_dump(mode="json", exclude_none=True, exclude={"devices"})
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
-    return f"{name}-{digest[:8]}"
 
 
 def _check_recipes(sources: Sequence[str], models: Sequence[ModelPlan]) -> None:

@@ -16,15 +16,11 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.stats import holm
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 from tsfm_lens.sweep.planner.config import Statistics
 from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.statistics.changes import SIZES, changes, difference, leaders
-from tsfm_lens.sweep.statistics.scores import (
-    PLAIN,
-    SEASONAL_NAIVE,
-    dataset_metrics,
-    normalised,
-)
+from tsfm_lens.sweep.statistics.scores import PLAIN, dataset_metrics, normalised
 
 LEADS = ("leads", "lead_share")
 """Columns of ``leaders``."""

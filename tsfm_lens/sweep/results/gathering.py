@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.results.families import (
@@ -32,7 +33,6 @@ from tsfm_lens.sweep.statistics.scores import (
     DISTANCES,
     KEYS,
     PLAIN,
-    SEASONAL_NAIVE,
     SUMS,
     formula,
     per_series,
