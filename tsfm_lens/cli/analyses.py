@@ -150,10 +150,10 @@ def forecast(
                 **sampling,
                 progress=progress,
             ).targets()
-    data = result.to_dataset(truth)
     if page is not None:
         from tsfm_lens.report import pipeline
 
+        data = result.to_dataset(truth)
         metadata = pipeline.provenance(run, request.data)
         title = pipeline.make_heading(model, series)
         remarks = pipeline.list_remarks(run.batch)
@@ -162,7 +162,7 @@ def forecast(
         )
         echo(str(page), err=True)
     if request.as_json:
-        emit(data.drop_vars("sample", errors="ignore"))
+        emit(result.to_dataset(truth).drop_vars("sample", errors="ignore"))
         return
     frame = result.to_frame()
     if truth is not None:
@@ -178,9 +178,14 @@ def forecast(
         timestamps = frame["timestamp"]
         # of days or longer steps, the time of day would be 00:00:00 in every row
         if (timestamps == timestamps.dt.normalize()).all():
-            frame["timestamp"] = timestamps.dt.strftime("%Y-%m-%d")
+            import pandas as pd
+
+            # most series share their dates, and each is written once
+            index, dates = pd.factorize(timestamps)
+            texts = pd.DatetimeIndex(dates).strftime("%Y-%m-%d")
+            frame["timestamp"] = texts.to_numpy()[index]
     if as_csv:
-        from tsfm_lens.data.text import to_csv
+        from tsfm_lens.core.spreadsheets import to_csv
 
         write_data(to_csv(frame))
         return

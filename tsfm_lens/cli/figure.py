@@ -77,8 +77,8 @@ def figure(
             "--format",
             metavar="FORMAT[,FORMAT…]",
             help=(
-                "html, svg, pdf, png, json; by default html, and the next three where a"
-                " browser draws them."
+                "html, svg, pdf, png, json, csv (its numbers); by default html, and the"
+                " next three where a browser draws them."
             ),
         ),
     ] = None,
@@ -160,7 +160,7 @@ def _split(formats: str) -> list[str]:
     names = [name.strip().lower() for name in formats.split(",") if name.strip()]
     if not names:
         raise typer.BadParameter(
-            "name at least one of html, svg, pdf, png, json", param_hint="--format"
+            "name at least one of html, svg, pdf, png, json, csv", param_hint="--format"
         )
     return checked_formats(names)
 

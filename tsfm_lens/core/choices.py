@@ -34,7 +34,7 @@ COMPONENTS = "components"
 ADAPTIVE = "adaptive"
 """Word for stretches of the past that are short where the effects are."""
 PARTS = (COMPONENTS, ADAPTIVE)
-FORMATS = ("html", "json", "png", "svg", "pdf")
+FORMATS = ("html", "json", "png", "svg", "pdf", "csv")
 """Formats of a figure's files."""
 STATIC = ("svg", "pdf", "png")
 """Formats that a browser draws."""

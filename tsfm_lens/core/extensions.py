@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -155,6 +155,14 @@ def export(package: str) -> list[str]:
     # after all imports, each of which binds its module under the same name
     namespace.update(names)
     return sorted(names)
+
+
+def public_attributes(names: Iterable[str]) -> list[str]:
+    """Keep the names of an object's attributes that are not private, sorted.
+
+    ``__dir__`` of what users hold returns them, so that completion shows nothing else.
+    """
+    return sorted({name for name in names if not name.startswith("_")})
 
 
 def public_names(namespace: Mapping[str, Any]) -> list[str]:

@@ -28,3 +28,7 @@ __all__ = [
     "shift_phase",
     "swap_season",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -178,12 +178,13 @@ class SeriesBatch:
             f" freq={self.freq!r}, ids={list(self.ids[:3])}{more}){notes}"
         )
 
-    @property
+    # loops over series ask for these of the whole batch, which never changes
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Number of steps of each series."""
         return tuple(len(series) for series in self.values)
 
-    @property
+    @cached_property
     def multivariate(self) -> bool:
         """True if any group has more than one series."""
         return len(set(self.groups)) < len(self)
@@ -193,7 +194,7 @@ class SeriesBatch:
         """Mask (series,) of the series that are forecast; the others are covariates."""
         return np.array([role == "target" for role in self.roles])
 
-    @property
+    @cached_property
     def has_covariates(self) -> bool:
         """True if any series is a covariate."""
         return any(role != "target" for role in self.roles)
@@ -477,26 +478,35 @@ class SeriesBatch:
         Its columns are id, group and variate if multivariate, role if there are
         covariates, timestamp (or step where it is unknown), and target.
         """
-        frames = []
-        for index, name in enumerate(self.ids):
-            stamps = self.timestamps(index)
-            time: dict[str, Any] = {"timestamp": stamps}
-            if stamps is None:
-                time = {"step": np.arange(self.lengths[index])}
-            columns = {"id": name, **self.labels(index), **time}
-            frames.append(pd.DataFrame({**columns, "target": self.values[index]}))
-        return pd.concat(frames, ignore_index=True)
+        columns: dict[str, Any] = {
+            name: np.repeat(np.array(labels, dtype=object), self.lengths)
+            for name, labels in self.labels().items()
+        }
+        stamps = [self.timestamps(index) for index in range(len(self))]
+        has_dates = [dates is not None for dates in stamps]
+        if any(has_dates):
+            columns["timestamp"] = joined_dates(stamps, self.lengths)
+        if not all(has_dates):
+            steps = np.concatenate([np.arange(length) for length in self.lengths])
+            columns["step"] = steps
+            if any(has_dates):
+                columns["step"] = np.where(
+                    np.repeat(has_dates, self.lengths), np.nan, steps
+                )
+        columns["target"] = np.concatenate(self.values)
+        return pd.DataFrame(columns)
 
-    def labels(self, index: int) -> dict[str, str]:
-        """Return group, variate and role of one series as columns of a frame.
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Return what names each series in a long frame, by column.
 
-        The role is given where there are covariates; a univariate batch has no labels.
+        These are its id, in a multivariate batch its group and variate, and its role
+        where there are covariates.
         """
-        if not self.multivariate:
-            return {}
-        labels = {"group": self.groups[index], "variate": self.variates[index]}
-        if self.has_covariates:
-            labels["role"] = self.roles[index]
+        labels = {"id": self.ids}
+        if self.multivariate:
+            labels |= {"group": self.groups, "variate": self.variates}
+            if self.has_covariates:
+                labels["role"] = self.roles
         return labels
 
     @classmethod
@@ -527,6 +537,23 @@ def make_batch(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
         for name in (rows[0] if rows else ("values",))
     }
     return SeriesBatch(**fields, **common)
+
+
+def joined_dates(
+    parts: Sequence[pd.DatetimeIndex | np.ndarray | None], counts: Sequence[int]
+) -> np.ndarray:
+    """Join the dates of series one after the other.
+
+    Args:
+        parts: of each series; None where its dates are unknown.
+        counts: of dates that each has, or lacks.
+    """
+    unknown = np.datetime64("NaT", "ns")
+    dates = [
+        np.full(count, unknown) if part is None else np.asarray(part)
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    return np.concatenate(dates)
 
 
 # the series of a batch mostly share start, length and frequency
@@ -725,9 +752,11 @@ def missing_at_end(values: np.ndarray) -> int:
 def note_missing_ends(batch: SeriesBatch) -> SeriesBatch:
     """Return the batch with a note where targets end with missing values."""
     missing = {
-        name: missing_at_end(batch.values[row])
-        for row, name in enumerate(batch.ids)
-        if batch.is_target[row]
+        name: missing_at_end(values)
+        for name, values, is_target in zip(
+            batch.ids, batch.values, batch.is_target, strict=True
+        )
+        if is_target
     }
     examples = [f"{name!r} with {steps}" for name, steps in missing.items() if steps]
     cure = "drop these rows, or name known covariates with known=[…]"

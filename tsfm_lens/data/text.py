@@ -1,9 +1,8 @@
 """Delimited text as columns of text cells, and the numbers among them.
 
 :func:`read_table` finds delimiter, encoding and header, and refuses a file where an
-option must decide; the :class:`TextTable` that it returns converts columns. The module
-also writes text that no spreadsheet runs as a formula, with :func:`to_csv`, and reads
-it back.
+option must decide; the :class:`TextTable` that it returns converts columns. What
+:mod:`tsfm_lens.core.spreadsheets` writes is read back as it was.
 """
 
 from __future__ import annotations
@@ -16,28 +15,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.spreadsheets import NUMBER, restored
 
-# A spreadsheet runs a cell that begins with one of these signs as a formula, unless an
-# apostrophe stands before it. Full-width signs count, too.
-_TRIGGER = r"[=+\-@\t\r\n＝＋－＠]"
-# where a cell may begin: at the start of the text, or after a delimiter in it
-_CELL_START = r"(^|[;,|\t\r\n\"])"
-# defused() adds one apostrophe where _RISKY matches, restored() drops that of _DEFUSED
-_RISKY = re.compile(rf"{_CELL_START}('*)(?={_TRIGGER})")
-_DEFUSED = re.compile(rf"{_CELL_START}'('*)(?={_TRIGGER})")
-# a trigger without an apostrophe, which defused() never leaves
-_RAW = re.compile(rf"{_CELL_START}(?={_TRIGGER})")
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-# NUMBER stays a text, of which Arrow, whose engine is RE2, builds its own patterns
-_NUMBER = re.compile(NUMBER)
 ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
@@ -582,47 +567,3 @@ def _refuse_values(first: Sequence[str]) -> None:
 def _mask(array: pa.Array) -> np.ndarray:
     # Arrow packs truth values in bits, of which numpy has no view
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
-
-
-def defused(text: str) -> str:
-    """Change a text so that no spreadsheet runs it as a formula.
-
-    Numbers stay as they are.
-    """
-    if _NUMBER.fullmatch(text):
-        return text
-    return _RISKY.sub(r"\1'\2", text)
-
-
-def restored(texts: Sequence[str]) -> list[str]:
-    """Undo :func:`defused` for one column or header.
-
-    If a spreadsheet would run one of the texts, :func:`defused` did not write them, and
-    all stay as they are.
-    """
-    if not any("'" in text for text in texts):
-        return list(texts)
-    if any(_RAW.search(text) and not _NUMBER.fullmatch(text) for text in texts):
-        return list(texts)
-    return [
-        text if _NUMBER.fullmatch(text) else _DEFUSED.sub(r"\1\2", text)
-        for text in texts
-    ]
-
-
-def to_csv(frame: pd.DataFrame, **options: Any) -> str:
-    """Write a frame as CSV without its index, with text and column names defused."""
-    safe = frame.copy()
-    safe.columns = pd.Index([defused(str(name)) for name in frame.columns])
-    for position in range(frame.shape[1]):
-        column = frame.iloc[:, position]
-        if pd.api.types.is_numeric_dtype(
-            column
-        ) or pd.api.types.is_datetime64_any_dtype(column):
-            continue
-        texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
-        # by position, because ``defused`` names may repeat; as objects, since pandas
-        # would make its own type of text
-        safe.isetitem(position, pd.array(texts, dtype=object))
-    text: str = safe.to_csv(index=False, lineterminator="\n", **options)
-    return text

@@ -47,6 +47,13 @@ class TokenSpans:
     def __len__(self) -> int:
         return len(self.start)
 
+    def __repr__(self) -> str:
+        covered = ""
+        if self.start:
+            covered = f", steps {min(self.start)} to {max(self.stop)}"
+        special = sum(map(bool, self.special))
+        return f"TokenSpans({len(self)}, {special} special{covered})"
+
     @classmethod
     def patches(
         cls,

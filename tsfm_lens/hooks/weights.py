@@ -95,6 +95,10 @@ class Weights:
         self._model = model
         self._wiring = wiring
 
+    def __repr__(self) -> str:
+        numbers = sum(weight.numel() for weight in self._model.parameters())
+        return f"Weights({self._wiring.summary}; {numbers:,} parameters)"
+
     def heads(
         self,
         layer: int,

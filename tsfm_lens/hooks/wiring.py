@@ -422,6 +422,18 @@ class Wiring:
     precision: torch.dtype = torch.float32
     bypass: bool = False
 
+    def __repr__(self) -> str:
+        return f"Wiring({self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """Architecture and size of its stacks, in one line."""
+        stacks = ", ".join(
+            f"{stack.name or 'blocks'}: {stack.n_layers} layers × {stack.n_heads} heads"
+            for stack in self.stacks
+        )
+        return f"{self.architecture}; {stacks}, d_model {self.stacks[-1].d_model}"
+
     def stack(self, name: str | None) -> Stack:
         """Return one stack by name, the output stack if None.
 

@@ -79,6 +79,15 @@ class Encoded:
         # code for TransformerLens asks for a shape: the error says how to patch here
         __getattr__ = refuse_shape
 
+    def __repr__(self) -> str:
+        spans = ", ".join(
+            f"{stack or 'blocks'}: {spans!r}" for stack, spans in self.spans.items()
+        )
+        return (
+            f"Encoded({len(self.batch)} series; {spans}; inputs"
+            f" {', '.join(self.inputs)})"
+        )
+
     @property
     def rows(self) -> tuple[str, ...]:
         """Names of the rows that hooks see.

@@ -22,6 +22,7 @@ from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.core.embedded import has_training_record
 from tsfm_lens.core.errors import HookError, InputError
+from tsfm_lens.core.extensions import public_attributes
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.hooks.block import Block
@@ -209,14 +210,16 @@ class LensBase(NativeModule):
         ]
 
     def __repr__(self) -> str:
-        stacks = ", ".join(
-            f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads"
-            for s in self.wiring.stacks
-        )
-        return (
-            f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model"
-            f" {self.d_model})"
-        )
+        return f"Lens({self.model_id!r}, {self.wiring.summary})"
+
+    def __dir__(self) -> list[str]:
+        parts = [part for part in type(self).__mro__ if part not in nn.Module.__mro__]
+        own = set().union(*map(vars, parts))
+        # torch's own methods work and are documented there; a list of them would bury
+        # those of the lens
+        hidden = vars(nn.Module).keys() - own
+        names = public_attributes(super().__dir__())
+        return [name for name in names if name not in hidden]
 
     @property
     def weights(self) -> Weights:

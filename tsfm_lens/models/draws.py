@@ -38,7 +38,8 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
         # torch's generators are those of the process, so that threads take turns
         ONE_RUN.take(token)
         on_cuda = None
-        # not torch.manual_seed(), which seeds every GPU, and not this one alone
+        # not torch.manual_seed(), which seeds every device, and not this one alone, and
+        # takes a tenth of a small forecast
         if device.type == "cuda":
             on_cuda = torch.cuda.get_rng_state(device)
             with torch.cuda.device(device):

@@ -15,8 +15,9 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import extensible
+from tsfm_lens.core.extensions import extensible, public_attributes
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import joined_dates
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.architecture import Encoded, Prediction
@@ -90,6 +91,9 @@ class Forecast:
             f"Forecast({len(self.context)} series × {self.horizon} steps,"
             f" {levels}{paths})"
         )
+
+    def __dir__(self) -> list[str]:
+        return public_attributes(super().__dir__())
 
     @property
     def horizon(self) -> int:
@@ -169,23 +173,27 @@ class Forecast:
         The columns are id, group and variate if the batch is multivariate, step,
         timestamp if known, mean, and the quantiles.
         """
-        frames = []
-        for index, name in enumerate(self.context.ids):
-            frame = pd.DataFrame(
-                {
-                    "id": name,
-                    **self.context.labels(index),
-                    "step": np.arange(self.horizon),
-                }
-            )
-            stamps = self.context.timestamps(index, ahead=self.horizon)
-            if stamps is not None:
-                frame["timestamp"] = stamps[self.context.lengths[index] :]
-            frame["mean"] = self.mean[index]
-            for column, level in enumerate(self.levels):
-                frame[str(level)] = self.quantiles[index, column]
-            frames.append(frame)
-        return pd.concat(frames, ignore_index=True)
+        context = self.context
+        count = len(context)
+        columns: dict[str, Any] = {
+            name: np.repeat(np.array(labels, dtype=object), self.horizon)
+            for name, labels in context.labels().items()
+        }
+        columns["step"] = np.tile(np.arange(self.horizon), count)
+        dates = [
+            context.timestamps(index, ahead=self.horizon) for index in range(count)
+        ]
+        if any(stamps is not None for stamps in dates):
+            # arrays, which are cut in a tenth of the time of an index
+            ahead = [
+                None if stamps is None else stamps.values[-self.horizon :]
+                for stamps in dates
+            ]
+            columns["timestamp"] = joined_dates(ahead, [self.horizon] * count)
+        columns["mean"] = self.mean.ravel()
+        for position, level in enumerate(self.levels):
+            columns[str(level)] = self.quantiles[:, position].ravel()
+        return pd.DataFrame(columns)
 
 
 def check_overflow(encoded: Encoded) -> None:
@@ -274,7 +282,7 @@ def context_dataset(
         times = np.full((len(batch), width + horizon), np.datetime64("NaT", "ns"))
         for row, stamp in zip(times, stamps, strict=True):
             assert stamp is not None
-            row[width + horizon - len(stamp) :] = stamp
+            row[width + horizon - len(stamp) :] = stamp.values
         coords["context_timestamp"] = (("series", "time"), times[:, :width])
         coords["forecast_timestamp"] = (("series", "step"), times[:, width:])
     return xr.Dataset(variables, coords)

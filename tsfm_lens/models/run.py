@@ -23,7 +23,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import add_method, extensible
+from tsfm_lens.core.extensions import add_method, extensible, public_attributes
 from tsfm_lens.core.io import name_write_errors, replacing
 from tsfm_lens.data import SeriesBatch, as_series, shift_phase
 from tsfm_lens.data.batch import Item, hold_out, item_rows
@@ -127,6 +127,9 @@ class Run:
             f"Run({self.lens.model_id!r}, {len(self.batch)} series, {self.horizon}"
             f" steps{truth}, seed {self.seed})"
         )
+
+    def __dir__(self) -> list[str]:
+        return public_attributes(super().__dir__())
 
     # --- forecast
 

@@ -37,3 +37,7 @@ __all__ = export(__name__)
 
 # after the exports: the check wraps every function that the package exports
 _check_arguments(__name__)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.core.io import find_page
 from tsfm_lens.core.registry import FigurePanel, Measurement, find
-from tsfm_lens.data.text import to_csv
+from tsfm_lens.core.spreadsheets import to_csv
 from tsfm_lens.report.cards import make_cards
 from tsfm_lens.viz.findings import ONCE
 from tsfm_lens.viz.linked import linked_state

@@ -19,10 +19,10 @@ from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.core.choices import ADAPTIVE, check_explanation
 from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
+from tsfm_lens.core.spreadsheets import to_csv
 from tsfm_lens.core.verdict import verdict
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
-from tsfm_lens.data.text import to_csv
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.scenarios import explain_change, what_if

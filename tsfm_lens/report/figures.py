@@ -33,7 +33,13 @@ from tsfm_lens.models.architecture import Architecture
 from tsfm_lens.models.cards import ModelCard
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.viz.saving import rendered, write_together
+from tsfm_lens.viz.saving import (
+    drawn_font,
+    missing_fonts,
+    rendered,
+    write_together,
+)
+from tsfm_lens.viz.theme import FONT
 
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
@@ -236,12 +242,18 @@ def write_figure(
 
 
 def _size(figure: go.Figure) -> str:
-    """Describe the size of a printed figure in mm, and its smallest type."""
+    """Describe the size of a printed figure in mm, its smallest type, and its font."""
     meta = figure.layout.meta
-    return (
+    text = (
         f"\nPrint (svg, pdf, png; type from {meta['type_pt']:g} pt on)\n"
         f"  {meta['width_mm']:g} × {meta['height_mm']:g} mm\n"
     )
+    family = figure.layout.font.family or FONT
+    missing = missing_fonts(family)
+    if missing:
+        absent = ", ".join(missing)
+        text += f"  font {drawn_font(family)}: none of {absent} is installed\n"
+    return text
 
 
 def file_word(name: str) -> str:

@@ -189,17 +189,22 @@ class TtmAdapter(Adapter):
 
         Gaps and padding are 0 and marked as unobserved.
         """
+        inputs = self._inputs(batch)
+        # in this order: the values, then their mask
+        _, loc, scale = self.model.backbone.scaler(*inputs.values())
+        loc, scale = (part[:, 0].flatten() for part in (loc, scale))
+        spans = {stack.name: self._spans(stack) for stack in self.wiring.stacks}
+        items = len(inputs["past_values"])
+        return Encoded(inputs, spans, loc, scale, batch, items=items)
+
+    def _inputs(self, batch: SeriesBatch) -> dict[str, Tensor]:
+        """Lay each item out for the model, whose own forward scales it."""
         rows = _alone
         if self.multivariate:
             rows = _common.by_item
         values = rows(batch, self.context_length).transpose(1, 2).to(self.device)
         mask = ~torch.isnan(values)
-        inputs = {"past_values": values.nan_to_num(0.0), "past_observed_mask": mask}
-        # in this order: the values, then their mask
-        _, loc, scale = self.model.backbone.scaler(*inputs.values())
-        loc, scale = (part[:, 0].flatten() for part in (loc, scale))
-        spans = {stack.name: self._spans(stack) for stack in self.wiring.stacks}
-        return Encoded(inputs, spans, loc, scale, batch, items=len(values))
+        return {"past_values": values.nan_to_num(0.0), "past_observed_mask": mask}
 
     def _spans(self, stack: Stack) -> TokenSpans:
         layer = self.model.get_submodule(stack.block(0))
@@ -225,7 +230,8 @@ class TtmAdapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run the model's own forward."""
-        inputs = self.encode(batch).inputs
+        # without an encoding, whose location and scale a forecast does not need
+        inputs = self._inputs(batch)
         with torch.no_grad():
             output = self.native(**inputs, return_loss=False).prediction_outputs
         rows = output.transpose(1, 2).flatten(0, 1)
