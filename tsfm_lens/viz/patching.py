@@ -67,12 +67,15 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     one = ds.isel(series=[series])
     gap = np.abs(one["clean_forecast"] - one["corrupted_forecast"]).mean()
     share = one["recovered"]
+    measure = ""
+    if "metric" in ds.attrs:
+        measure = f"in {ds.attrs['metric']} "
     return summarize(
         one,
         "The clean and the corrupted forecast of {series} are {gap:unit} apart on "
         "average{shared}.",
-        "Patches that recover most of the way from the {base} to the {source} one: "
-        "{recovered:largest percent}.",
+        "Patches that recover most of the way {measure}from the {base} to the {source} "
+        "one: {recovered:largest percent}.",
         "Patches that recover half of it or more alone: {half:count}; that move away by"
         " more than a tenth: {away:count}.",
         effect="recovered",
@@ -80,6 +83,7 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
         labels=_cell_labels,
         gap=gap,
         shared=path_word(ds) and f", both{path_word(ds)}",
+        measure=measure,
         base=base,
         source=source,
         half=share >= _HALF,
@@ -155,7 +159,7 @@ def patching_map(
     ]
     noise = _noise(ds, variable, sites, pair.view.unit if variable == "effect" else "")
     base, source = way(ds)
-    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {WORDS[variable]}"
+    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {name_value(ds, variable)}"
     if variable == "effect":
         title = f"{title} of the forecast"
     about = f"activations of the {source} run patched into the {base} run"
@@ -255,7 +259,7 @@ def _draw_maps(
                 np.where(tokens >= 0, values[:, positions], np.nan),
                 x,
                 np.arange(len(labels)),
-                f"%{{text}}<br>{WORDS[value]} %{{z:.3g}}",
+                f"%{{text}}<br>{plain(name_value(ds, value))} %{{z:.3g}}",
                 noise=None if noise is None else noise.at(np.s_[:, positions]),
                 text=[[f"{label}, {text}" for text in texts] for label in labels],
                 xgap=0,
@@ -276,7 +280,8 @@ def _draw_maps(
     canvas.panel(1 + len(axes), 1).x(view.time.title)
     # the bar stands beside the maps alone, not beside the series above them
     length = max(canvas.plot_height - _UPPER - _GAP, _BAR) / canvas.plot_height
-    canvas.colours(_colours(values, value, view.unit, length))
+    word = name_value(ds, value)
+    canvas.colours(_colours(values, value, word, view.unit, length))
     clipped = (
         value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
     )
@@ -284,7 +289,7 @@ def _draw_maps(
 
 
 def _colours(
-    values: np.ndarray, value: str, unit: str, length: float
+    values: np.ndarray, value: str, word: str, unit: str, length: float
 ) -> dict[str, Any]:
     """Return the colours of the maps, with their bar beside these.
 
@@ -292,18 +297,20 @@ def _colours(
     """
     bar: Style = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
-        return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
+        title = f"{word} ({unit or 'data units'})"
+        return colour_scale(title, values, low=0.0, **bar)
     # Shares are divided by the distance of both forecasts, and are huge where these are
     # near each other. A limit keeps the colours of all others.
     limit = min(
         float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND
     )
-    return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
+    return colour_scale(word, high=limit, diverging=True, **bar)
 
 
-def _bar_title(value: str, unit: str) -> str:
-    if value == "effect":
-        return f"{WORDS[value]} ({unit or 'data units'})"
+def name_value(ds: xr.Dataset, value: str) -> str:
+    """Name a value; the share recovered is that of a metric, where one was given."""
+    if value == "recovered" and "metric" in ds.attrs:
+        return f"share of {ds.attrs['metric']} recovered"
     return WORDS[value]
 
 
