@@ -26,6 +26,7 @@ from tsfm_lens.core.errors import (
     WiringError,
     unknown_name,
 )
+from tsfm_lens.core.foreign_words import answers_arguments
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.replay import Turns
 from tsfm_lens.models import checkpoint
@@ -57,6 +58,7 @@ _DTYPES = {
 }
 
 
+@answers_arguments("load")
 def load(
     source: Any,
     *,

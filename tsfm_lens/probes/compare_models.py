@@ -287,6 +287,11 @@ def _head_orders(lens: Lens, draws: int, seed: int) -> list[Order]:
     A step is one head of every layer.
     """
     stack = lens.wiring.output_stack
+    if not stack.attention_kinds():
+        raise InputError(
+            f"{lens.model_id} has no attention, so that it has no heads to remove;"
+            " parts='mlps' removes MLPs"
+        )
     _, layers = stack.find_layers(attention_over_time(stack))
 
     def keep(removed: int) -> dict[int, int]:
@@ -408,7 +413,9 @@ def _measure_effects(run: Run) -> _Effects:
     """Ablate every head and MLP of a model alone."""
     wiring = run.lens.wiring
     components = [
-        component for stack in wiring.stacks for component in writers(wiring, stack.name)
+        component
+        for stack in wiring.stacks
+        for component in writers(wiring, stack.name)
     ]
     variants = [Variant.zero(component) for component in components]
     forecasts = keep_above_rounding(run, point_forecasts(run, variants), run.point)
@@ -468,7 +475,9 @@ def _add_matches(
     coords = {name: ("part", values) for name, (_, values) in coords.items()}
     sizes = [np.abs(effect.change[:, targets]).mean(-1) for effect in effects]
     data = data.assign_coords(
-        part=[f"{name}: {label}" for name, label in zip(owner_names, labels, strict=True)],
+        part=[
+            f"{name}: {label}" for name, label in zip(owner_names, labels, strict=True)
+        ],
         part_model=("part", owner_names),
         part_component=("part", labels),
         other_model=list(names),

@@ -161,12 +161,15 @@ def removal_curves(ds: xr.Dataset, *, model: str | int | None = None) -> go.Figu
             "draw",
             "removed",
         )[:, known]
-        panel.band(
-            x, random.min(0), random.max(0), PALE, "random orders", legend=True
-        )
+        panel.band(x, random.min(0), random.max(0), PALE, "random orders", legend=True)
         hover = f"%{{x:.0%}} of the {noun}<br>%{{y:.3g}} times the error"
         panel.line(
-            x, np.median(random, axis=0), "median of these", hover, colour=GREY, dash="dot"
+            x,
+            np.median(random, axis=0),
+            "median of these",
+            hover,
+            colour=GREY,
+            dash="dot",
         )
         ordered = one["error_ratio"].median("series")
         for order, word in _WORDS.items():

@@ -477,7 +477,9 @@ def find_measure(ds: xr.Dataset, metric: str) -> Measure:
     if metric != OWN:
         return MEASURES[metric]
     name = str(ds.attrs.get("metric", "the metric"))
-    return Measure(f"change of {name}", f"relative change of the forecast's {name}", True)
+    return Measure(
+        f"change of {name}", f"relative change of the forecast's {name}", True
+    )
 
 
 @panels("ablation_effects")
