@@ -109,7 +109,9 @@ MEMBERS = {
         "covariates are series of the same item: batch.roles says which",
     ),
     "leaderboard": "sweeps compare models on benchmarks: `tsfm-lens sweep`",
-    "feature_importance": "explain.input_attribution(run), or explain.covariate_use(run)",
+    "feature_importance": (
+        "explain.input_attribution(run), or explain.covariate_use(run)"
+    ),
 }
 """Attributes of other libraries' models and forecasts -> the replacement."""
 

@@ -108,8 +108,8 @@ def compare_models(
 
         Of several models also, over (part, other_model): ``match``, the most similar
         component, ``similarity``, ``matched``, whether it is beyond ``floor`` (model,
-        other_model); ``matched_share`` (model, other_model) of the components; and ``effect`` (part, series), the mean change as a share
-        of the range. A ``part`` is "MODEL: COMPONENT". NaN between a model and itself,
+        other_model); ``matched_share`` (model, other_model) of the components; and ``effect`` (part, series), the mean change
+        as a share of the range. A ``part`` is "MODEL: COMPONENT". NaN between a model and itself,
         and for components that hardly move the forecast.
 
     Raises:
@@ -322,8 +322,8 @@ def _mlp_orders(lens: Lens, draws: int, seed: int) -> list[Order]:
                 ranks[Component(stack.name, layer, writer.kind)] = rank
     if not ranks:
         raise InputError(
-            f"{lens.model_id} has no MLPs whose matrices its wiring names; parts='heads'"
-            " removes heads"
+            f"{lens.model_id} has no MLPs whose matrices its wiring names;"
+            " parts='heads' removes heads"
         )
     low = sorted(ranks, key=lambda component: ranks[component])
     orders = [low, low[::-1]]

@@ -95,7 +95,8 @@ def path_patching(
     Returns:
         Dataset of kind "path_patching" over (sender, receiver, series): ``recovered``
         and ``effect`` as in activation patching, with the same statistics, and
-        ``metric_value`` with a metric; ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+        ``metric_value`` with a metric; ``forecast`` (…, step). NaN where a
+        receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.

@@ -100,7 +100,8 @@ def ablation_effects(
         difference as a share of the baseline's size, NaN where that is noise; for
         each what :func:`.estimates.add_estimates` adds. All leave out a token model's
         first step, whose decoder reads no value, but for a metric; it has
-        ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
+        ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute
+        ``statistic``.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).

@@ -23,6 +23,7 @@ from tsfm_lens.viz.words import listed, num
 __all__ = ["removal_curves"]
 
 _WORDS = {"low": "low stable rank first", "high": "high stable rank first"}
+_TICKS = [0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]  # multiples of an error
 _COLOURS = {"low": BLUE, "high": VERMILION}
 
 
@@ -98,8 +99,8 @@ def _read_excess(ds: xr.Dataset, noun: str) -> str:
     else:
         found = f"is significant in none of {tested}; {effect.for_others()}"
     return (
-        f"Whether {noun} in an order cost more or less than as many at random, for other"
-        f" series, {found}."
+        f"Whether {noun} in an order cost more or less than as many at random, for"
+        f" other series, {found}."
     )
 
 
@@ -176,12 +177,14 @@ def removal_curves(ds: xr.Dataset, *, model: str | int | None = None) -> go.Figu
             values = ordered.sel(order=order).values[known]
             panel.line(x, values, word, hover, colour=_COLOURS[order], dots=5)
     grid.x(tickformat=".0%")
-    grid.y(**LOG_AXIS)
-    title_axes(grid, f"{noun} removed from each layer", "error / complete model's")
+    grid.y(**LOG_AXIS | {"tickvals": _TICKS})
+    title_axes(grid, f"{noun} removed", "error / complete model's")
+    whose = ""
+    if len(chosen) == 1:
+        whose = f"of {labels[chosen[0]]} "
     count = int((~ds["flat"].values.astype(bool)).sum())
-    shown = listed([labels[at] for at in chosen])
     return grid.finalize(
-        f"Error of {shown} by the share of {noun} removed",
+        f"Error {whose}by the share of {noun} removed",
         f"median over {count} series, {ds.attrs.get('horizon')} steps ahead",
         f"band: {ds.sizes['draw']} random orders",
     )

@@ -159,7 +159,8 @@ def patching_map(
     ]
     noise = _noise(ds, variable, sites, pair.view.unit if variable == "effect" else "")
     base, source = way(ds)
-    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {name_value(ds, variable)}"
+    word = name_value(ds, variable)
+    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {word}"
     if variable == "effect":
         title = f"{title} of the forecast"
     about = f"activations of the {source} run patched into the {base} run"
