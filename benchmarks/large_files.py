@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
             "site",
             "--time-column",
             "time",
-            "--target",
+            "--targets",
             "load",
             "--known",
             "temperature",

@@ -208,7 +208,7 @@ def forecast(frame: Frame, path: Path, options: dict[str, Any]) -> Result:
     for option, value in (frame.plain | options).items():
         for item in value if isinstance(value, list) else [value]:
             args += [
-                "--target" if option == "targets" else f"--{option.replace('_', '-')}",
+                "--targets" if option == "targets" else f"--{option.replace('_', '-')}",
                 item,
             ]
     return CliRunner().invoke(app, args)

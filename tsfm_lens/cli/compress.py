@@ -15,6 +15,7 @@ from warnings import catch_warnings
 import typer
 
 from tsfm_lens.cli.common import (
+    DAILY,
     Model,
     app,
     open_with_progress,
@@ -24,6 +25,7 @@ from tsfm_lens.cli.common import (
     stage,
 )
 from tsfm_lens.cli.reading import Request, forecasts, read_data
+from tsfm_lens.core.choices import check_patterns
 from tsfm_lens.core.console import echo
 from tsfm_lens.core.io import check_writable
 
@@ -37,7 +39,7 @@ _RECIPE = "recipe:"
 KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts("holdout")
 def compress(
     model: Model,
@@ -145,9 +147,6 @@ def compress(
     error is measured on the last HORIZON steps, both of series from other sources and
     of the calibration series.
     """  # noqa: D205 - the text of --help
-    from tsfm_lens.compress.measure import split_sources
-    from tsfm_lens.compress.methods import calibration_run
-
     choices = (
         ("--keep", keep),
         ("--epsilon", epsilon),
@@ -174,15 +173,20 @@ def compress(
     for file in (out, figure):
         if file is not None:
             check_writable(file.parent)
+    check_patterns(name for name in without or () if not name.startswith(_RECIPE))
     has_files = any(not source.startswith("bundled:") for source in judge or ())
     # warnings are kept until the bars are gone, and printed once each
     with progress_display() as bar, catch_warnings(record=True) as caught:
         series = read_with_progress(bar, request, model)
+        test_series = None
         if judge:
             # options for reading files are refused where no file is given
             reading = request.reading if has_files else {}
             test_series = read_data(judge, reading, request.horizon, holdout=True)
-        else:
+        from tsfm_lens.compress.measure import split_sources
+        from tsfm_lens.compress.methods import calibration_run
+
+        if test_series is None:
             # without a horizon, bundled series of any length may measure
             series, test_series = split_sources(series, request.horizon or 1)
         lens = open_with_progress(bar, model)

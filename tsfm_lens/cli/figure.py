@@ -7,6 +7,7 @@ arguments are refused here, before a model is opened.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ import typer
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
+    DAILY,
     MODEL_HELP,
     app,
     open_with_progress,
@@ -22,12 +24,20 @@ from tsfm_lens.cli.common import (
     show_rows,
     stage,
 )
-from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
+from tsfm_lens.cli.reading import (
+    DataIfAny,
+    Request,
+    check_item,
+    check_sampling,
+    forecasts,
+)
+from tsfm_lens.core.choices import STATIC, checked_formats
 from tsfm_lens.core.console import echo
+from tsfm_lens.core.declared import check_figure_name
 from tsfm_lens.core.io import check_writable
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def figure(
     name: Annotated[
@@ -89,46 +99,29 @@ def figure(
 ) -> None:
     """Draw one figure by its name, and write its files and caption."""
     if list_all:
-        _list(request.as_json)
+        _list_figures(request.as_json)
         return
     if name is None or not models or not data:
         missing = {"NAME": name, "MODEL": models, "--data": data}
         text = " and ".join(option for option, value in missing.items() if not value)
         raise typer.BadParameter(f"{text} missing; --list names all figures")
-    file_formats = _requested(formats)
-    if not file_formats:
-        raise typer.BadParameter(
-            "name at least one of html, svg, pdf, png, json", param_hint="--format"
-        )
-    # bad arguments are refused before a model is opened; these imports take seconds, so
-    # that wrong usage above comes first
-    from tsfm_lens.core.registry import find_figure
-    from tsfm_lens.report.figures import (
-        STATIC,
-        check_architecture,
-        check_single,
-        checked_formats,
-        make_figure,
-        write_figure,
-    )
-    from tsfm_lens.viz.saving import locate_browser
-
-    entry = find_figure(name)
-    check_single(entry, len(models))
-    static = [
-        file_format
-        for file_format in checked_formats(file_formats)
-        if file_format in STATIC
-    ]
-    if static:
-        locate_browser(static[0])
+    named_formats = None
+    if formats is not None:
+        named_formats = _split(formats)
+    check_figure_name(name)
     check_writable(out)
+    # bad arguments are refused before a model is opened; what imports plotly or torch
+    # comes after the series are read
     for model in models:
-        architecture = check_sampling(model, request.samples)
-        if architecture is not None:
-            check_architecture(entry, architecture, model)
+        check_sampling(model, request.samples)
     with progress_display() as bar:
         series = read_with_progress(bar, request, *models)
+        if item:
+            check_item(series, item)
+        file_formats = named_formats or _drawable()
+        _check_drawing(name, models, file_formats)
+        from tsfm_lens.report.figures import make_figure, write_figure
+
         lenses = [open_with_progress(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
             # the other lenses get this run's series and settings
@@ -136,7 +129,7 @@ def figure(
             if item:
                 run = run.select(item)
             result = make_figure(name, run, lenses[1:])
-        write_id = bar.add_task("draw", total=len(file_formats))
+        drawing = bar.add_task("draw", total=len(file_formats))
         paths = write_figure(
             result,
             out,
@@ -145,34 +138,36 @@ def figure(
             model=models[0],
             sources=data,
             progress=lambda file: bar.update(
-                write_id, advance=1, description=f"draw {file}"
+                drawing, advance=1, description=f"draw {file}"
             ),
         )
     if request.as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        numbers = [as_plain(element) for element in result.results]
-        metadata = {
+        record = {
             "figure": result.entry.name,
             "files": [str(path) for path in paths],
-            "results": numbers,
+            "results": [as_plain(element) for element in result.results],
         }
-        echo(json.dumps(metadata, allow_nan=False))
+        echo(json.dumps(record, allow_nan=False))
         return
     for path in paths:
         echo(str(path))
 
 
-def _requested(formats: str | None) -> list[str]:
-    """Return the formats to write.
+def _split(formats: str) -> list[str]:
+    """Return the formats that are named, each once."""
+    names = [name.strip().lower() for name in formats.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter(
+            "name at least one of html, svg, pdf, png, json", param_hint="--format"
+        )
+    return checked_formats(names)
 
-    By default they are those that can be drawn on this machine, with a message about
-    the rest.
-    """
-    if formats is not None:
-        return [name.strip().lower() for name in formats.split(",") if name.strip()]
+
+def _drawable() -> list[str]:
+    """Return the formats that can be drawn on this machine, and say why not all."""
     from tsfm_lens.core.errors import RenderError
-    from tsfm_lens.report.figures import STATIC
     from tsfm_lens.viz.saving import locate_browser
 
     try:
@@ -184,7 +179,26 @@ def _requested(formats: str | None) -> list[str]:
     return ["html", *STATIC]
 
 
-def _list(as_json: bool) -> None:
+def _check_drawing(name: str, models: Sequence[str], formats: Sequence[str]) -> None:
+    """Refuse a figure that the models do not allow, or formats without a browser."""
+    from tsfm_lens.core.registry import find_figure
+    from tsfm_lens.models.locating import architecture_named
+    from tsfm_lens.report.figures import check_architecture, check_single
+    from tsfm_lens.viz.saving import locate_browser
+
+    entry = find_figure(name)
+    check_single(entry, len(models))
+    static = [file_format for file_format in formats if file_format in STATIC]
+    if static:
+        locate_browser(static[0])
+    for model in models:
+        architecture = architecture_named(model)
+        if architecture is not None:
+            check_architecture(entry, architecture, model)
+
+
+def _list_figures(as_json: bool) -> None:
+    """Write the name and title of every figure; as JSON, also what it computes."""
     from tsfm_lens.core.registry import figures
     from tsfm_lens.models.architecture import models_meeting
     from tsfm_lens.report.figures import (
@@ -197,18 +211,19 @@ def _list(as_json: bool) -> None:
     if as_json:
         records = []
         for entry in entries:
-            models = " and ".join(map(models_meeting, requirements(entry)))
-            metadata = {
+            needed_models = " and ".join(map(models_meeting, requirements(entry)))
+            record = {
                 "name": entry.name,
                 "title": entry.title,
                 "computes": describe_computation(entry),
-                "models": models,
+                "models": needed_models,
                 "several": takes_models(entry),
             }
-            records.append(metadata)
+            records.append(record)
         echo(json.dumps(records))
         return
-    # what computes a figure is in --json alone: a line would be 350 characters long
+    # what is computed for a figure is in --json alone: it would make lines of 350
+    # characters
     show_rows(
         ["figure", "what it shows"], [[entry.name, entry.title] for entry in entries]
     )

@@ -27,6 +27,8 @@ MEASUREMENTS = "tsfm_lens.measurements"
 
 Each refers to the module that registers this measurement with its figures.
 """
+WIRINGS = "tsfm_lens.wirings"
+"""Group of entry points: modules that register architectures."""
 COMMANDS = "tsfm_lens.commands"
 """Group of entry points that are named by a command; each refers to its module."""
 
@@ -89,6 +91,11 @@ def _has_package(module: str) -> bool:
         return not parent or find_spec(parent) is not None
     except ModuleNotFoundError:
         return False
+
+
+def extension_modules(group: str) -> dict[str, str]:
+    """Return the module of each entry point of a group, and import none."""
+    return {name: point.module for name, point in _entry_points(group).items()}
 
 
 def load_extension(group: str, name: str) -> None:

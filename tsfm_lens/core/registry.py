@@ -14,6 +14,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from tsfm_lens.core.errors import InputError, LensError, unknown_name
 from tsfm_lens.core.extensions import MEASUREMENTS, load_all, load_extension
 from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.progress import DelayedProgress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -412,6 +414,7 @@ def probe(
 
     def register(function: Callable[P, xr.Dataset]) -> Callable[P, Result]:
         kind = function.__name__
+        takes_progress = "progress" in signature(function).parameters
 
         @wraps(function)
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
@@ -430,7 +433,12 @@ def probe(
                 work = _count_work(args)
             token = _IS_WITHIN_PROBE.set(True)
             try:
-                result = function(*args, **arguments)
+                with ExitStack() as stack:
+                    if takes_progress and not is_nested:
+                        shown = stack.enter_context(DelayedProgress(entry.title))
+                        if arguments.get("progress") is None:
+                            arguments["progress"] = shown
+                    result = function(*args, **arguments)
             finally:
                 _IS_WITHIN_PROBE.reset(token)
             # numpy and xarray take longer to import than the help of the command line

@@ -552,7 +552,7 @@ def known_frequency(freq: Any) -> str:
         raise InputError(
             f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS',"
             " 'Mon-Sat'"
-        )
+        ).with_cures({"freq": None})
     try:
         # an alias may have a multiple of 0 or less, as in "-1D"
         forward = _EPOCH + offset > _EPOCH
@@ -564,7 +564,7 @@ def known_frequency(freq: Any) -> str:
         raise InputError(
             f"freq={freq!r} does not go forward in time; give a step above zero, such"
             " as 'D'"
-        )
+        ).with_cures({"freq": None})
     # the ``freqstr`` of such an offset is "C", without weekdays and holidays
     if isinstance(freq, pd.offsets.CustomBusinessDay) and freq.n == 1:
         return format_calendar(

@@ -63,6 +63,7 @@ MISSING = (
     "-1.#QNAN",
 )
 """Cells that stand for a missing value."""
+_LINES = 100  # of which a delimiter is inferred for a message
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 # whole cells that are numbers, by their decimal sign
 _NUMBER_FORMS = {
@@ -177,10 +178,13 @@ class TextTable:
             more = ""
             if separates_thousands or has_other_decimal:
                 more = f" and decimal={other_decimal!r}"
+            cure = {"thousands": separator}
+            if more:
+                cure["decimal"] = other_decimal
             raise InputError(
                 f"{location}: thousands separators are read with"
                 f" thousands={separator!r}{more}"
-            )
+            ).with_cures(cure)
         if masks[other_decimal][row]:
             more = ""
             if masks["thousands"][row]:
@@ -188,7 +192,7 @@ class TextTable:
             raise InputError(
                 f"{location}, and the decimal sign is {decimal!r}; give decimal='.' or"
                 f" decimal=',', one for all{more}"
-            )
+            ).with_cures({"decimal": other_decimal})
         raise InputError(f"{location}, which is not a number")
 
     def check_mixed_cells(self, name: str) -> None:
@@ -207,7 +211,7 @@ class TextTable:
                 f" {self.first_row + row} beside the number {number!r};"
                 f" leave a missing cell empty, or give categories={[name]!r} to read"
                 " both as categories"
-            )
+            ).with_cures({"categories": (name,)})
 
     def is_numeric(self, name: str) -> bool:
         """Return True if all cells are missing or numbers, of either decimal sign."""
@@ -244,7 +248,7 @@ class TextTable:
                 f"{example}: that may be a decimal sign or a thousands separator, and"
                 " no other cell tells which; give decimal='.', or decimal=',' and"
                 " thousands='.'"
-            )
+            ).with_cures({"decimal": ",", "thousands": "."}, {"decimal": "."})
 
     def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
         """Return the cells of a column, and masks of those that are numbers.
@@ -411,11 +415,11 @@ def _decode(content: bytes, encoding: str | None) -> str:
             f"row {row} is not text in {label}{source}; give its encoding, as in"
             " encoding='cp1252' (Western Europe) or 'cp1250' (Central Europe); its"
             f" first line, with the delimiter and the columns, is {first!r}"
-        ) from error
+        ).with_cures(*_encodings(content)) from error
     except (LookupError, ValueError) as error:
         raise InputError(
             f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'"
-        ) from error
+        ).with_cures(*_encodings(content)) from error
     # UTF-16 without a byte order mark decodes as UTF-8, with a NUL beside each letter
     if "\0" in text:
         row = text.partition("\0")[0].count("\n") + 1
@@ -425,6 +429,33 @@ def _decode(content: bytes, encoding: str | None) -> str:
     if not text.strip():
         raise InputError("the file is empty")
     return text
+
+
+def _encodings(content: bytes) -> list[dict[str, str]]:
+    """List the usual encodings under which a file is text."""
+    cures = []
+    for name in ("utf-8", "cp1252", "cp1250", "latin-1"):
+        try:
+            content.decode(name)
+        except UnicodeError:
+            continue
+        cures.append({"encoding": name})
+    return cures
+
+
+def _delimiters(text: str, signs: Sequence[str]) -> list[dict[str, str]]:
+    """List the delimiters that cut the first lines into equally many cells."""
+    lines = text.splitlines()[:_LINES]
+    cures = []
+    for sign in signs:
+        try:
+            widths = {len(row) for row in csv.reader(lines, delimiter=sign) if row}
+        except csv.Error:
+            continue
+        if len(widths) == 1 and widths != {1}:
+            name = "tab" if sign == "\t" else sign
+            cures.append({"delimiter": name})
+    return cures
 
 
 def _parse_delimiter(delimiter: str) -> str:
@@ -454,7 +485,7 @@ def _find_delimiter(text: str, file: Path, decimal: str | None) -> str:
         raise InputError(
             f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or"
             " 'tab'"
-        )
+        ).with_cures(*_delimiters(text, signs))
     if signs:
         return signs[0]
     # blanks in the first line and in the second one
@@ -462,7 +493,7 @@ def _find_delimiter(text: str, file: Path, decimal: str | None) -> str:
         raise InputError(
             "blanks may separate the columns; give delimiter='space', or delimiter=','"
             " for one column"
-        )
+        ).with_cures({"delimiter": "space"})
     # a comma would cut decimals in two, and a file called .tsv has tabs further down if
     # any
     if decimal == "," or ".tsv" in file.name.lower():
@@ -498,9 +529,9 @@ def _rows(text: str, delimiter: str) -> list[list[str]]:
     rows = [row or [""] for row in rows if row or width == 1]
     for number, row in enumerate(rows, 1):
         if len(row) != width:
-            raise InputError(
-                _uneven(delimiter.join(row), number, len(row), width, delimiter)
-            )
+            message = _uneven(delimiter.join(row), number, len(row), width, delimiter)
+            signs = [sign for sign in _DELIMITERS if sign != delimiter]
+            raise InputError(message).with_cures(*_delimiters(text, signs))
         # a quotation mark that is never closed swallows the next rows
         if quoted and any(
             delimiter in cell and ("\n" in cell or "\r" in cell) for cell in row
@@ -545,7 +576,7 @@ def _refuse_values(first: Sequence[str]) -> None:
         raise InputError(
             f"the first line ({', '.join(map(repr, first[:6]))}) may be names or"
             " values; give header=True or header=False"
-        )
+        ).with_cures({"header": False}, {"header": True})
 
 
 def _mask(array: pa.Array) -> np.ndarray:

@@ -73,7 +73,8 @@ def input_effects(
           :func:`.estimates.add_estimates` adds within each kind.
         - ``value``: the mean of the segment's values, in standard deviations from the
           mean of their context (NaN of a segment that is all of it).
-        - ``unit`` (series), in data units.
+        - ``unit`` (series), in data units; ``error`` (series), the mean absolute error
+          of the forecast in this unit, NaN without a truth.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
@@ -127,7 +128,13 @@ def input_effects(
         .assign_coords(segment_coords([segments[name] for name in names]))
     )
     axes = ("segment", "series")
+    error = np.full(len(rows), np.nan)
+    if run.truth is not None:
+        distance = np.abs(run.truth[rows] - run.point[rows])
+        known = np.isfinite(distance).any(axis=1)
+        error[known] = np.nanmean(distance[known], axis=1) / unit[known]
     data = data.assign(
+        error=(("series",), error),
         effect=(axes, effect),
         size=(axes, size),
         value=(axes, value),

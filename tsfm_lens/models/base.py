@@ -44,8 +44,9 @@ from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.adapter import Adapter, check_gradients, covered, versions
 from tsfm_lens.models.architecture import Encoded, adapter_traits
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.as_module import NativeModule
-from tsfm_lens.models.forecast import check_overflow, is_count
+from tsfm_lens.models.forecast import check_overflow
 
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
 """Pairs of a point, or several, and a function of an activation and ``hook=``.

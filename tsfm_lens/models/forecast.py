@@ -6,7 +6,7 @@ result shares. Forecasts are made in :mod:`tsfm_lens.models.batching`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,6 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.architecture import Encoded, Prediction
-
-# largest number of steps, sample paths, windows or series that a request may name
-MOST = 100_000
 
 
 @extensible
@@ -189,44 +186,6 @@ class Forecast:
                 frame[str(level)] = self.quantiles[index, column]
             frames.append(frame)
         return pd.concat(frames, ignore_index=True)
-
-
-def is_count(value: Any) -> bool:
-    """Return whether a value is an integer from 1 to ``MOST``."""
-    # True is an int in Python
-    return (
-        isinstance(value, int | np.integer)
-        and not isinstance(value, bool)
-        and bool(1 <= value <= MOST)
-    )
-
-
-def checked_request(
-    horizon: Any, quantiles: Iterable[float], num_samples: Any, seed: Any
-) -> tuple[int, tuple[float, ...]]:
-    """Check horizon, sample count and seed, and the levels, which keep their order."""
-    if not is_count(horizon):
-        raise InputError(
-            f"horizon {horizon!r} is not a number of steps; expected an integer from 1"
-            f" to {MOST}"
-        )
-    try:
-        levels = tuple(float(level) for level in quantiles)
-    except (TypeError, ValueError):
-        levels = ()
-    # NaN fails every comparison, and so it is refused here, too
-    if not levels or not all(0 < level < 1 for level in levels):
-        raise InputError(
-            f"quantiles {quantiles!r} are not levels between 0 and 1 (exclusive)"
-        )
-    if num_samples is not None and not is_count(num_samples):
-        raise InputError(
-            f"num_samples {num_samples!r} is not a number of sample paths; expected 1"
-            f" to {MOST}"
-        )
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-        raise InputError(f"seed {seed!r} is not an integer from 0 to 2**63 - 1")
-    return int(horizon), levels
 
 
 def check_overflow(encoded: Encoded) -> None:

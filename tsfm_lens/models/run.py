@@ -31,17 +31,16 @@ from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.names import get_name
 from tsfm_lens.hooks.recorder import at_positions
 from tsfm_lens.hooks.tl_names import refuse_logits
-from tsfm_lens.models.adapter import check_covariates, default_horizon
+from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.arguments import check_covariates, checked_request, is_count
 from tsfm_lens.models.base import check_unknown
 from tsfm_lens.models.batching import memory_limit
 from tsfm_lens.models.conditions import Conditions
 from tsfm_lens.models.forecast import (
     Forecast,
-    checked_request,
     checked_values,
     context_dataset,
-    is_count,
     over_steps,
 )
 from tsfm_lens.models.lens import READING, Lens
@@ -801,7 +800,7 @@ def run(
     batch = as_series(series, future=future, **columns)
     full_batch = None
     adapter = lens.adapter
-    check_covariates(adapter, batch)
+    check_covariates(adapter.architecture, adapter.covariates, batch)
     requested = horizon
     if horizon is None and holdout:
         requested = adapter.prediction_length

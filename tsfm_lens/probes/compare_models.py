@@ -108,9 +108,10 @@ def compare_models(
 
         Of several models also, over (part, other_model): ``match``, the most similar
         component, ``similarity``, ``matched``, whether it is beyond ``floor`` (model,
-        other_model); ``matched_share`` (model, other_model) of the components; and ``effect`` (part, series), the mean change
-        as a share of the range. A ``part`` is "MODEL: COMPONENT". NaN between a model and itself,
-        and for components that hardly move the forecast.
+        other_model); ``matched_share`` (model, other_model) of the components; and
+        ``effect`` (part, series), the mean change as a share of the range. A ``part``
+        is "MODEL: COMPONENT". NaN between a model and itself, and for components that
+        hardly move the forecast.
 
     Raises:
         InputError: there is no truth; two models have one name, or other series; a

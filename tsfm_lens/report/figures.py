@@ -18,7 +18,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.choices import STATIC, checked_formats
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.needs import NEEDS, Needs
 from tsfm_lens.core.registry import (
     Figure,
@@ -29,11 +30,11 @@ from tsfm_lens.core.registry import (
 from tsfm_lens.core.results import Results
 from tsfm_lens.core.stats import LEVEL_TEXT
 from tsfm_lens.models.architecture import Architecture
+from tsfm_lens.models.cards import ModelCard
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+from tsfm_lens.viz.saving import rendered, write_together
 
-STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
 
@@ -59,7 +60,9 @@ def check_figure(entry: Figure, lens: Lens) -> None:
         needs.check(lens, f"figure {entry.name}", _instead(entry))
 
 
-def check_architecture(entry: Figure, architecture: Architecture, model: str) -> None:
+def check_architecture(
+    entry: Figure, architecture: Architecture | ModelCard, model: str
+) -> None:
     """Raise an error for a model that is not open yet, by its architecture.
 
     See :func:`check_figure`.
@@ -241,15 +244,6 @@ def write_figure(
         text += _size(for_print)
     contents[Path(out) / f"{stem}.txt"] = text.encode()
     return write_together(contents)
-
-
-def checked_formats(formats: Iterable[str]) -> list[str]:
-    """Return the requested formats, each once."""
-    kinds = list(dict.fromkeys(formats))
-    for kind in kinds:
-        if kind not in FORMATS:
-            raise unknown_name("format", kind, FORMATS)
-    return kinds
 
 
 def _size(figure: go.Figure) -> str:

@@ -18,17 +18,17 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import corrected
+from tsfm_lens.core.io import find_page
+from tsfm_lens.core.progress import DelayedProgress
 from tsfm_lens.core.registry import Measurement, find
 from tsfm_lens.data import (
     SeriesBatch,
     as_series,
-    bundled,
     bundled_info,
-    bundled_names,
-    read_series,
 )
 from tsfm_lens.data.batch import Item, item_rows
-from tsfm_lens.report.build import build_report, find_page
+from tsfm_lens.data.sources import find_bundled, read_sources
+from tsfm_lens.report.build import build_report
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.words import capital
 
@@ -59,7 +59,6 @@ SECTIONS = (
     "head_states",
 )
 """Kinds of the measurements that a report has unless it is asked for others."""
-_BUNDLED = "bundled:"
 _MAX_NAMES = 4  # series, of those that are given in Python
 
 
@@ -79,7 +78,7 @@ def analyse(
             :func:`tsfm_lens.core.registry.measurements`.
         options: of the probes, by kind of measurement.
         progress: called as (name of the result, done, total) before, within and after
-            each.
+            each. None shows a display in a terminal or notebook.
         left_out: gets the headings of sections that these series do not allow, with the
             reasons; None refuses them.
 
@@ -101,25 +100,27 @@ def analyse(
     cache = Results(run, options)
     results: dict[str, xr.Dataset] = {}
     refusal: InputError | None = None
-    for name, measurement, defaults in _results(run.lens, sections):
-        arguments = {**defaults, **(options or {}).get(measurement.kind, {})}
-        notify = partial(progress or (lambda *_: None), name)
-        notify(0, 1)
-        cache.progress = notify
-        try:
-            # a probe that needs another result may have computed it already, under its
-            # kind; a section in several variants has options and a name for each
-            if arguments or name not in cache.computed:
-                cache.computed[name] = cache.compute(measurement.kind, **arguments)
-            results[name] = cache.computed[name]
-        except InputError as error:
-            if left_out is None:
-                raise
-            left_out[measurement.title] = str(error)
-            refusal = error
-            # results that are made of this one are refused for the same reason
-            cache.refused[name] = error
-        notify(1, 1)
+    with DelayedProgress() as shown:
+        for name, measurement, defaults in _results(run.lens, sections):
+            arguments = {**defaults, **(options or {}).get(measurement.kind, {})}
+            notify = partial(progress or shown, name)
+            notify(0, 1)
+            cache.progress = notify
+            try:
+                # a probe that needs another result may have computed it already, under
+                # its kind; a section in several variants has options and a name for
+                # each
+                if arguments or name not in cache.computed:
+                    cache.computed[name] = cache.compute(measurement.kind, **arguments)
+                results[name] = cache.computed[name]
+            except InputError as error:
+                if left_out is None:
+                    raise
+                left_out[measurement.title] = str(error)
+                refusal = error
+                # results that are made of this one are refused for the same reason
+                cache.refused[name] = error
+            notify(1, 1)
     if refusal is not None and not results:
         raise refusal
     # all tests of a page are one family, so they are corrected once all are there
@@ -276,11 +277,12 @@ def write_page(
     notify("report", 0, 1)
     notes = [
         *list_remarks(run.batch),
+        *_of_first_steps(run, results),
         *_of_one_item(run.batch, results),
         *(
             # of several clauses of a reason the first says what is wrong, the rest what
             # to do
-            f"Left out: {section}, since {reason.partition('; ')[0]}."
+            f"Left out: {section}, since {reason.partition('; ')[0].rstrip('.')}."
             for section, reason in missing.items()
         ),
     ]
@@ -289,6 +291,20 @@ def write_page(
     )
     notify("report", 1, 1)
     return path
+
+
+def _of_first_steps(run: Run, results: Mapping[str, xr.Dataset]) -> list[str]:
+    """Say which chapters are of fewer steps than the forecast has."""
+    steps_by_title = {
+        find(result.attrs["kind"]).title: int(result.attrs.get("horizon", run.horizon))
+        for result in results.values()
+    }
+    return [
+        f"{title}: of the first {steps} of {run.horizon} steps, which one pass of"
+        f" {run.lens.model_id} forecasts."
+        for title, steps in steps_by_title.items()
+        if steps < run.horizon
+    ]
 
 
 def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -354,60 +370,6 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     lines["seed"] = str(run.seed)
     lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return lines
-
-
-def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
-    """Read series from files and from ``bundled:NAME[,NAME…]``, as one batch.
-
-    Args:
-        sources: paths and names.
-        reading: options of :func:`tsfm_lens.data.read_series`, for all files.
-
-    Raises:
-        InputError: a file cannot be read, ``bundled:`` names nothing, or there are
-            options and no file.
-        UnknownNameError: there is no bundled series of a name.
-
-    Example:
-        >>> pipeline.read_sources(["bundled:co2,nile"]).ids
-        ('co2', 'nile')
-    """
-    batches = []
-    # an option that no file takes would be ignored without a word
-    if reading and all(source.startswith(_BUNDLED) for source in sources):
-        name, value = next(iter(reading.items()))
-        raise InputError(f"{name}={value!r} applies to files, and none is given")
-    for source in sources:
-        if not source.startswith(_BUNDLED):
-            batches.append(read_series(source, **reading))
-            continue
-        names = find_bundled([source])
-        if not names:
-            raise InputError(
-                f"{source!r} names no series: bundled:NAME[,NAME…], from"
-                f" {', '.join(bundled_names())}"
-            )
-        batches.append(bundled(*names))
-    if len(batches) == 1:
-        return batches[0]
-    return SeriesBatch.concat(batches)
-
-
-def find_bundled(sources: Sequence[str]) -> list[str]:
-    """Return the bundled series that ``bundled:NAME[,NAME…]`` names.
-
-    For any other text there are none.
-    """
-    texts = [
-        source.removeprefix(_BUNDLED)
-        for source in sources
-        if source.startswith(_BUNDLED)
-    ]
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    series: list[str] = []
-    for name in names:
-        series += bundled_names() if name == "all" else (name,)
-    return series
 
 
 def hook_shapes(

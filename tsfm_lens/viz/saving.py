@@ -21,12 +21,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from tsfm_lens.core.choices import FORMATS
 from tsfm_lens.core.errors import InputError, RenderError, install_command
 from tsfm_lens.core.io import check_writable, name_write_errors, replacing
 from tsfm_lens.viz.printing import for_print
 
 __all__ = ["save"]
-FORMATS = ("html", "json", "png", "svg", "pdf")
 # Without plotly's own "Share chart" button, which would upload the figure.
 BROWSER_CONFIG = {
     "displaylogo": False,

@@ -15,6 +15,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Site, Stack, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -24,14 +25,12 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import keys
 
 NAME = "ttm"
 MODEL = "TinyTimeMixerForPrediction"
 STREAM = "series variate pos d_model"
-HUB = "ibm-granite/granite-timeseries-ttm-r2"
 KEYS = keys(
     "adaptive_patching_levels categorical_vocab_size_list"
     " combine_quantiles_via_variance context_length d_model"
@@ -75,14 +74,7 @@ VALUES = {
     "use_decoder": True,
     "norm_mlp": "LayerNorm",
 }
-LIBRARY = Extra(
-    name=NAME,
-    title="TinyTimeMixer",
-    imports=("tsfm_public",),
-    distributions={"granite-tsfm": "0.3.11"},
-    proofs=("tsfm_public.models.tinytimemixer:TinyTimeMixerForPrediction",),
-    needs=("datasets", "deprecated"),
-)
+LIBRARY = cards.TTM
 
 
 def _rows(layer: Any) -> tuple[Branch, ...]:
@@ -246,10 +238,7 @@ def _library() -> Any:
 
 register(
     Architecture(
-        title="TinyTimeMixer",
-        # all sizes are revisions of one repository
-        published=dict.fromkeys(("512-96", "1024-96", "1536-96"), HUB),
-        claims=lambda config: config.get("model_type") == "tinytimemixer",
+        **cards.CARDS[NAME].fields,
         classes=(MODEL,),
         keys=KEYS,
         values=VALUES,
@@ -263,7 +252,5 @@ register(
             _library().TinyTimeMixerConfig(**config)
         ),
         adapter=TtmAdapter,
-        library=LIBRARY,
-        table_traits={"additive", "gradients"},
     )
 )

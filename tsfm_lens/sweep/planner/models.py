@@ -15,11 +15,7 @@ import torch
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens, load
-from tsfm_lens.sweep.planner.config import ModelConfig
-
-# raised whenever this package would compute other numbers for the same cell, so that
-# cells of earlier versions are not reused
-NUMERICS = 2
+from tsfm_lens.sweep.planner.config import NUMERICS, ModelConfig
 
 
 def open_model(config: ModelConfig, device: str | None = None) -> Lens:

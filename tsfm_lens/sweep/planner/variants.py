@@ -27,18 +27,20 @@ from tsfm_lens.sweep.planner.orders import describe_order
 from tsfm_lens.sweep.statistics.scores import PLAIN
 
 PARTS = ("both", "heads", "mlp")
+# way in which a range grows -> the ends that move, in turn
 _MOVES = {"outward": ("up", "down"), "up": ("up",), "down": ("down",)}
 TAGS = (
     *("part", "first", "last", "layer", "kind", "head", "order"),
     *("ablated", "of", "recipe", "selection", "seed", "mlps"),
 )
+"""Columns of a plan that say what its entries ablate; each family has some of them."""
 
 
 @dataclass(frozen=True)
 class VariantSpec:
     """Ablated components of a model.
 
-    The variant's name and the order of the components do not matter.
+    Specs with the same components in another order have the same ``id``.
     """
 
     components: tuple[str, ...] = ()
@@ -97,14 +99,15 @@ class PlanEntry:
 def variant_spec(
     lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0
 ) -> VariantSpec:
-    """Specify the variant without some components, or globs of them.
+    """Specify the variant in which some components are ablated.
 
-    Their order and overlaps do not matter.
+    They are given by name or as globs, whose order and overlaps do not matter.
     """
     pattern_list = list(patterns)
     subset: set[Component] = set()
     # without patterns, a lens gives all of its components
     for component in lens.components(*pattern_list) if pattern_list else []:
+        # each row of a wiring is a branch: an attention, or the MLP
         rows = lens.wiring.stack(component.stack).rows(component.layer)
         branches = {
             Component(component.stack, component.layer, row.kind) for row in rows
@@ -112,8 +115,8 @@ def variant_spec(
         # a layer is the same variant as the set of its branches
         subset |= {component} if component.kind else branches
     if how != "noise":
-        # what replaces a branch's write leaves nothing of its heads; noise is added to
-        # it
+        # in an ablated branch nothing is left of its heads, so that they need not be
+        # ablated as well; noise is different, as it is added to what both write
         subset = {
             c
             for c in subset
@@ -154,8 +157,8 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
 def list_kinds(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
     """Return the kinds of attention of a layer whose heads are selected.
 
-    If ``paired``, they are the kinds over time, or all kinds of a stack that has none
-    over time; otherwise they are one kind.
+    If ``paired``, they are all kinds that attend over time, or all kinds if the stack
+    has none of these; otherwise only the one of :func:`attention_over_time`.
     """
     layer_kinds = [row.kind for row in stack.attentions(layer)]
     if paired:
@@ -256,10 +259,11 @@ class VariantPlanner:
         They end when they reach the ends of the stack.
         """
         top = self.stack.n_layers - 1
-        # the range of one layer with which each way of growing begins
-        first = last = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}[grow]
+        starts = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}
+        first = last = starts[grow]
         spans = [(first, last)]
-        # a move beyond an end stands still, so that the other side goes on alone
+        # these are more moves than are needed: an end of the range that has reached the
+        # end of the stack stays there, and the other one moves on
         for move in _MOVES[grow] * self.stack.n_layers:
             if move == "up":
                 last = min(last + 1, top)
@@ -269,7 +273,7 @@ class VariantPlanner:
         return [
             entry
             for part in parts
-            # a range that stood still at an end is in the list twice
+            # a move that changed nothing has repeated a range
             for span in dict.fromkeys(spans)
             for entry in self._span("ranges", part, *span)
         ]
@@ -314,7 +318,11 @@ class VariantPlanner:
         return [self._entry(family, label, components, part=part, **tags)]
 
     def heads(self, *, paired: bool = False) -> list[PlanEntry]:
-        """Plan every head by itself."""
+        """Plan every head by itself.
+
+        If ``paired``, heads of one index in several kinds of attention are ablated
+        together.
+        """
         stack = self.stack
         entries = []
         for layer in range(stack.n_layers):
@@ -431,8 +439,8 @@ class VariantPlanner:
         layers_with_heads = sum(
             bool(list_kinds(stack, layer)) for layer in range(stack.n_layers)
         )
-        # heads of one index in several kinds are ablated together and count once, and
-        # layers without such heads have none to count
+        # heads of one index in several kinds of attention are ablated together, and
+        # count as one
         total = stack.n_heads * layers_with_heads
         count = sum(len(set(indices)) for indices in heads.values())
         n_mlps = len(set(mlps))
@@ -482,6 +490,7 @@ class VariantPlanner:
 
 
 def _in_layer(layer: int, kinds: str) -> dict[str, str | int]:
+    """Return the tags of an entry that ablates heads of one layer."""
     return {
         "part": "heads",
         "first": layer,
