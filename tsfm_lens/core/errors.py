@@ -230,7 +230,7 @@ def unknown_name(
 
     Its message has the nearest of all ``names``, and a hint at where they are listed.
     """
-    options = list(names)
+    options = list(dict.fromkeys(names))
     # where nothing is near, the first names at least show what names look like
     nearest = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
     if nearest:

@@ -80,6 +80,7 @@ _INPUT_DESCRIPTIONS = {
     "lens": ", from the weights alone",
     "pair": ", the first series against itself with its season half a period later",
     "lenses": " of the models that are named",
+    "runs": " of the models that are named, on all series",
 }
 _PARAMETERS = {
     "series": "id, or place counted from 0; all, or their mean, where it is None.",
@@ -188,7 +189,8 @@ class Measurement:
         function: computes it; None for a result of many runs or of no model.
         takes: positional arguments of the function: "run", the "first" item's run, the
             "lens", a "pair" of runs (the first series, and the same with its season
-            half a period later), "lenses" of several models, kinds of other results, or
+            half a period later), "lenses" of several models or their "runs" on the same
+            series, kinds of other results, or
             a function that makes them of the results of a run.
         computes: what is computed on what, in words.
         options: of the function, of the results of a run.
@@ -244,7 +246,12 @@ class Measurement:
     @property
     def of_run(self) -> bool:
         """Test if a probe computes it of one run."""
-        return self.function is not None and self.takes != "lenses"
+        return self.function is not None and not self.of_models
+
+    @property
+    def of_models(self) -> bool:
+        """Test if a probe computes it of several models, any number of them."""
+        return self.takes in ("lenses", "runs")
 
     @property
     def of_one_item(self) -> bool:

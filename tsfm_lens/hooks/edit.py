@@ -334,6 +334,7 @@ def unwrapped(rows: Rows | Slice) -> Rows:
 
 def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:
     """Return an integer index for an int, a slice, integers or a boolean mask."""
+    rows = unwrapped(rows)
     if isinstance(rows, slice):
         return torch.arange(length)[rows]
     index = torch.as_tensor(rows)

@@ -24,6 +24,7 @@ from tsfm_lens.core.errors import (
     WiringError,
     unknown_name,
 )
+from tsfm_lens.core.foreign_words import answers_arguments
 from tsfm_lens.hooks.hook_checks import check_additive
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import autocast_dtype, list_modules, rms_scale, without_gain
@@ -34,6 +35,10 @@ from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
 # largest share of a sum's size that counts as rounding; without it, half precision
 # would excuse a deviation of any size
 _MAX_ROUNDING = 0.1
+_ROWS = dict.fromkeys(
+    ("batch_slice", "has_batch_dim"),
+    "take rows of the stack and of the activations: run.select(ids) runs some series",
+)
 
 StreamPoint = tuple[int, str] | Literal["embed"]
 """(layer, kind of branch), or the embedding."""
@@ -712,6 +717,7 @@ class Decomposed(Mapping[Any, Tensor]):
             return (decomposition, labels)
         return decomposition
 
+    @answers_arguments("apply_ln_to_stack", _ROWS)
     def apply_ln_to_stack(
         self,
         residual_stack: Tensor,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from transformer_lens.hook_points import LensHandle
 from tsfm_lens.core.embedded import has_training_record
 from tsfm_lens.core.errors import HookError, InputError
 from tsfm_lens.core.extensions import public_attributes
+from tsfm_lens.core.foreign_words import MEMBERS, answer, answers_arguments
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.hooks.block import Block
@@ -379,6 +379,7 @@ class LensBase(NativeModule):
         """Apply the norm before the head to any stream (…, d_model)."""
         return self.adapter.final_norm(resid)
 
+    @answers_arguments("lens.encode")
     def encode(
         self,
         series: Any,
@@ -497,6 +498,7 @@ class LensBase(NativeModule):
             return super().__getattr__(name)
         except AttributeError:
             hint = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
+            hint = hint or MEMBERS.get(name, "")
             if not hint:
                 raise
         # outside of the except clause, so that torch's own error is not shown before
@@ -680,9 +682,5 @@ def check_unknown(
     for name in arguments:
         if name in allowed:
             continue
-        near = get_close_matches(name, allowed, n=1, cutoff=0.4)
-        if near:
-            hint = f"did you mean {near[0]}?"
-        else:
-            hint = f"it takes {', '.join(allowed)}"
-        raise InputError(f"a {label} takes no {name!r}; {ARGUMENTS.get(name, hint)}")
+        hint = ARGUMENTS.get(name) or answer(name, allowed)
+        raise InputError(f"a {label} takes no {name!r}; {hint}")

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import torch
 
 from tsfm_lens.core.errors import CheckpointError, InputError, WiringError
+from tsfm_lens.core.foreign_words import answers_arguments
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.replay import Turns
 from tsfm_lens.models import checkpoint
@@ -43,6 +44,7 @@ _DTYPES = {
 }
 
 
+@answers_arguments("load")
 def load(
     source: Any,
     *,

@@ -46,7 +46,7 @@ DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
 def takes_models(entry: Figure) -> bool:
     """Test if a figure is of several models, any number of them."""
-    return find(entry.kind).takes == "lenses"
+    return find(entry.kind).of_models
 
 
 def describe_computation(entry: Figure) -> str:
@@ -166,24 +166,22 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
     check_single(entry, 1 + len(others))
     if others and not takes_models(entry):
         return _compare(entry, run, others[0])
-    lenses = [run.lens, *others]
-    of_models: Any = find(entry.kind).function
-    results = (of_models(lenses),) if takes_models(entry) else _results(entry, run)
+    function: Any = find(entry.kind).function
+    results: tuple[Any, ...]
+    match find(entry.kind).takes:
+        case "lenses":
+            results = (function([run.lens, *others]),)
+        case "runs":
+            runs = [run, *(_of_other(run, lens) for lens in others)]
+            results = (function(runs, **entry.probe_options),)
+        case _:
+            results = _results(entry, run)
     return DrawnFigure(entry, entry.draw(*results), results, run, tuple(others))
 
 
 def _compare(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     """Draw two models side by side, on the same series and horizon."""
-    truth: dict[str, Any] = {"truth": run.truth}
-    series = run.batch
-    # with the full series, from which a shorter horizon (within_pass) is held out anew
-    if run.full_batch is not None:
-        truth = {"holdout": True}
-        series = run.full_batch
-    second = replace(
-        other.run(series, run.horizon, seed=run.seed, **truth),
-        explicit_horizon=run.explicit_horizon,
-    )
+    second = _of_other(run, other)
     pair = [_results(entry, item) for item in (run, second)]
     labels = [run.lens.model_id, other.model_id]
     # a model beside itself, as in two revisions, must still have two names
@@ -192,6 +190,20 @@ def _compare(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     drawn = [entry.draw(*results) for results in pair]
     figure = viz.compare(drawn, labels, entry.title.rstrip("."))
     return DrawnFigure(entry, figure, (*pair[0], *pair[1]), run, (other,))
+
+
+def _of_other(run: Run, other: Lens) -> Run:
+    """Make the same run of another model."""
+    truth: dict[str, Any] = {"truth": run.truth}
+    series = run.batch
+    # with the full series, from which a shorter horizon (within_pass) is held out anew
+    if run.full_batch is not None:
+        truth = {"holdout": True}
+        series = run.full_batch
+    return replace(
+        other.run(series, run.horizon, seed=run.seed, **truth),
+        explicit_horizon=run.explicit_horizon,
+    )
 
 
 def check_single(entry: Figure, count: int) -> None:

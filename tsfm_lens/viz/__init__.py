@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.attention import *
     from tsfm_lens.viz.attribution import *
     from tsfm_lens.viz.circuits import *
+    from tsfm_lens.viz.compare_models import *
     from tsfm_lens.viz.compression import *
     from tsfm_lens.viz.dark import *
     from tsfm_lens.viz.data import *

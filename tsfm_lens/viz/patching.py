@@ -67,12 +67,15 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     one = ds.isel(series=[series])
     gap = np.abs(one["clean_forecast"] - one["corrupted_forecast"]).mean()
     share = one["recovered"]
+    measure = ""
+    if "metric" in ds.attrs:
+        measure = f"in {ds.attrs['metric']} "
     return summarize(
         one,
         "The clean and the corrupted forecast of {series} are {gap:unit} apart on "
         "average{shared}.",
-        "Patches that recover most of the way from the {base} to the {source} one: "
-        "{recovered:largest percent}.",
+        "Patches that recover most of the way {measure}from the {base} to the {source} "
+        "one: {recovered:largest percent}.",
         "Patches that recover half of it or more alone: {half:count}; that move away by"
         " more than a tenth: {away:count}.",
         effect="recovered",
@@ -80,6 +83,7 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
         labels=_cell_labels,
         gap=gap,
         shared=path_word(ds) and f", both{path_word(ds)}",
+        measure=measure,
         base=base,
         source=source,
         half=share >= _HALF,
@@ -157,7 +161,8 @@ def patching_map(
     unit = pair.view.unit if variable == "effect" else ""
     noise = _noise(ds, variable, sites, unit)
     base, source = way(ds)
-    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {WORDS[variable]}"
+    word = name_value(ds, variable)
+    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {word}"
     if variable == "effect":
         title = f"{title} of the forecast"
     about = f"activations of the {source} run patched into the {base} run"
@@ -253,7 +258,7 @@ def _draw_maps(
                 np.where(tokens >= 0, values[:, positions], np.nan),
                 x,
                 np.arange(len(labels)),
-                f"%{{text}}<br>{WORDS[value]} %{{z:.3g}}",
+                f"%{{text}}<br>{plain(name_value(ds, value))} %{{z:.3g}}",
                 noise=None if noise is None else noise.at(np.s_[:, positions]),
                 text=[[f"{label}, {text}" for text in texts] for label in labels],
                 xgap=0,
@@ -274,7 +279,8 @@ def _draw_maps(
     canvas.panel(1 + len(axes), 1).x(view.time.title)
     # a share of the figure's height: the colour bar stands beside the maps alone
     length = max(canvas.plot_height - _SERIES_HEIGHT - _GAP, _BAR) / canvas.plot_height
-    canvas.colours(_colours(values, value, view.unit, length))
+    word = name_value(ds, value)
+    canvas.colours(_colours(values, value, word, view.unit, length))
     clipped = (
         value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _MAX_SHARE
     )
@@ -282,7 +288,7 @@ def _draw_maps(
 
 
 def _colours(
-    values: np.ndarray, value: str, unit: str, length: float
+    values: np.ndarray, value: str, word: str, unit: str, length: float
 ) -> dict[str, Any]:
     """Return the colour scale of the maps, with a bar of ``length``, a share of 1.
 
@@ -290,19 +296,20 @@ def _colours(
     """
     bar: Style = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
-        return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
+        title = f"{word} ({unit or 'data units'})"
+        return colour_scale(title, values, low=0.0, **bar)
     # Shares are divided by the distance of both forecasts, and are huge where it is
     # small. A limit on the scale keeps the other shares apart.
     limit = min(
         float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _MAX_SHARE
     )
-    return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
+    return colour_scale(word, high=limit, diverging=True, **bar)
 
 
-def _bar_title(value: str, unit: str) -> str:
-    """Write the title of the colour bar."""
-    if value == "effect":
-        return f"{WORDS[value]} ({unit or 'data units'})"
+def name_value(ds: xr.Dataset, value: str) -> str:
+    """Name a value; the share recovered is that of a metric, where one was given."""
+    if value == "recovered" and "metric" in ds.attrs:
+        return f"share of {ds.attrs['metric']} recovered"
     return WORDS[value]
 
 

@@ -54,7 +54,7 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     """Describe the heads and MLPs with the largest effects, and their significance."""
     effect = read_estimate(ds, metric, "component")
     labels = names(ds, "component")
-    measure = MEASURES[metric]
+    measure = find_measure(ds, metric)
     unit = ""
     if measure.relative:
         unit = " percent"
@@ -202,18 +202,21 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
 
 
 @figure("ablation_effects", "Change of the forecast without each head, MLP or layer.")
-def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
+def ablation_heatmap(ds: xr.Dataset, *, metric: str | None = None) -> go.Figure:
     """Draw what zeroing each head, MLP and layer does, layer × component.
 
     Effects are medians over series.
 
     Args:
-        metric: "spearman_distance", or "mase_change" and "mae_change" (relative).
+        metric: "spearman_distance", or "mase_change", "mae_change" and "metric_change"
+            (relative); the last if None and the result has it, else the first.
     """
-    available = [name for name in MEASURES if name in ds]
+    available = [name for name in (*MEASURES, OWN) if name in ds]
+    if metric is None:
+        metric = OWN if OWN in ds else "spearman_distance"
     if metric not in available:
         raise unknown_name("metric", metric, available)
-    measure = MEASURES[metric]
+    measure = find_measure(ds, metric)
     effect = array(ds, metric, "component", "series")
     noise = find_estimate(ds, metric, "component")
     sizes = central_sizes(noise, effect)
@@ -479,6 +482,20 @@ MEASURES = {
 }
 
 
+OWN = "metric_change"
+"""Variable of the change of a metric of the user's own."""
+
+
+def find_measure(ds: xr.Dataset, metric: str) -> Measure:
+    """Return name and format of a measure; that of the user's own has its name."""
+    if metric != OWN:
+        return MEASURES[metric]
+    name = str(ds.attrs.get("metric", "the metric"))
+    return Measure(
+        f"change of {name}", f"relative change of the forecast's {name}", True
+    )
+
+
 @panels("ablation_effects")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     changes = [
@@ -491,6 +508,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     metrics = changes[:1]
     if "spearman_distance" in ds:
         metrics.insert(0, "spearman_distance")
+    if OWN in ds:
+        metrics.insert(0, OWN)
     for metric in metrics:
         yield FigurePanel(
             ablation_heatmap(ds, metric=metric),
