@@ -199,7 +199,11 @@ def ablation_effects(
     )
     data.attrs["metric"] = measured.name
     return add_estimates(
-        data, "metric_change", floor=metric_floor, signed=True, groups=head_or_kind(data)
+        data,
+        "metric_change",
+        floor=metric_floor,
+        signed=True,
+        groups=head_or_kind(data),
     )
 
 
