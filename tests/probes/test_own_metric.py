@@ -88,7 +88,8 @@ def test_planted_head_is_found_by_its_metric() -> None:
     marked = found["component"].values[found["metric_change_significant"]]
     assert marked.tolist() == list(card.components("mechanism"))
     assert float(found["metric_change_size"].min()) < -0.9
-    twin = ablation_effects(run.twin(0), components=["*.*_attn.*"], metric=swing)
+    # the fifth has new weights; planted weights in random order give no finite numbers
+    twin = ablation_effects(run.twin(4), components=["*.*_attn.*"], metric=swing)
     assert float(twin["metric_change_size"].min()) > -0.9
 
 
