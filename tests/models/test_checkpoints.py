@@ -20,7 +20,7 @@ from campaigns.spoiling import MARK, poison
 from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.core.errors import CheckpointError, WiringError
-from tsfm_lens.models import architectures, load, opening
+from tsfm_lens.models import architectures, load, locating, opening
 
 Edit = Callable[[dict[str, torch.Tensor]], None]
 
@@ -429,7 +429,7 @@ def test_models_of_two_origins_are_compared(nano: Path, tmp_path: Path) -> None:
         other = tmp_path / name
         shutil.copytree(nano, other)
         (other / "config.json").write_text(json.dumps({**settings, **changes}))
-        assert opening._same_weights(nano, other) == same
+        assert locating._same_weights(nano, other) == same
     other = Path(shutil.copytree(nano, tmp_path / "weights"))
     rewritten(other, lambda tensors: tensors[WI].view(-1)[:1].add_(1))
-    assert not opening._same_weights(nano, other)
+    assert not locating._same_weights(nano, other)

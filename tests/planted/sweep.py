@@ -305,7 +305,7 @@ def maps(
     made["largest_within"] = within.groupby(
         [made["model"], made["layer"], made["dataset"]]
     ).transform("max")
-    return table(made, "sweep_datasets", tolerance=TOLERANCE, cap=0.25)
+    return table(made, "sweep_datasets", tolerance=TOLERANCE)
 
 
 def recipes(

@@ -167,6 +167,9 @@ def name_lost_dimensions(data: xr.Dataset) -> Iterator[None]:
         yield
     # what a figure raises without one of its dimensions may be anything
     except Exception as error:
+        # tables, such as those of sweeps, have no dimensions to lose
+        if not isinstance(data, xr.Dataset):
+            raise
         averaged = [
             dim
             for dim, before in _selected(data).items()

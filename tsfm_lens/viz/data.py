@@ -32,6 +32,11 @@ def figure_data(fig: go.Figure) -> pd.DataFrame:
 
     Raises:
         InputError: the figure has no traces with data.
+
+    Example:
+        >>> fig = run.measure("head_entropy").plot()
+        >>> "entropy" in viz.figure_data(fig).columns
+        True
     """
     tabulate = tabulator(fig)
     if tabulate is not None:
