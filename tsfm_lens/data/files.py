@@ -30,8 +30,8 @@ from tsfm_lens.data.frames import (
 from tsfm_lens.data.text import TextTable, read_table
 from tsfm_lens.data.values import from_arrow, name_lists, texts
 
-_PARQUET = (".parquet", ".pq")
-READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *_PARQUET)
+PARQUET = (".parquet", ".pq")
+READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *PARQUET)
 _MAX_FILES = 5  # files that a message names, the nearest first
 _MIN_NUMBER_SHARE = 0.5  # with this share of numbers, a column must hold no words
 
@@ -80,12 +80,12 @@ def read_series(
     file = regular_file(path, READABLE)
     notes: tuple[str, ...] = ()
     try:
-        if file.suffix.lower() in _PARQUET:
+        if file.suffix.lower() in PARQUET:
             # its columns have types, and text has none
             frame = _parquet(file)
         else:
             table = read_table(file, delimiter, decimal, thousands, encoding, header)
-            frame = _frame(table, columns)
+            frame = text_frame(table, columns)
             notes = table.notes
         batch = from_frame(frame, **columns).noted(notes)
     except (InputError, UnknownNameError) as error:
@@ -136,7 +136,7 @@ def list_columns(path: str | Path) -> list[str]:
     Values are not converted into numbers.
     """
     file = regular_file(path, READABLE)
-    if file.suffix.lower() in _PARQUET:
+    if file.suffix.lower() in PARQUET:
         return list(map(str, _parquet(file).columns))
     return list(read_table(file).columns)
 
@@ -150,7 +150,7 @@ def _parquet(file: Path) -> pd.DataFrame:
         raise InputError(f"it is no Parquet file that can be read: {error}") from error
 
 
-def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
+def text_frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written.
 
     The index holds row numbers of the file, which error messages give.

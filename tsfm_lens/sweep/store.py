@@ -81,8 +81,8 @@ class Layout:
 
     @property
     def text_columns(self) -> list[str]:
-        """Columns of text, which repeat themselves."""
-        return [name for name, kinds in self.types.items() if kinds == (pa.string(),)]
+        """Columns of text that all rows have; texts repeat themselves."""
+        return [name for name in self.required if self.types[name] == (pa.string(),)]
 
 
 SWEEP = Layout(
@@ -576,9 +576,9 @@ def _checked(rows: Any, cells: Sequence[str], layout: Layout) -> pa.Table:
             f"rows of {layout.noun} have the columns {', '.join(sorted(names))};"
             f" missing: {missing}"
         )
-    rest = [name for name in names if name not in layout.required]
-    numbers = [name for name in rest if name not in layout.types]
-    schema = layout.schema([*layout.required, *rest], table.schema)
+    numbers = [name for name in names if name not in layout.types]
+    described = [name for name in layout.types if name in names]
+    schema = layout.schema([*described, *numbers], table.schema)
     try:
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
