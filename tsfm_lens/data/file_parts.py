@@ -98,12 +98,18 @@ def _blocks(
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of a file, so many at a time, with the row numbers as index."""
     numeric: frozenset[str] | None = None
+    named = set()
+    if columns.get("targets") or columns.get("variates"):
+        for option in ("targets", "variates", "known", "past"):
+            named.update(columns.get(option) or ())
     for frame in _frames(file, rows, text_options, columns):
         found = frozenset(
             str(name)
             for name, kind in frame.dtypes.items()
             if pd.api.types.is_numeric_dtype(kind)
         )
+        if named:
+            found &= named
         if numeric is not None and found != numeric:
             name = min(found ^ numeric)
             raise InputError(
