@@ -18,7 +18,7 @@ import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.core.errors import LensError
-from tsfm_lens.core.estimates import corrected, judged_names, with_twins
+from tsfm_lens.core.estimates import corrected, estimated_effects, with_twins
 from tsfm_lens.core.stats import LEVEL, SMALLEST, holm, leader, sign_test
 from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.models import Lens, Run, load
@@ -153,7 +153,7 @@ def claims_learned(
     return any(
         bool(data[f"{name}_learned"].any())
         for data in compared.values()
-        for name in judged_names(data)
+        for name in estimated_effects(data)
     )
 
 
@@ -162,7 +162,7 @@ def significant_members(page: dict[str, xr.Dataset]) -> set[tuple[str, str, int]
     return {
         (key, name, int(position))
         for key, data in page.items()
-        for name in judged_names(data)
+        for name in estimated_effects(data)
         for position in np.flatnonzero(data[f"{name}_significant"].values)
     }
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens import verbs  # noqa: F401  # attaches methods to classes below
+from tsfm_lens import verbs  # noqa: F401  # adds methods to Lens, Run and results
 from tsfm_lens.core import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ __all__ = [
     "load",
     "plot",
 ]
+# package of each public name: those not named here are in ``hooks``. ``__version__`` is
+# defined above, so that no look-up of it comes here.
 _HOME = dict.fromkeys(__all__, "tsfm_lens.hooks") | {
     **dict.fromkeys(("SeriesBatch", "as_series", "bundled"), "tsfm_lens.data"),
     **dict.fromkeys(("Forecast", "Lens", "Run", "load"), "tsfm_lens.models"),
@@ -68,7 +70,8 @@ def __getattr__(name: str) -> Any:
         # from now on Python finds the name without this function
         globals()[name] = value
         return value
-    # Python and notebooks ask for private names, which must cost no search
+    # Python and notebooks ask for private names such as ``__wrapped__`` all the time:
+    # these are refused without a search for a module
     if not name.startswith("_") and find_spec(f"tsfm_lens.{name}"):
         return import_module(f"tsfm_lens.{name}")
     raise AttributeError(f"module 'tsfm_lens' has no attribute {name!r}")

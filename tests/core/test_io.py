@@ -1,4 +1,4 @@
-"""Places that cannot be written to are refused before anything is computed."""
+"""Sites that cannot be written to are refused before anything is computed."""
 
 from __future__ import annotations
 

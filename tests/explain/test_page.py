@@ -112,7 +112,7 @@ def test_tables_with_gaps_have_every_section(
     ]
     bars = rows[0]["cards"][target]["bars"]
     assert bars[0][1:] == (number(max(sizes)), 1.0)
-    word, reasons = explanation.judged(found)
+    word, reasons = explanation.summarize_verdict(found)
     trust = rows[1]["cards"][target]
     assert trust["big"] == f"the explanation {word}"
     assert trust["note"].startswith(reasons[0])
@@ -131,7 +131,9 @@ def test_files_hold_the_page_s_numbers(page: Any, tmp_path: Path) -> None:
         )
     messages = json.loads((tmp_path / "explanation.json").read_text())
     assert messages["inputs"] == input_totals(page.found["input_attribution"])
-    assert (messages["verdict"], messages["reasons"]) == explanation.judged(page.found)
+    assert (messages["verdict"], messages["reasons"]) == explanation.summarize_verdict(
+        page.found
+    )
     assert messages["headline"] in repr(page.found)
     use = page.found["covariate_use"]
     curves = pd.read_csv(tmp_path / "numbers" / "covariate_use_response.csv").set_index(

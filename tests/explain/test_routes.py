@@ -18,7 +18,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.explain import Segment, input_routes, segments
 from tsfm_lens.explain.masking import masked
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.probes.places import parse_sites
+from tsfm_lens.probes.sites import parse_sites
 from tsfm_lens.zoo.planted import plant
 
 # a finite step feels the curvature, of the order of its size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,8 +14,14 @@ from tsfm_lens import explain
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import item_rows
-from tsfm_lens.explain.segments import WAYS, check_segments, token_edges
+from tsfm_lens.explain.segments import (
+    WAYS,
+    check_segments,
+    refined_cuts,
+    token_edges,
+)
 from tsfm_lens.models import Run
+from tsfm_lens.testing import assert_close
 
 
 def item(
@@ -137,3 +145,46 @@ def test_wrong_segments_are_refused(items: SeriesBatch) -> None:
             np.ones((1, len(parts)), bool),
             horizon=16,
         )
+
+
+def test_cuts_are_taken_as_given() -> None:
+    """Cuts may be steps or dates, in any order."""
+    batch = item(48, 1, 0, 1)
+    found = explain.segments(batch, cuts=[-6, -24])
+    own = [(part.start, part.stop) for part in found if part.row == 0]
+    assert own == [(-48, -24), (-24, -6), (-6, 0)]
+
+
+@pytest.mark.parametrize("cuts", [[0], [-48], [-6, -6], [-60]])
+def test_cuts_outside_the_past_are_refused(cuts: list[int]) -> None:
+    expect_error(
+        "different steps from -47 to -1",
+        explain.segments,
+        item(48, 0, 0, 1),
+        cuts=cuts,
+    )
+
+
+@pytest.mark.parametrize("place", [-400, -200, -30])
+def test_cuts_are_close_where_effects_are(bolt_run: Run, place: int) -> None:
+    """Stretches around a step that alone matters are the shortest, whole seasons."""
+    run = bolt_run.lens.run(np.sin(np.arange(480) * np.pi / 6), 6, seasonality=12)
+
+    def effects(parts: tuple[explain.Segment, ...]) -> np.ndarray:
+        return np.array([float(part.start <= place < part.stop) for part in parts])
+
+    cuts = refined_cuts(run, effects)
+    bounds = [-480, *cuts, 0]
+    lengths = {(start, stop): stop - start for start, stop in pairwise(bounds)}
+    around = next(length for (a, b), length in lengths.items() if a <= place < b)
+    assert around == 12 == min(lengths.values())
+    assert all(cut % 12 == 0 for cut in cuts)
+
+
+def test_adaptive_stretches_are_of_the_model(bolt_run: Run) -> None:
+    """They cover the past once, and their values still sum to the whole change."""
+    found = explain.input_attribution(bolt_run, parts="adaptive", method="shapley")
+    whole = found["forecast"] - found["reference_forecast"]
+    assert_close(found["attribution"].sum("segment").values, whole.values, depth=2**12)
+    even = explain.segments(bolt_run)
+    assert found.sizes["segment"] <= len(even)

@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 
 import planted
 from tsfm_lens.core.errors import LensError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import find
 from tsfm_lens.core.results import Results
@@ -58,13 +58,13 @@ def test_differences_are_found() -> None:
 
 
 def test_planted_judgements_match_the_probes() -> None:
-    """What stands out and leads is decided by ``judge``, from the values that are
-    planted.
+    """What stands out and leads is decided by ``add_estimates``, from the values that
+    are planted.
     """
     ds = planted.ablation()
     first = ds["component"].values[ds["spearman_distance_lead_share"].values == 1.0]
     assert {"decoder.1.cross_attn.1", "decoder.0.mlp"} <= set(first)
-    again = judge(ds, "spearman_distance", floor=0.9, groups="kind")
+    again = add_estimates(ds, "spearman_distance", floor=0.9, groups="kind")
     assert not again["spearman_distance_significant"].any()
     assert_array_equal(
         again["spearman_distance_size"], ds["spearman_distance"].median("series")

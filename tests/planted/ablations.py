@@ -16,7 +16,7 @@ from planted.series import (
     heads_or_kinds,
     with_components,
 )
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 
 
 def ablation(
@@ -58,7 +58,7 @@ def ablation(
     for name in ("mae_change", "mase_change"):
         ds[name] = ds["spearman_distance"] - free
     for name in ("spearman_distance", "mean_shift", "mae_change", "mase_change"):
-        ds = judge(
+        ds = add_estimates(
             ds,
             name,
             floor=floor,
@@ -109,7 +109,7 @@ def attribution(
     )
     members = xr.DataArray(heads_or_kinds(ds), dims="component").astype(object)
     groups = ds["decomposition"].astype(object) + " " + members
-    return judge(ds, "size_share", floor=floor, groups=groups)
+    return add_estimates(ds, "size_share", floor=floor, groups=groups)
 
 
 def effects(
@@ -143,9 +143,11 @@ def effects(
     ds["self_repair"] = (axes[:2], np.where(direct[:, None] == 0, np.nan, repair))
     for part in ("direct", "total"):
         ds[f"{part}_share"] = abs(ds[part]).mean("step") / 10
-        ds = judge(ds, f"{part}_share", floor=0.01, groups=heads_or_kinds(ds))
+        ds = add_estimates(ds, f"{part}_share", floor=0.01, groups=heads_or_kinds(ds))
     floor = xr.DataArray(np.full((n, ds.sizes["series"]), 0.01), dims=axes[:2])
-    return judge(ds, "self_repair", floor=floor, signed=True, groups=heads_or_kinds(ds))
+    return add_estimates(
+        ds, "self_repair", floor=floor, signed=True, groups=heads_or_kinds(ds)
+    )
 
 
 def circuit(on: xr.Dataset = THREE) -> xr.Dataset:
@@ -179,7 +181,7 @@ def circuit(on: xr.Dataset = THREE) -> xr.Dataset:
     ds["curve"] = ("size", curve)
     for name, value in (("faithfulness", 0.9), ("completeness", 0.8)):
         ds[name] = ("series", np.full(ds.sizes["series"], value))
-        ds = judge(ds, name, floor=0.0, signed=True)
+        ds = add_estimates(ds, name, floor=0.0, signed=True)
     ds["gap"], ds["gap_floor"] = (
         ("series", np.full(ds.sizes["series"], gap)) for gap in (10.0, 0.1)
     )
@@ -215,4 +217,4 @@ def stream_shares(on: xr.Dataset = THREE) -> xr.Dataset:
         keys_from=("writer", ["", "encoder", ""]),
         head=[0, 1],
     )
-    return judge(ds, "share", floor=0.001)
+    return add_estimates(ds, "share", floor=0.001)

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import THREE, described
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 
 
 def parroting(on: xr.Dataset = THREE) -> xr.Dataset:
@@ -33,7 +33,7 @@ def parroting(on: xr.Dataset = THREE) -> xr.Dataset:
         ("series", np.full(n, 9.0)),
     )
     for name in ("copy_error", "parrot_error"):
-        ds = judge(ds, name, floor=0.01)
+        ds = add_estimates(ds, name, floor=0.01)
     return ds
 
 
@@ -66,5 +66,5 @@ def seasonality(on: xr.Dataset = THREE) -> xr.Dataset:
     # the first series is flattened, and pulled to the patch
     ds["spread_ratio"][0], ds["patch_pull"][0] = 0.1, 0.5
     for name in ("amplitude_change", "patch_pull"):
-        ds = judge(ds, name, floor=0.01, signed=True)
+        ds = add_estimates(ds, name, floor=0.01, signed=True)
     return ds

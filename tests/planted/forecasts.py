@@ -9,7 +9,7 @@ import xarray as xr
 
 from planted.series import THREE, described
 from tsfm_lens.core.axes import depth_coords
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 
 REACH = np.array([2.0, 2.0, 2.0, 0.5, 0.5])
 LEVELS = (0.1, 0.5, 0.9)
@@ -120,7 +120,7 @@ def layer_gain(
     ds = ds.assign_coords(DEPTH | {"metric": list(metrics)})
     ds["gain"], ds["error"] = (axes, gain), (axes, np.ones_like(gain) / 3)
     floor = xr.DataArray(np.zeros(gain.shape), dims=axes)
-    return judge(ds, "gain", floor=floor, signed=True, groups="metric")
+    return add_estimates(ds, "gain", floor=floor, signed=True, groups="metric")
 
 
 def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
@@ -172,5 +172,5 @@ def recipes(on: xr.Dataset = THREE) -> xr.Dataset:
     ds["n_heads"], ds["n_mlps"] = ("recipe", [0, 1, 6]), ("recipe", [0, 0, 2])
     ds["heads_share"] = ("recipe", [0.0, 0.125, 0.75])
     for name, signed in (("spearman_distance", False), ("mae_change", True)):
-        ds = judge(ds, name, floor=0.05, signed=signed)
+        ds = add_estimates(ds, name, floor=0.05, signed=signed)
     return ds

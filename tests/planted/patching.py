@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import THREE, Row, described, with_components
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 
 SENDERS = (
     ("decoder.0.cross_attn.0", "decoder", "cross_attn", 0, 0),
@@ -46,7 +46,7 @@ def _patched(on: xr.Dataset, kind: str) -> xr.Dataset:
     ds = with_components(ds, PLACES).assign(
         recovered=(("component", "position", "series"), recovered)
     )
-    return judge(ds, "recovered", floor=0.01, signed=True)
+    return add_estimates(ds, "recovered", floor=0.01, signed=True)
 
 
 def patching(on: xr.Dataset = THREE) -> xr.Dataset:
@@ -56,7 +56,7 @@ def patching(on: xr.Dataset = THREE) -> xr.Dataset:
     ds = _patched(on, "activation_patching")
     ds["effect"] = 4 * ds["recovered"]
     ds["forecast"] = ds["corrupted_forecast"] - 4 * ds["recovered"]
-    return judge(ds, "effect", floor=0.04)
+    return add_estimates(ds, "effect", floor=0.04)
 
 
 def attribution_patching(on: xr.Dataset = THREE) -> xr.Dataset:
@@ -71,7 +71,7 @@ def attribution_patching(on: xr.Dataset = THREE) -> xr.Dataset:
         (ds["recovered"].dims, error),
     )
     ds.attrs |= {"mean_absolute_error": 0.5 / 9, "rank_correlation": 0.9}
-    return judge(ds, "first_order", floor=0.01, signed=True)
+    return add_estimates(ds, "first_order", floor=0.01, signed=True)
 
 
 def _through(
@@ -97,12 +97,12 @@ def paths(
     ds, found = _through(on, "path_patching", senders, values)
     axes = ("sender", "receiver", "series")
     ds["recovered"], ds["effect"] = (axes, found), (axes, 4 * np.abs(found))
-    ds = judge(ds, "recovered", floor=0.01, signed=True)
-    return judge(ds, "effect", floor=0.04)
+    ds = add_estimates(ds, "recovered", floor=0.01, signed=True)
+    return add_estimates(ds, "effect", floor=0.04)
 
 
 def edges(on: xr.Dataset = THREE) -> xr.Dataset:
     """The scores are those of ``paths``, 0 where there is none."""
     ds, found = _through(on, "edge_attribution", SENDERS, None)
     ds["score"] = (("sender", "receiver", "series"), np.nan_to_num(found))
-    return judge(ds, "score", floor=0.01, signed=True)
+    return add_estimates(ds, "score", floor=0.01, signed=True)

@@ -7,7 +7,7 @@ import xarray as xr
 
 from planted.series import described
 from tsfm_lens.core.axes import depth_coords
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 
 LEVELS = [0.1, 0.01]
 
@@ -171,4 +171,4 @@ def flow_of_ranks() -> xr.Dataset:
         series=["a", "b", "c"],
         epsilon=LEVELS,
     )
-    return judge(ds, "rank_rise", floor=0.0, signed=True, groups="epsilon")
+    return add_estimates(ds, "rank_rise", floor=0.0, signed=True, groups="epsilon")

@@ -44,9 +44,8 @@ def _form(ds: xr.Dataset, name: object) -> str:
         kind = "U"
     else:
         kind = variable.dtype.kind
-    return (
-        f"{'coordinate ' * (name in ds.coords)}{sorted(map(str, variable.dims))} {kind}"
-    )
+    role = "coordinate " if name in ds.coords else ""
+    return f"{role}{sorted(map(str, variable.dims))} {kind}"
 
 
 def table_differences(made: pd.DataFrame, real: pd.DataFrame) -> list[str]:

@@ -16,7 +16,12 @@ from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.core import registry
 from tsfm_lens.core.axes import depth_coords
-from tsfm_lens.core.estimates import corrected, judge, twins_of_reports, with_twins
+from tsfm_lens.core.estimates import (
+    add_estimates,
+    corrected,
+    twins_of_reports,
+    with_twins,
+)
 from tsfm_lens.core.stats import holm, ratio_units, sign_test
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import EditPattern
@@ -42,7 +47,7 @@ def test_the_four_statements_on_planted_effects() -> None:
     values = 0.004 * rng.normal(size=(10, 12))
     values[3] += 0.5 + 0.1 * rng.random(12)
     values[7] += 0.3 + 0.1 * rng.random(12)
-    found = judge(
+    found = add_estimates(
         effects(values), "effect", floor=0.05, groups=["head"] * 5 + ["mlp"] * 5
     )
     assert found["effect_acts"].values.tolist() == [
@@ -65,7 +70,7 @@ def test_the_four_statements_on_planted_effects() -> None:
 
 
 def test_one_series_acts_and_decides_nothing() -> None:
-    found = judge(
+    found = add_estimates(
         effects(np.array([[0.4], [0.3], [0.0], [np.nan]])), "effect", floor=0.05
     )
     assert found["effect_acts"].values.tolist() == [1, 1, 0, 0]
@@ -84,7 +89,9 @@ def test_verdicts_survive_when_series_are_added() -> None:
     rng = np.random.default_rng(5)
     values = 0.02 + np.exp(3 * rng.normal(size=(6, 40)))
     for count in range(1, 41):
-        found = judge(effects(values[:, :count]), "effect", floor=1e-6, signed=True)
+        found = add_estimates(
+            effects(values[:, :count]), "effect", floor=1e-6, signed=True
+        )
         assert (found["effect_acts"] == count).all()
         assert bool(found["effect_significant"].all()) == (
             count >= found["effect_p"].attrs["needed"]
@@ -98,7 +105,7 @@ def test_windows_are_averaged_within_series() -> None:
 
     def of_items(items: list[str]) -> xr.Dataset:
         data = effects(values).assign_coords(item=("series", items))
-        return judge(data, "effect", floor=0.0, signed=True)
+        return add_estimates(data, "effect", floor=0.0, signed=True)
 
     found = of_items([f"s{i % 3}" for i in range(12)])
     by_series = values.reshape(4, 4, 3).mean(1)
@@ -113,7 +120,7 @@ def test_windows_are_averaged_within_series() -> None:
 def test_a_page_is_one_family() -> None:
     rng = np.random.default_rng(10)
     one, other = (
-        judge(effects(rng.normal(size=(k, 9)) + 2.0), "effect", floor=0.0)
+        add_estimates(effects(rng.normal(size=(k, 9)) + 2.0), "effect", floor=0.0)
         for k in (2, 30)
     )
     assert one["effect_significant"].all()
@@ -133,10 +140,12 @@ def test_only_effects_beyond_twins_are_learned() -> None:
     sizes = np.abs(rng.normal(size=(6, 8))) / 20
     sizes[2] += 3.0
     twins = [
-        judge(effects(np.abs(rng.normal(size=(6, 8))) / 20), "effect", floor=0.0)
+        add_estimates(
+            effects(np.abs(rng.normal(size=(6, 8))) / 20), "effect", floor=0.0
+        )
         for _ in range(24)
     ]
-    found = with_twins(judge(effects(sizes), "effect", floor=0.0), twins)
+    found = with_twins(add_estimates(effects(sizes), "effect", floor=0.0), twins)
     assert np.flatnonzero(found["effect_learned"]).tolist() == [2]
     assert int(found["effect_twin_rank"][2]) == 1
     assert found["effect_twins"].sizes == {"twin": 24, "component": 6}
@@ -156,7 +165,7 @@ def test_members_are_judged_as_one_list() -> None:
         coords={"metric": ["a", "b", "c"]},
     )
     floors = rng.uniform(0.05, 0.1, size=(3, 7))
-    found = judge(
+    found = add_estimates(
         xr.Dataset({"effect": grid}),
         "effect",
         floor=xr.DataArray(floors, dims=("metric", "series")),
@@ -165,7 +174,7 @@ def test_members_are_judged_as_one_list() -> None:
     )
     for at, floor in enumerate(floors):
         flat = effects(values[:, :, at].reshape(20, 7))
-        alone = judge(flat, "effect", floor=floor, signed=True)
+        alone = add_estimates(flat, "effect", floor=floor, signed=True)
         for part in PARTS:
             cell = found[f"effect_{part}"].isel(metric=at)
             assert_array_equal(cell.values.ravel(), alone[f"effect_{part}"])
@@ -342,7 +351,7 @@ def test_nested_probes_run_twins_once(
 
     def inner(run: Any) -> xr.Dataset:
         calls.append(run)
-        return judge(effects(np.ones((2, 3))), "effect", floor=0.0)
+        return add_estimates(effects(np.ones((2, 3))), "effect", floor=0.0)
 
     inner = registry.probe()(inner)
 

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import tsfm_lens
 from refusals import expect_error
 from tiny_lenses import lens_of
-from tsfm_lens.core.estimates import judge, judged_names, with_twins
+from tsfm_lens.core.estimates import add_estimates, estimated_effects, with_twins
 from tsfm_lens.models import Run
 from tsfm_lens.models.noise import cached_flat_contexts, flat_series, forecast_rounding
 from tsfm_lens.probes import (
@@ -113,10 +113,10 @@ def test_flat_series_change_no_statement(
 ) -> None:
     """Flat series among others change no statement, and they are counted."""
     plain = probe(make_run(name, "nowhere"))
-    assert judged_names(plain)
+    assert estimated_effects(plain)
     for case in ("before", "between"):
         found = probe(make_run(name, case))
-        for effect in judged_names(plain):
+        for effect in estimated_effects(plain):
             for part in PARTS:
                 one = plain[f"{effect}_{part}"]
                 other = found[f"{effect}_{part}"]
@@ -138,7 +138,7 @@ def test_flat_series_alone_give_no_statement(name: str) -> None:
     assert flat_series(run).all()
     for probe in (ablation_effects, attribution, gain):
         found = probe(run)
-        for effect in judged_names(found):
+        for effect in estimated_effects(found):
             assert found[f"{effect}_size"].isnull().all()
             assert not found[f"{effect}_acts"].any()
             assert not found[f"{effect}_significant"].any()
@@ -204,7 +204,7 @@ def test_statistics_cover_series_that_vary() -> None:
     flat[[0, 4, 13]] = True
     floor = rng.random(14) / 10
     scale = 1 + rng.random(14)
-    alone = judge(
+    alone = add_estimates(
         effects(values[:, ~flat], none[~flat]),
         "effect",
         floor=floor[~flat],
@@ -217,7 +217,7 @@ def test_statistics_cover_series_that_vary() -> None:
         (none, np.where(flat, np.nan, floor), scale),
     ):
         data = effects(values, left_out)
-        found = judge(data, "effect", floor=floors, scale=scales, signed=True)
+        found = add_estimates(data, "effect", floor=floors, scale=scales, signed=True)
         for part in PARTS:
             name = f"effect_{part}"
             assert_array_equal(found[name], alone[name])
@@ -230,7 +230,7 @@ def test_flat_windows_are_omitted() -> None:
     values = np.arange(1.0, 13.0).reshape(2, 6)
     flat = np.array([False, True] * 3)
     several = effects(values, flat, item=("series", list("aabbcc")))
-    found = judge(several, "effect", floor=0.0)
+    found = add_estimates(several, "effect", floor=0.0)
     assert found["effect_p"].attrs["units"] == 3
     assert found["effect_p"].attrs["entries"] == 3
     assert_array_equal(found["effect_size"], [3.0, 9.0])
@@ -238,7 +238,7 @@ def test_flat_windows_are_omitted() -> None:
     # the units
     flat = np.array([False] * 4 + [True] * 2)
     single = effects(values, flat, item=("series", list("aaaabb")))
-    target = judge(single, "effect", floor=0.0)["effect_p"].attrs["target"]
+    target = add_estimates(single, "effect", floor=0.0)["effect_p"].attrs["target"]
     assert target == "other times of this series"
 
 
@@ -247,7 +247,7 @@ def test_twins_with_flat_forecasts_are_omitted() -> None:
 
     def of_size(size: float, flat: bool) -> xr.Dataset:
         data = effects(np.full((2, 3), size), np.full(3, flat))
-        return judge(data, "effect", floor=0.0)
+        return add_estimates(data, "effect", floor=0.0)
 
     trained = of_size(0.5, False)
     flat = of_size(0.5, True)

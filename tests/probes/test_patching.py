@@ -27,7 +27,7 @@ from tsfm_lens.probes import (
 )
 from tsfm_lens.probes.patching import contrast, slopes
 from tsfm_lens.probes.path_patching import heard_in_groups, sender_contrast
-from tsfm_lens.probes.places import (
+from tsfm_lens.probes.sites import (
     group_coords,
     later_branches,
     parse_sites,

@@ -16,7 +16,7 @@ import xarray as xr
 
 from specimens.marks import unexplained
 from tsfm_lens.core import registry
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.models import Run
 from tsfm_lens.testing import ProbeCheck, probe_checks
 
@@ -38,7 +38,7 @@ def spread(run: Run) -> xr.Dataset:
     data["spread"] = ("series", widths)
     data.attrs = run.describe("toy", "Width of forecasts", "")
     data["of_all"] = data["spread"].expand_dims("member")
-    return judge(data, "of_all", floor=0.0)
+    return add_estimates(data, "of_all", floor=0.0)
 
 
 def without_title(run: Run) -> xr.Dataset:
@@ -53,13 +53,13 @@ def by_position(run: Run) -> xr.Dataset:
 def in_data_units(run: Run) -> xr.Dataset:
     data = spread(run)
     data["of_all"] = ("series", np.ptp(run.point, axis=-1))
-    return judge(
+    return add_estimates(
         data.assign(of_all=data["of_all"].expand_dims("member")), "of_all", floor=0.0
     )
 
 
 def without_contexts(run: Run) -> xr.Dataset:
-    return judge(spread(run).drop_vars("context"), "of_all", floor=0.0)
+    return add_estimates(spread(run).drop_vars("context"), "of_all", floor=0.0)
 
 
 def at_once(run: Run) -> xr.Dataset:

@@ -146,7 +146,8 @@ def test_copying_head_is_described_with_lag(patch: int, tmp_path: Path) -> None:
     assert spread["form"] == "even"
     # the card, whose heads are all
     assert "head0:64stepsback97%" in page.text
-    assert f"head1:{patch}step{'s' * (patch > 1)}beforetheforecast97%" in page.text
+    steps = "steps" if patch > 1 else "step"
+    assert f"head1:{patch}{steps}beforetheforecast97%" in page.text
     assert "head2:REG100%" in page.text
     assert "head3:evenly" in page.text
     # the strip has a row for each query, with all of its attention on the one token

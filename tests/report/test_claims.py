@@ -15,13 +15,13 @@ import xarray as xr
 import planted
 import tsfm_lens
 from tsfm_lens.core import registry
-from tsfm_lens.core.estimates import TWIN_WORK, judge, with_twins
+from tsfm_lens.core.estimates import TWIN_WORK, add_estimates, with_twins
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Run
 from tsfm_lens.probes import ablation_effects, layer_gain, logit_lens
 from tsfm_lens.report.cards import make_cards
-from tsfm_lens.viz.findings import judged
+from tsfm_lens.viz.findings import read_estimate
 from tsfm_lens.viz.forecast import naive_forecast, read_forecast
 from tsfm_lens.viz.logit_lens import read_gain
 from tsfm_lens.viz.zero_ablation import read_ablation
@@ -36,7 +36,7 @@ def sizes(
         data = xr.Dataset(
             {"effect": (("component", "series"), np.tile(np.array(values)[:, None], 9))}
         )
-        return judge(data, "effect", floor=0.0, groups=groups)
+        return add_estimates(data, "effect", floor=0.0, groups=groups)
 
     return with_twins(result(observed), [result(item) for item in twins])
 
@@ -52,7 +52,9 @@ def test_negative_sentence_states_its_test() -> None:
     assert (found["effect"][2, 0] > 3 * found["effect_twins"][:, 2]).all()
     assert int(found["effect_twin_rank"][2]) == 1
     assert not found["effect_learned"].any()
-    *_, text = judged(found, "effect", "component").standing(["a", "b", "c"], "parts")
+    *_, text = read_estimate(found, "effect", "component").standing(
+        ["a", "b", "c"], "parts"
+    )
     for part in ("None of 3 parts", "test", "score", "24 untrained twins"):
         assert part in text
     assert "larger than all" not in text
@@ -60,7 +62,9 @@ def test_negative_sentence_states_its_test() -> None:
 
 def test_a_positive_sentence_names_what_passes() -> None:
     found = sizes([0.1, 5.0, 0.2], [[0.1, 0.1, 0.2]] * 24, ["head", "head", "layer"])
-    *_, text = judged(found, "effect", "component").standing(["a", "b", "c"], "parts")
+    *_, text = read_estimate(found, "effect", "component").standing(
+        ["a", "b", "c"], "parts"
+    )
     assert text.startswith("Learned")
     assert re.search(r"\bb\.$", text)
     assert "24 untrained twins" in text
@@ -84,7 +88,7 @@ class Work:
 def costly(run: Any) -> xr.Dataset:
     run.work += run.cost
     data = xr.Dataset({"effect": (("component", "series"), np.ones((2, 3)))})
-    return judge(data, "effect", floor=0.0)
+    return add_estimates(data, "effect", floor=0.0)
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
 
 
 def last_statement(data: xr.Dataset) -> str:
-    return judged(data, "effect", "component").standing(["a", "b"], "parts")[-1]
+    return read_estimate(data, "effect", "component").standing(["a", "b"], "parts")[-1]
 
 
 def test_amount_of_work_decides_about_twins(
@@ -194,7 +198,7 @@ def ablation(shape: list[float], size: list[float], change: list[float]) -> xr.D
         effect = np.full(ds[name].shape, 0.001)
         effect[position] = np.array(values)[:, None]
         ds[name] = (("component", "series"), effect)
-        ds = judge(ds, name, floor=1e-6, signed=name == "mae_change")
+        ds = add_estimates(ds, name, floor=1e-6, signed=name == "mae_change")
     return ds
 
 

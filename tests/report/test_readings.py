@@ -11,7 +11,7 @@ import xarray as xr
 
 import planted
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import find_figures
 from tsfm_lens.viz.attention import (
     read_attention,
@@ -385,15 +385,19 @@ def test_rounding_shares_are_no_forecast_shares(results):
     steady = results["gain"]
     steady["gain"][0, 1] = [-21.0, -20.0, -19.0]
     mae = read_gain(
-        judge(steady, "gain", floor=0.0, signed=True, smallest=1.0, groups="metric")
+        add_estimates(
+            steady, "gain", floor=0.0, signed=True, smallest=1.0, groups="metric"
+        )
     )[0]
     assert "(median and range over 3 series)" in mae
     assert "layer 0 (−20 %, −21 % to −19 %)" in mae
     none = read_gain(
-        judge(steady, "gain", floor=50.0, signed=True, smallest=1.0, groups="metric")
+        add_estimates(
+            steady, "gain", floor=50.0, signed=True, smallest=1.0, groups="metric"
+        )
     )
     assert none[0].endswith("none of 1 % or more.")
-    drowned = judge(
+    drowned = add_estimates(
         results["attribution"], "size_share", floor=9.0, groups="decomposition"
     )
     assert "none of 1 % or more" in read_attribution_over_series(drowned, "logit")[0]
@@ -411,7 +415,9 @@ def test_rounding_shares_are_no_forecast_shares(results):
         parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0
     )
     assert (silent[0].endswith(": none."), signed(-0.0)) == (True, "+0")
-    drowned = judge(results["activation_patching"], "recovered", floor=2.0, signed=True)
+    drowned = add_estimates(
+        results["activation_patching"], "recovered", floor=2.0, signed=True
+    )
     assert "none of 1 % or more" in read_patching(drowned, 0)[1]
     with pytest.raises(InputError, match="has no test of recovered"):
         read_patching(drowned.drop_vars("recovered_size"), 0)
@@ -429,7 +435,7 @@ def test_statements_follow_sizes_in_own_sentences(results):
     effect[heads[2]], effect[heads[4], :3] = 0.4 + rng.random(16), 2.0
     ds["spearman_distance"] = (("component", "series"), effect)
     text = read_ablation(
-        judge(ds, "spearman_distance", floor=1e-6), "spearman_distance"
+        add_estimates(ds, "spearman_distance", floor=1e-6), "spearman_distance"
     )
     name = str(ds["component"].values[heads[2]])
     head = (
@@ -541,7 +547,7 @@ def test_effects_and_repair_show_sizes(results):
     assert later.startswith("Largest total effects, with all that follows: ")
     assert "components act above rounding" in acting
     assert "add to it): decoder.1.mlp (100 %" in repair
-    silent = reader_of("causal_effects")(judge(ds, "direct_share", floor=2.0))
+    silent = reader_of("causal_effects")(add_estimates(ds, "direct_share", floor=2.0))
     assert silent[0].endswith("none of 1 % or more.")
 
 

@@ -16,7 +16,7 @@ from specimens.marks import unexplained
 from tsfm_lens import viz
 from tsfm_lens.core import registry
 from tsfm_lens.core.errors import InputError, UnknownNameError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import find, measurement
 from tsfm_lens.viz.generic import generic_figure
 from viz.marks import heatmaps
@@ -54,7 +54,7 @@ def made(*dims: str, name: str = "lean") -> xr.Dataset:
 
 def with_test(ds: xr.Dataset, name: str = "lean") -> xr.Dataset:
     """The same with a test over series, for which something acts everywhere."""
-    return judge(ds.fillna(0.5), name, floor=0.0)
+    return add_estimates(ds.fillna(0.5), name, floor=0.0)
 
 
 @pytest.mark.parametrize("dims", [("layer", "head"), ("head", "layer")])

@@ -54,7 +54,7 @@ def by_step(ds: xr.Dataset) -> np.ndarray:
 
 
 def groups(ds: xr.Dataset) -> list[np.ndarray]:
-    """Places of each stretch of the target, and of the covariate (the second series) in
+    """Sites of each stretch of the target, and of the covariate (the second series) in
     all, largest first.
     """
     steps = by_step(ds)

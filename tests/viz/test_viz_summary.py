@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.viz.summary import labelled, summarize, summary
 
 
@@ -53,7 +53,7 @@ def test_sentences_without_numbers_are_omitted() -> None:
 
 def test_effects_come_with_floor_and_statements() -> None:
     """An effect comes with its floor and its four statements."""
-    ds = judge(result(), "rank", floor=0.4, signed=True)
+    ds = add_estimates(result(), "rank", floor=0.4, signed=True)
     largest, *statements = summarize(
         ds, "Largest{rank:basis}: {rank:largest}.", effect="rank", noun="heads", side=1
     )
@@ -65,7 +65,7 @@ def test_effects_come_with_floor_and_statements() -> None:
         statements, ("above rounding on all 3 series", "too few", "twins"), strict=True
     ):
         assert label in text
-    silent = judge(result(), "rank", floor=9.0, signed=True)
+    silent = add_estimates(result(), "rank", floor=9.0, signed=True)
     assert summarize(silent, "{rank:largest percent}") == ["none of 1 % or more"]
     with pytest.raises(InputError, match="has no test of rank"):
         summarize(result(), effect="rank")

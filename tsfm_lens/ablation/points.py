@@ -14,9 +14,8 @@ from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.ablation.rollouts import Progress, forecast_variants
 from tsfm_lens.models.run import Run
 
-# tokens that run side by side, and variants between two calls of a progress function
-_TOKENS = 2**15
-_AT_ONCE = 256
+_MAX_TOKENS = 2**15  # in the rows that run side by side
+_AT_ONCE = 256  # variants between two calls of a progress function
 
 
 def point_forecasts(
@@ -25,9 +24,10 @@ def point_forecasts(
     """Compute a run's point forecast under each variant of its model.
 
     Args:
-        run: in single forwards all variants follow its path; in rollouts all draw the
+        run: in single forwards, decoders of all variants read its
+            :attr:`~tsfm_lens.models.run.Run.path`; in rollouts, all variants draw the
             same random numbers.
-        variants: the models.
+        variants: interventions on the run's model.
         progress: called with the variants done and their number.
 
     Returns:
@@ -59,9 +59,9 @@ def point_forecasts(
         # (variant, series, quantile, step), of the median alone
         return rollouts.quantiles[:, :, 0]
     forecasts = np.empty((len(variants), len(run.batch), run.horizon))
-    longest = max(len(spans) for spans in run.encoded.spans.values())
-    rows = max(1, _TOKENS // longest)
-    # the engine could take all at once; in parts, progress is shown
+    most_tokens = max(len(spans) for spans in run.encoded.spans.values())
+    rows = max(1, _MAX_TOKENS // most_tokens)
+    # the engine would take all variants in one call, but it reports no progress
     for first in range(0, len(variants), _AT_ONCE):
         part = variants[first : first + _AT_ONCE]
         outputs = run_variants(

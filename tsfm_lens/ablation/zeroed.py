@@ -26,34 +26,35 @@ from tsfm_lens.hooks.wiring import Attention, Branch, Writer
 
 
 def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
-    """Leave out what variants zero, while the block runs.
+    """Skip layers in the rows of variants that zero their output, in a ``with`` block.
 
-    Each variant is a block of rows.
+    The rows of a batch are those of the first variant, then of the second, and so on.
     """
-    dead: dict[str, set[int]] = defaultdict(set)
-    for block, variant in enumerate(variants):
+    # positions of the variants that do not need a layer, by its path
+    idle: dict[str, set[int]] = defaultdict(set)
+    for position, variant in enumerate(variants):
         for path in idle_layers(registry, variant):
-            dead[path].add(block)
-    modules = {path: registry.model.get_submodule(path) for path in dead}
+            idle[path].add(position)
+    modules = {path: registry.model.get_submodule(path) for path in idle}
     return shadowed(
         # only of a plain linear layer is the whole forward known: a subclass, such as
         # one of factors or of a quantised matrix, computes something else
-        (module, partial(_sparse, module, copies=len(variants), dead=dead[path]))
+        (module, partial(_skip_idle, module, copies=len(variants), idle=idle[path]))
         for path, module in modules.items()
         if type(module) is nn.Linear
     )
 
 
 def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
-    """Return the layers whose output a variant throws away for all its rows.
+    """Return the layers whose output a variant does not use in any of its rows.
 
-    Layers are named by their paths in the model.
+    They are linear layers, named by their paths in the model.
     """
     branches: set[str] = set()
     heads: dict[str, set[int]] = defaultdict(set)
     edited_layers: set[tuple[str, int]] = set()
     for intervention in variant.interventions:
-        # the very class: a subclass may put anything in place
+        # a subclass of Zero may write something else than zeros
         zeroes_all = (
             type(intervention) is Zero
             and intervention.rows is None
@@ -61,23 +62,26 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
         )
         for name, head in resolve(registry, intervention):
             point = registry.points[name]
+            # outputs without a kind, such as the unembedding's, are no branch's write
             if zeroes_all and name.endswith("hook_out") and point.kind:
                 branches.add(name)
             elif zeroes_all and head is not None and name.endswith("hook_z"):
                 heads[name].add(head)
             else:
-                # an edit in a layer may be carried around its branches
+                # Nothing in this layer is skipped: where a branch does not read the
+                # stream itself (``aside`` in the wiring), an edit of its input is added
+                # to its write.
                 edited_layers.add((point.stack, point.layer))
     paths: set[str] = set()
     for name in (*branches, *heads):
         point = registry.points[name]
         stack = registry.wiring.stack(point.stack)
         writer = stack.writer(point.kind, point.layer)
-        is_branch = name in branches
-        if (point.stack, point.layer) in edited_layers or not _rows_lead(
-            registry, writer
-        ):
+        if (point.stack, point.layer) in edited_layers:
             continue
+        if not _rows_lead(registry, writer):
+            continue
+        is_branch = name in branches
         if is_branch or len(heads[name]) == stack.n_heads:
             paths |= {
                 f"{stack.block(point.layer)}.{path}"
@@ -89,7 +93,7 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
 def _layers(writer: Writer, *, writes: bool) -> set[str]:
     """Return the linear layers of a branch; the output one only if ``writes``."""
     if isinstance(writer, Attention):
-        # keys and values of another stack have rows of their own
+        # another stack's keys and values need not have this stack's rows
         projections = (
             (writer.q,) if writer.keys_from else (writer.q, writer.k, writer.v)
         )
@@ -97,7 +101,7 @@ def _layers(writer: Writer, *, writes: bool) -> set[str]:
         if writes:
             paths.add(writer.o.module)
         return paths
-    # its matrices are not in the table
+    # the wiring names no matrices of other branches
     if isinstance(writer, Branch):
         return set()
     paths = {writer.i.module, writer.o}
@@ -121,29 +125,30 @@ def _rows_lead(registry: HookRegistry, writer: Writer) -> bool:
     )
 
 
-def _sparse(
-    module: nn.Linear, forward: Callable[[Tensor], Tensor], copies: int, dead: set[int]
+def _skip_idle(
+    module: nn.Linear, forward: Callable[[Tensor], Tensor], copies: int, idle: set[int]
 ) -> Callable[[Tensor], Tensor]:
-    """Return a linear layer's forward that leaves the ``dead`` blocks of rows at 0."""
-    # 1 where a run of live blocks begins, and -1 where it ends
-    live = np.diff([0, *(block not in dead for block in range(copies)), 0])
-    # runs of neighbouring blocks, as first and one past the last
-    segments = np.flatnonzero(live).reshape(-1, 2).tolist()
+    """Return a linear layer's forward that leaves rows of ``idle`` variants at 0."""
+    is_live = [position not in idle for position in range(copies)]
+    # steps up and down alternate, so that each pair is the first variant of a run of
+    # live neighbours, and the one after its last
+    runs = np.flatnonzero(np.diff([0, *is_live, 0])).reshape(-1, 2).tolist()
 
-    def sparse(x: Tensor) -> Tensor:
-        # `out=` has no derivative, and rows must fall into as many equal blocks
+    def skip_idle(x: Tensor) -> Tensor:
+        # the rows are not those of the variants, or `out=`, which has no derivative,
+        # cannot be used
         if len(x) % copies or torch.is_grad_enabled():
             return forward(x)
-        # rows of the matrix that x is for a linear layer, (batch · pos, features)
-        block_rows = len(x) // copies * prod(x.shape[1:-1])
         flat = x.reshape(-1, x.shape[-1])
+        # of ``flat``, whose rows are those of the batch times the axes between
+        rows_per_variant = len(x) // copies * prod(x.shape[1:-1])
         out = x.new_zeros(len(flat), module.out_features)
-        for first, stop in segments:
-            rows = slice(first * block_rows, stop * block_rows)
+        for first, stop in runs:
+            rows = slice(first * rows_per_variant, stop * rows_per_variant)
             if module.bias is None:
                 torch.mm(flat[rows], module.weight.t(), out=out[rows])
             else:
                 torch.addmm(module.bias, flat[rows], module.weight.t(), out=out[rows])
         return out.reshape(*x.shape[:-1], -1)
 
-    return sparse
+    return skip_idle

@@ -218,7 +218,7 @@ def ablate(
 
     from tsfm_lens.models.ablating import checked_how
     from tsfm_lens.probes import ablation_effects
-    from tsfm_lens.viz.findings import judged
+    from tsfm_lens.viz.findings import read_estimate
 
     if checked_how(how) and not reference:
         # the mean of a series alone, at its one decoder token, is what stands there
@@ -253,7 +253,7 @@ def ablate(
     # what has no size comes last
     order = np.argsort(-np.nan_to_num(sizes[0], nan=-np.inf), kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
-    effect = judged(result, first, "component")
+    effect = read_estimate(result, first, "component")
     rows = [
         [
             names[i],
@@ -484,8 +484,9 @@ def explain(
     parts: Annotated[
         str,
         typer.Option(
-            metavar="N|components",
-            help="Stretches of the past, or its trend, seasons and rest.",
+            metavar="N|adaptive|components",
+            help="Stretches of the past, close where they matter, or its trend, seasons"
+            " and rest.",
         ),
     ] = "",
     changes: Annotated[

@@ -89,19 +89,19 @@ def figure(
 ) -> None:
     """Draw one figure by its name, and write its files and caption."""
     if list_all:
-        _list(request.as_json)
+        _list_figures(request.as_json)
         return
     if name is None or not models or not data:
         missing = {"NAME": name, "MODEL": models, "--data": data}
         text = " and ".join(option for option, value in missing.items() if not value)
         raise typer.BadParameter(f"{text} missing; --list names all figures")
-    file_formats = _requested(formats)
+    file_formats = _read_formats(formats)
     if not file_formats:
         raise typer.BadParameter(
             "name at least one of html, svg, pdf, png, json", param_hint="--format"
         )
-    # bad arguments are refused before a model is opened; these imports take seconds, so
-    # that wrong usage above comes first
+    # These imports take seconds, which wrong usage above does not wait for. What they
+    # refuse below is still refused before a model is opened.
     from tsfm_lens.core.registry import find_figure
     from tsfm_lens.report.figures import (
         STATIC,
@@ -115,15 +115,17 @@ def figure(
 
     entry = find_figure(name)
     check_single(entry, len(models))
-    static = [
+    browser_formats = [
         file_format
         for file_format in checked_formats(file_formats)
         if file_format in STATIC
     ]
-    if static:
-        locate_browser(static[0])
+    if browser_formats:
+        # called for its error, where there is no browser
+        locate_browser(browser_formats[0])
     check_writable(out)
     for model in models:
+        # None where only the weights tell it
         architecture = check_sampling(model, request.samples)
         if architecture is not None:
             check_architecture(entry, architecture, model)
@@ -136,7 +138,7 @@ def figure(
             if item:
                 run = run.select(item)
             result = make_figure(name, run, lenses[1:])
-        write_id = bar.add_task("draw", total=len(file_formats))
+        drawing = bar.add_task("draw", total=len(file_formats))
         paths = write_figure(
             result,
             out,
@@ -145,29 +147,28 @@ def figure(
             model=models[0],
             sources=data,
             progress=lambda file: bar.update(
-                write_id, advance=1, description=f"draw {file}"
+                drawing, advance=1, description=f"draw {file}"
             ),
         )
     if request.as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        numbers = [as_plain(element) for element in result.results]
-        metadata = {
+        record = {
             "figure": result.entry.name,
             "files": [str(path) for path in paths],
-            "results": numbers,
+            "results": [as_plain(element) for element in result.results],
         }
-        echo(json.dumps(metadata, allow_nan=False))
+        echo(json.dumps(record, allow_nan=False))
         return
     for path in paths:
         echo(str(path))
 
 
-def _requested(formats: str | None) -> list[str]:
-    """Return the formats to write.
+def _read_formats(formats: str | None) -> list[str]:
+    """Return the file formats that an option asks for.
 
-    By default they are those that can be drawn on this machine, with a message about
-    the rest.
+    By default they are those that can be drawn on this machine. A message says if that
+    is html alone.
     """
     if formats is not None:
         return [name.strip().lower() for name in formats.split(",") if name.strip()]
@@ -184,7 +185,8 @@ def _requested(formats: str | None) -> list[str]:
     return ["html", *STATIC]
 
 
-def _list(as_json: bool) -> None:
+def _list_figures(as_json: bool) -> None:
+    """Write the name and title of every figure; as JSON, also what it computes."""
     from tsfm_lens.core.registry import figures
     from tsfm_lens.models.architecture import models_meeting
     from tsfm_lens.report.figures import (
@@ -197,18 +199,19 @@ def _list(as_json: bool) -> None:
     if as_json:
         records = []
         for entry in entries:
-            models = " and ".join(map(models_meeting, requirements(entry)))
-            metadata = {
+            needed_models = " and ".join(map(models_meeting, requirements(entry)))
+            record = {
                 "name": entry.name,
                 "title": entry.title,
                 "computes": describe_computation(entry),
-                "models": models,
+                "models": needed_models,
                 "several": takes_models(entry),
             }
-            records.append(metadata)
+            records.append(record)
         echo(json.dumps(records))
         return
-    # what computes a figure is in --json alone: a line would be 350 characters long
+    # what is computed for a figure is in --json alone: it would make lines of 350
+    # characters
     show_rows(
         ["figure", "what it shows"], [[entry.name, entry.title] for entry in entries]
     )

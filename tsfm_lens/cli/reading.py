@@ -8,7 +8,6 @@ options. Files are parsed by :mod:`tsfm_lens.data`.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -357,8 +356,7 @@ class Request:
             warnings.filterwarnings(
                 "ignore", message="We recommend keeping prediction length"
             )
-            later_passes = math.ceil(run.horizon / pass_length) - 1
-            times = 1 + later_passes * lens.adapter.quantile_paths(run.horizon)
+            times = lens.adapter.relative_cost(run.horizon)
             text = (
                 f"those beyond build on its forecast, and all take up to {times} times"
                 " as long"

@@ -103,7 +103,7 @@ class PartRecord(Strict, allow_inf_nan=False):
         return self
 
     @property
-    def places(self) -> Tensor:
+    def indices(self) -> Tensor:
         """Indices of the rows or columns that are left."""
         return torch.tensor(
             [index for run in self.runs for index in range(*run)],
@@ -267,7 +267,7 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
                 rank=layer.factors.rank, gain=layer.gain
             )
             continue
-        indices = layer.places.cpu().numpy()
+        indices = layer.indices.cpu().numpy()
         pieces = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
         runs = tuple(
             (int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece)
@@ -345,7 +345,7 @@ class CompressedCheckpoint(Checkpoint):
                 # the names of its parameters
                 rest = torch.empty(self.tensors[layer + REST].shape)
                 new = PartialLinear(
-                    rest, spec.places, spec.size, spec.of, bias, spec.gain
+                    rest, spec.indices, spec.size, spec.of, bias, spec.gain
                 )
             else:
                 down, up = (
@@ -410,7 +410,7 @@ class CompressedCheckpoint(Checkpoint):
                     f" {type(child).__name__}, expected the layer that the files hold"
                 )
             if isinstance(child, PartialLinear) and isinstance(spec, PartRecord):
-                child.places = spec.places.to(child.rest.device)
+                child.indices = spec.indices.to(child.rest.device)
 
 
 class _MetaMatrices(TorchFunctionMode):
@@ -501,7 +501,7 @@ def _read_shape(
     if isinstance(spec, PartRecord):
         axis = 0 if spec.of == "rows" else 1
         shape = list(tensors[0].shape)
-        if len(shape) != 2 or shape[axis] != len(spec.places):
+        if len(shape) != 2 or shape[axis] != len(spec.indices):
             raise wrong
         shape[axis] = spec.size
     else:

@@ -1,8 +1,8 @@
 """Healing: a short training of a compressed model on the user's own series.
 
 :func:`healed` trains the compressed layers alone. It uses the loop of
-:mod:`tsfm_lens.training` and the losses of :mod:`tsfm_lens.training.losses`, so that
-only Chronos and Chronos-Bolt can be healed.
+:mod:`tsfm_lens.training` and the losses of :mod:`tsfm_lens.training.losses`, which
+exist for two architectures, Chronos and Chronos-Bolt. Others cannot be healed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tsfm_lens.training.series_source import LENGTH, Corpus, SeriesSource
 __all__ = ["healed"]
 
 KINDS = {"chronos": "token", "chronos-bolt": "patch"}
-"""Architectures with a loss over series alone."""
+"""Kind of the training loss of each architecture that has one."""
+# a corpus is divided into named families; the caller's series are the only one here
 _FAMILY = "own"
 
 
@@ -50,14 +51,16 @@ def healed(
     """Train the compressed layers of a copy of a model on the contexts of a run.
 
     Args:
-        lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
-        run: gives the series, which are cropped and augmented, and the horizon; its
-            truth is not used.
-        steps: of AdamW.
-        learning_rate: its highest.
+        lens: model returned by :func:`factorised`, :func:`prune` or
+            :func:`compressed`.
+        run: run whose contexts, cropped and augmented, are trained on, with its
+            horizon. Its truth is not used: futures are cut from the contexts.
+        steps: number of training steps, by AdamW.
+        learning_rate: highest learning rate; it rises over the first twentieth of the
+            steps and falls over the second half.
         rows: series in a batch.
-        seed: of batches.
-        progress: called with the steps done and their number.
+        seed: seed by which batches are drawn.
+        progress: called with the number of steps done and that of all steps.
 
     Raises:
         InputError: the architecture has no loss, no layer is compressed, a number is
@@ -82,29 +85,32 @@ def healed(
         )
     trained = copy.deepcopy(lens)
     model: Any = trained.adapter.model
+    # biases are not compressed and stay as they are
     weights = [
-        part
-        for layer in model.modules()
-        if isinstance(layer, Compressed)
-        for name, part in layer.named_parameters()
-        # a part may be empty, where all rows or columns of a layer were removed
-        if name != "bias" and part.numel()
+        parameter
+        for module in model.modules()
+        if isinstance(module, Compressed)
+        for name, parameter in module.named_parameters()
+        # one is empty where all rows or columns of a layer were removed
+        if name != "bias" and parameter.numel()
     ]
     if not weights:
         raise InputError(
             f"no layer of {lens.model_id} is smaller than its matrix; there is nothing"
             " to heal"
         )
-    weight_ids = {id(part) for part in weights}
+    weight_ids = {id(parameter) for parameter in weights}
     frozen = [
-        part
-        for part in model.parameters()
-        if id(part) not in weight_ids and part.requires_grad
+        parameter
+        for parameter in model.parameters()
+        if id(parameter) not in weight_ids and parameter.requires_grad
     ]
-    # their gradients would only take time and memory
-    for part in frozen:
-        part.requires_grad_(False)
+    # gradients of parameters that are not trained would only take time and memory
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    # the losses run a single forward
     horizon = min(run.horizon, lens.adapter.longest_pass)
+    # one stage of one family, for the whole training
     stage = TrainingStage(
         start=0,
         # the source cuts context and horizon from rows of LENGTH steps
@@ -137,7 +143,7 @@ def healed(
     optimizer = torch.optim.AdamW(
         weights, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98)
     )
-    # nothing of it is saved, so that it needs no identity
+    # neither saved nor evaluated: identity and evaluation are empty
     task: Any = SimpleNamespace(
         model=model, loss=compute_loss, name="healing", identity="{}", evaluate=dict
     )
@@ -148,18 +154,18 @@ def healed(
     # copy is of no use
     if not training.run(quiet=True, progress=progress):
         raise KeyboardInterrupt
-    for part in weights:
+    for parameter in weights:
         # gradients would be copied and kept with the model
-        part.grad = None
-    for part in frozen:
-        part.requires_grad_(True)
+        parameter.grad = None
+    for parameter in frozen:
+        parameter.requires_grad_(True)
     return Lens(trained.adapter, f"{lens.model_id}, healed", lens.revision)
 
 
 def _rows(run: Run, length: int) -> np.ndarray:
-    """Cut the contexts into standardised pieces (row, length).
+    """Standardise the contexts and cut them into pieces, (piece, length).
 
-    NaN before a short one begins.
+    A context shorter than ``length`` is padded with NaN on the left.
     """
     rows = []
     for series in run.batch.values:

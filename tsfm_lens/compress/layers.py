@@ -406,12 +406,12 @@ class PartialLinear(Compressed):
     """
 
     rest: nn.Parameter
-    places: Tensor
+    indices: Tensor
 
     def __init__(
         self,
         rest: Tensor,
-        places: Tensor,
+        indices: Tensor,
         size: int,
         of: Literal["rows", "columns"],
         bias: Tensor | None = None,
@@ -424,7 +424,7 @@ class PartialLinear(Compressed):
             rest=rest,
         )
         # stored as runs in compression.json, not with the weights
-        self.register_buffer("places", places.clone(), persistent=False)
+        self.register_buffer("indices", indices.clone(), persistent=False)
         self.of = of
 
     @property
@@ -433,7 +433,7 @@ class PartialLinear(Compressed):
         shape = (self.out_features, self.in_features)
         axis = 0 if self.of == "rows" else 1
         rest = self.rest.detach()
-        indices = self.places
+        indices = self.indices
         return _LazyMatrix(
             lambda: rest.new_zeros(shape).index_copy(axis, indices, rest), shape, rest
         )
@@ -441,11 +441,11 @@ class PartialLinear(Compressed):
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
         if self.of == "columns":
-            out = linear(x.index_select(-1, self.places), self.rest, self.bias)
+            out = linear(x.index_select(-1, self.indices), self.rest, self.bias)
         else:
             rows = linear(x, self.rest)
             out = rows.new_zeros(*rows.shape[:-1], self.out_features).index_copy(
-                -1, self.places, rows
+                -1, self.indices, rows
             )
             if self.bias is not None:
                 out = out + self.bias
@@ -460,7 +460,7 @@ class PartialLinear(Compressed):
         else:
             full = self.in_features
         return (
-            f"{self.in_features} -> {self.out_features}, {len(self.places)} of {full}"
+            f"{self.in_features} -> {self.out_features}, {len(self.indices)} of {full}"
             f" {self.of}"
         )
 

@@ -1,4 +1,4 @@
-"""The matrices of a model that can be truncated, and the model with factors instead.
+"""The matrices of a model that can be truncated, and copies with low-rank factors.
 
 :func:`matrices` lists them by the model's wiring and refuses layers that factors cannot
 replace; :func:`factorised` truncates a copy of the model to given ranks. Ranks are
@@ -33,24 +33,26 @@ from tsfm_lens.models.lens import Lens
 
 __all__ = ["WeightMatrix", "factorised", "parameter_share", "matrices"]
 
-# largest difference of what a layer gives from what its matrix gives, as a share of the
-# latter, in single precision
-_SAME = 1e-4
+# largest difference between a layer's output and the product with its matrix, as a
+# share of the product's largest entry (at least 1), in single precision
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class WeightMatrix:
     """One matrix of a model, with the blocks of its heads and the gain of its layer.
 
-    Heads are blocks of its rows or columns, as ``of`` says.
-
     Attributes:
         name: such as "encoder_blocks.0.self_attn.q"; a fused matrix has the letters of
             all parts ("…attn.qkv").
         path: of the layer that holds it, in the native model.
+        stack, layer, kind: the stack, the layer, and the kind of attention or MLP that
+            the matrix belongs to.
         shape: (out, in).
-        heads: number of consecutive blocks in its rows or columns; 1 for MLPs, or if
-            heads are interleaved.
+        heads: number of equal blocks of consecutive rows or columns, one for each head
+            of each part; 1 for MLPs, or if heads are interleaved.
+        of: the side that these blocks divide, "rows" or "columns".
+        gain: factor that the layer puts on its weights and bias.
     """
 
     name: str
@@ -64,10 +66,10 @@ class WeightMatrix:
     gain: float
 
     def form(self, *, by_head: bool = False) -> BlockShape:
-        """Return the shape that is truncated: the matrix, or each head by itself.
+        """Return the shape that is truncated: one block, or one per head.
 
         Raises:
-            InputError: heads are asked for, and are no blocks.
+            InputError: ``by_head``, and the heads are interleaved.
         """
         rows, columns = self.shape
         if not by_head or not self.is_attention:
@@ -83,21 +85,21 @@ class WeightMatrix:
 
     @property
     def is_attention(self) -> bool:
-        """Membership of an attention, not of an MLP."""
-        # projections of attentions are named by letters, those of MLPs by words (in,
-        # gate, out), each of which has another letter
+        """True if the matrix belongs to an attention, False for an MLP."""
+        # a name ends in the letters of an attention's projections, or in a word for an
+        # MLP's (in, gate, out), each of which has a letter outside this set
         return set(self.name.rpartition(".")[2]) <= set("qkvgo")
 
 
 def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
-    """List every matrix of attentions that can be truncated, in order of the forward.
+    """List the attention matrices that can be truncated, in order of the forward pass.
 
     With ``mlps``, those of MLPs are listed, too.
 
     Raises:
-        WiringError: a matrix is not a layer of its own, two places share one, or a
+        WiringError: a matrix is not a layer of its own, two layers share one, or a
             layer is not a plain matrix product.
-        InputError: no such matrix; a matrix is not finite.
+        InputError: the model has no such matrix, or one is not finite.
 
     Example:
         >>> next(iter(compress.matrices(lens)))
@@ -119,8 +121,8 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
     owners: dict[int, str] = {}
     for matrix in by_name.values():
         layer_module = lens.adapter.model.get_submodule(matrix.path)
-        # it passed the checks when it was made, and its weight is a new tensor at each
-        # access
+        # a compressed layer passed the checks before it was compressed, and tied layers
+        # cannot be found by its weight, which is a new tensor at each access
         if isinstance(layer_module, Compressed):
             continue
         _check_layer(layer_module, matrix)
@@ -163,7 +165,9 @@ def matrices_by_name(
 def parameter_share(
     lens: Lens, ranks: Mapping[str, int], *, by_head: bool = False
 ) -> Ratio:
-    """Compute the share of a model's matrices that some ranks by name keep.
+    """Compute the share of the matrices named in ``ranks`` that these ranks keep.
+
+    It is given in shares of ranks, of entries in factors and of stored entries.
 
     Example:
         >>> compress.parameter_share(lens, compress.chosen_ranks(lens, keep=0.5)).ranks
@@ -179,35 +183,40 @@ def _list_matrices(
 ) -> Iterator[WeightMatrix]:
     """List the matrices of one attention or one MLP.
 
-    Parts of an attention that share a layer are listed together. Other branches have
-    none.
+    Projections that share a layer are listed as one matrix. Other kinds of branches
+    have none.
     """
-    # by layer: name, projection, and number and side of the heads
-    layers: dict[str, tuple[str, Projection, int, str]] = {}
+    # by path of the layer in the block: end of the name, first projection, number of
+    # blocks, and the side that they divide
+    by_module: dict[str, tuple[str, Projection, int, str]] = {}
     if isinstance(row, Mlp):
         out = Projection(row.o, gain=row.o_gain)
         for word, part in (("in", row.i), ("gate", row.gate), ("out", out)):
+            # "in" and "gate" may share a layer, which is listed as "in"
             if part is not None:
-                layers.setdefault(part.module, (word, part, 1, "rows"))
+                by_module.setdefault(part.module, (word, part, 1, "rows"))
     elif isinstance(row, Attention):
         # parts of a fused projection name the same module, and collect their letters in
         # its entry
-        for letter, part in [*row.inputs.items(), ("o", row.o)]:
-            letters, first, *_ = layers.get(part.module, ("", part))
-            letters += letter[0]
-            # a gate acts on the output of each query head, so both have all heads; keys
-            # and values may have fewer
+        for projection, part in [*row.inputs.items(), ("o", row.o)]:
+            letters, first = "", part
+            if part.module in by_module:
+                letters, first = by_module[part.module][:2]
+            letters += projection[0]
+            # the gate, "g", multiplies what each query head has read, and "o" reads all
+            # of these heads; keys and values may have fewer
             if letters[0] in "go":
                 heads = stack.n_heads
             else:
                 heads = row.count_heads(letters[0], stack.n_heads)
-            # heads that take turns stand in no blocks
+            # the rows of a head are consecutive only where d_head is the innermost axis
             blocks = 1
-            if re.findall(r"\w+", first.layout)[-1] == "d_head":
+            innermost_axis = re.findall(r"\w+", first.layout)[-1]
+            if innermost_axis == "d_head":
                 blocks = heads * first.parts
             side = "columns" if letters[0] == "o" else "rows"
-            layers[part.module] = (letters, first, blocks, side)
-    for module, (word, part, blocks, of) in layers.items():
+            by_module[part.module] = (letters, first, blocks, side)
+    for module, (word, part, blocks, side) in by_module.items():
         path = f"{stack.block(layer)}.{module}"
         name = f"{stack.prefix}.{layer}.{row.kind}.{word}"
         if part.weight != "weight":
@@ -225,7 +234,7 @@ def _list_matrices(
             row.kind,
             (rows, columns),
             blocks,
-            of,
+            side,
             part.gain,
         )
 
@@ -262,7 +271,7 @@ def _check_layer(layer: Any, matrix: WeightMatrix) -> None:
         difference = float((output - target).abs().max())
     else:
         difference = float("inf")
-    tolerance = _SAME * max(1.0, float(target.abs().max()))
+    tolerance = _TOLERANCE * max(1.0, float(target.abs().max()))
     if weight.dtype != torch.float32:
         # half precision has some three digits, single some seven
         tolerance *= 100
@@ -286,7 +295,7 @@ def factorised(
 ) -> Lens:
     """Copy a model and truncate its matrices.
 
-    A matrix is kept full if its factors would have more entries.
+    A truncated matrix is stored in full unless its factors have fewer entries.
 
     Args:
         lens: the model.
@@ -294,8 +303,8 @@ def factorised(
             whole.
         moments, sensitivity: by name, from :mod:`tsfm_lens.compress.moments`; the
             identity if None.
-        by_head: every head of an attention is truncated by itself, to the rank.
-        name: of the copy.
+        by_head: truncate every head of an attention by itself, to the given rank.
+        name: model id of the copy; that of the model with a remark if None.
 
     Raises:
         UnknownNameError: no such matrix.
@@ -310,14 +319,17 @@ def factorised(
     by_name = matrices_by_name(lens, ranks)
     factors: dict[str, Factors | None] = {}
     for key, matrix in by_name.items():
-        given = (moments, sensitivity)
-        if any(by_key is not None and key not in by_key for by_key in given):
-            raise InputError(
-                f"there is no second moment for {key}; take those of all matrices of"
-                " the ranks"
-            )
-        inner, outer = (None if by_key is None else by_key[key] for by_key in given)
-        factors[key] = compute_factors(lens, matrix, ranks[key], inner, outer, by_head)
+        for second_moments in (moments, sensitivity):
+            if second_moments is not None and key not in second_moments:
+                raise InputError(
+                    f"there is no second moment for {key}; take those of all matrices"
+                    " of the ranks"
+                )
+        of_inputs = None if moments is None else moments[key]
+        of_gradients = None if sensitivity is None else sensitivity[key]
+        factors[key] = compute_factors(
+            lens, matrix, ranks[key], of_inputs, of_gradients, by_head
+        )
     smaller = copy.deepcopy(lens)
     for key, pair in factors.items():
         if pair is None:
@@ -329,6 +341,7 @@ def factorised(
             low_rank = LowRankLinear(pair, layer.bias, by_name[key].gain)
             replace_layer(smaller.adapter.model, path, low_rank)
         else:
+            # the layer stays full, with the weights of the truncated matrix
             with torch.no_grad():
                 layer.weight.copy_(product(Factors(*(part.double() for part in pair))))
     return Lens(smaller.adapter, name or f"{lens.model_id} (cut off)", lens.revision)

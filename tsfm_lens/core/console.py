@@ -74,12 +74,17 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 def progress(
-    *, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False
+    *,
+    width: int = 0,
+    eta: bool = False,
+    after: str = "",
+    hidden: bool = False,
+    transient: bool = False,
 ) -> Progress:
     """Return a progress display on stderr, which leaves stdout alone.
 
     It has a description, a bar, counts, the elapsed time and, with ``eta``, the
-    remaining time.
+    remaining time. If ``transient``, it is wiped off at its end.
     """
     description = _PlainColumn(f"{{task.description:<{width}}}")
     columns = [
@@ -90,7 +95,9 @@ def progress(
     ]
     columns += [TimeRemainingColumn()] if eta else []
     columns += [_PlainColumn(after)] if after else []
-    return Progress(*columns, console=console(stderr=True), disable=hidden)
+    return Progress(
+        *columns, console=console(stderr=True), disable=hidden, transient=transient
+    )
 
 
 class Terminated(KeyboardInterrupt):

@@ -1,9 +1,10 @@
-"""Four statements on an effect of each member of a result, and their tests.
+"""Four statements on the effect of each member of a result, and their tests.
 
-They are: on how many series it acts, its size, whether it is significant, and whether
-it is learned. Read :func:`judge` first, which makes the first three; :func:`with_twins`
-adds the last, by untrained twins of the model, and :func:`corrected` corrects the tests
-of several results together. The statistics themselves are in :mod:`.stats`.
+A member is what a probe measures, such as a head. The statements are: on how many
+series it acts, its size, whether it is significant, and whether it is learned. Read
+:func:`add_estimates` first, which makes the first three; :func:`with_twins` adds the
+last, by untrained twins of the model, and :func:`corrected` corrects the tests of
+several results together. The statistics themselves are in :mod:`.stats`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from tsfm_lens.core.stats import (
 )
 
 SMALLEST_SHARE = SMALLEST
-"""Share of a series' range; smaller changes of a forecast are no denominator.
+"""Change of a forecast, as a share of a series' range, below which none is divided by.
 
-A caller may allow smaller ones.
+Functions that form such ratios take another limit as an argument.
 """
 TWIN_WORK = 10**9
-"""Largest work of a result that is repeated in twins nobody asked for.
+"""Largest work of a result that is repeated in twins by default.
 
-It is in parameters × forwards of the model.
+Work is in parameters × forwards of the model.
 """
 OTHER_SERIES = "other series like these"
 OTHER_TIMES = "other times of this series"
@@ -51,11 +52,11 @@ class Result(xr.Dataset):
     Its arrays keep xarray's own ``plot``.
     """
 
-    # xarray warns of a subclass that does not say so
+    # xarray warns of a subclass without slots
     __slots__ = ()
 
 
-def judge(
+def add_estimates(
     data: xr.Dataset,
     name: str,
     *,
@@ -70,28 +71,29 @@ def judge(
 ) -> xr.Dataset:
     """Add to an effect how often it acts, its size, and which members stand out.
 
-    Members are the effect's entries along all dimensions but series; covariates are
-    left out. Unit of all tests is the series, its windows averaged and equal series
-    counted once; where there is one series, its windows are the units. Series that the
-    coordinate ``flat`` marks as degenerate are left out, and counted, as is a series on
-    which no member has an effect or a floor.
+    Members are the effect's entries along all dimensions but series. The unit of all
+    tests is the series: its windows are averaged, and equal series count once. Where
+    there is one series, its windows are the units. Covariates are left out, and so are
+    series on which no member has an effect or a floor, and those that the coordinate
+    ``flat`` marks as degenerate, whose number is kept.
 
     Args:
         data: result with ``name`` over (…, series).
         name: of the effect.
-        floor: (series,), one value, or labelled by dimensions of the effect: the same
-            measure on an unchanged model.
+        floor: the same measure on an unchanged model: (series,), one value, or labelled
+            by dimensions of the effect.
         signed: whether effects below zero count by their size.
-        scale: of each series, or labelled: what the effect is divided by to be free of
-            units.
+        scale: what the effect is divided by to be free of units, in the same forms as
+            ``floor``.
         smallest: smallest size of interest, free of units.
-        groups: a coordinate or array over members' dimensions, or a label per member,
-            among which one may lead; None puts all into one group.
-        values: (…, series) the effect by series, where the result has it in some other
+        groups: members of a group are compared for which one leads; a coordinate or
+            array over members' dimensions, or a label per member. None puts all into
+            one group.
+        values: the effect (…, series) in place of ``data[name]``, if that has another
             form.
-        over: the dimension that is a sample, if it is not "series".
-        contexts: holds the series, by which equal ones are known, where the result does
-            not.
+        over: the dimension whose entries are the sample, in place of "series".
+        contexts: dataset in which equal series are found by their context, if ``data``
+            has none.
 
     Returns:
         The result with, by member: ``NAME_acts``, on how many series (and windows) the
@@ -106,7 +108,7 @@ def judge(
         ``family``, the number of tests, and ``needed``, the fewest units for
         significance.
     """
-    # variables and not arrays of xarray, which would align and drop by labels
+    # an xr.Variable has no labels, by which arrays would be aligned and entries dropped
     if values is None:
         effect = data.variables[name]
     else:
@@ -118,15 +120,14 @@ def judge(
     # (member, series): the test knows nothing of layers and heads
     effects = effect.values.astype(float).reshape(-1, sizes[over])
     floors = _labelled(floor, over, sizes[over])
-    noise, scales = (
-        variable.set_dims(sizes).transpose(*dims, over).values.reshape(effects.shape)
-        for variable in (floors, _labelled(scale, over, sizes[over]))
-    )
+    noise = _by_member(floors, effect)
+    scales = _by_member(_labelled(scale, over, sizes[over]), effect)
     degenerate = _degenerate(data, over, sizes[over])
-    defined = (np.isfinite(effects) & np.isfinite(noise) & (scales > 0)).any(0)
+    # (series,), true where any member has an effect, a floor and a scale
+    measured = (np.isfinite(effects) & np.isfinite(noise) & (scales > 0)).any(0)
     if contexts is None:
         contexts = data
-    units, target = _units(data, over, defined & ~degenerate, contexts)
+    units, target = _units(data, over, measured & ~degenerate, contexts)
     effects, noise, scales = (
         table[:, units >= 0] for table in (effects, noise, scales)
     )
@@ -148,6 +149,7 @@ def judge(
         first = leader(np.where(magnitudes > noise_floor[members], magnitudes, 0.0))
         if first is not None:
             leads[members[first]] = True
+        # bootstrap samples cannot be drawn of no units
         if len(units):
             shares[members] = lead_shares(np.abs(by_window[members]))
     with np.errstate(all="ignore"):
@@ -169,6 +171,7 @@ def judge(
             for part, numbers in parts.items()
         }
     )
+    # corrected() reads the groups and sides
     data[f"{name}_p"].attrs = {
         "groups": labels,
         "target": target,
@@ -178,7 +181,7 @@ def judge(
         "flat": int(degenerate.sum()),
         "smallest": smallest,
     }
-    # with all effects that the result had before: their family has grown
+    # effects judged before are corrected again, since all tests are one family
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
 
 
@@ -193,7 +196,7 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     """
     results = dict(results)
     tested = [
-        (key, name) for key, data in results.items() for name in judged_names(data)
+        (key, name) for key, data in results.items() for name in estimated_effects(data)
     ]
     if not tested:
         return results
@@ -201,7 +204,7 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     # a member without a value is not tested
     family = int(sum(np.isfinite(values).sum() for values in p))
     adjusted = holm(np.concatenate(p))
-    # back into one array per effect; the last sum is the end itself and splits nothing
+    # back into one array per effect; np.split takes inner bounds, without the end
     by_effect = np.split(adjusted, np.cumsum([len(values) for values in p])[:-1])
     for (key, name), corrected_p in zip(tested, by_effect, strict=True):
         variable = results[key][f"{name}_p"]
@@ -210,23 +213,26 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
             "needed": units_needed(family, int(variable.attrs["sides"])),
         }
         is_significant = (corrected_p <= LEVEL).reshape(variable.shape)
-        mark = variable.copy(data=is_significant)
+        significant = variable.copy(data=is_significant)
         results[key] = results[key].assign(
             {
                 f"{name}_p": variable.assign_attrs(metadata),
-                f"{name}_significant": mark.assign_attrs(variable.attrs | metadata),
+                f"{name}_significant": significant.assign_attrs(
+                    variable.attrs | metadata
+                ),
             }
         )
-    with_controls = [
+    with_twin_sizes = [
         (key, name) for key, name in tested if f"{name}_twins" in results[key]
     ]
-    return _mark_learned(results, with_controls)
+    return _mark_learned(results, with_twin_sizes)
 
 
 def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
     """Leave covariates of a probe's runs out of its result.
 
-    An explanation, whose dimension is "segment", keeps what its segments are of.
+    An explanation, which has a dimension "segment", stays as it is: segments may be of
+    covariates.
     """
     runs = [arg.batch for arg in args if hasattr(arg, "batch")]
     covariates = {
@@ -241,8 +247,8 @@ def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
     return data.drop_vars(["role", "known_future"], errors="ignore")
 
 
-def judged_names(data: xr.Dataset) -> list[str]:
-    """Return the names of the effects that :func:`judge` has judged in a result."""
+def estimated_effects(data: xr.Dataset) -> list[str]:
+    """Return the names of the effects that a result has estimates of."""
     names = [
         str(name).removesuffix("_p")
         for name in data.data_vars
@@ -256,13 +262,13 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
     """Add the sizes that the same members have in untrained twins of the model.
 
     Returns:
-        The result with ``NAME_twins`` (twin, …), the absolute sizes in each;
-        ``NAME_twin_rank``, the rank of the model's own among them, 1 the largest;
-        ``NAME_learned``, see :func:`.stats.exceeds_controls`; what does not act is not
-        learned.
+        The result with ``NAME_twins`` (twin, …), the absolute sizes in each twin;
+        ``NAME_twin_rank``, the rank of the model's own size among them, where 1 is the
+        largest; and ``NAME_learned``, true of members that act and exceed all twins by
+        :func:`.stats.exceeds_controls`.
     """
     controls = list(twins)
-    for name in judged_names(data):
+    for name in estimated_effects(data):
         size = abs(data[f"{name}_size"])
         sizes = xr.Variable.concat(
             [np.abs(control[f"{name}_size"].variable) for control in controls], "twin"
@@ -275,7 +281,7 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
     return corrected({"": data})[""]
 
 
-def beside_twins(
+def compare_with_twins(
     probe: Callable[..., xr.Dataset],
     result: xr.Dataset,
     count: int,
@@ -286,16 +292,16 @@ def beside_twins(
     """Compute a probe's result in untrained twins of the model, and compare.
 
     Args:
-        count: of twins; below 0 as many as a report has, if the result took at most
-            :data:`TWIN_WORK`. The rule knows no clock, so that a page is the same on
-            every machine.
+        count: number of twins. Below 0 it is that of a report, if the result took at
+            most :data:`TWIN_WORK`; work decides and not time, so that a page is the
+            same on every machine.
         work: of the result itself, in parameters × forwards.
 
     Returns:
         See :func:`with_twins`; the result unchanged if it holds no effects. Where it is
         too much work or a twin refuses, the attribute ``twins_refused`` says why.
     """
-    if not judged_names(result):
+    if not estimated_effects(result):
         return result
     if count < 0:
         count = twins_of_reports()
@@ -307,9 +313,10 @@ def beside_twins(
             return result.assign_attrs(twins_refused=reason)
     if not count:
         return result
-    # what shows progress counts the result alone
+    # a caller's progress counts the result alone, and not its twins
     options = {name: value for name, value in options.items() if name != "progress"}
-    # one twin at a time, since each is as large as the model
+    # a run becomes that of a twin, and other arguments stay; one twin at a time, since
+    # each is as large as the model
     twin_args = (
         [arg.twin(i) if hasattr(arg, "n_twins") else arg for arg in args]
         for i in range(count)
@@ -324,12 +331,11 @@ def beside_twins(
 def twins_of_reports() -> int:
     """Return how many twins a report has.
 
-    Beside the 24 by default, a model is the most extreme by chance once in 25 times.
-
     Raises:
         InputError: ``TSFM_LENS_TWINS`` in the environment is not a whole number.
     """
-    # 24 is chosen so that the chance, 1 in 25, is below the level of 5 %
+    # beside 24 twins, a model is the most extreme by chance once in 25 times, which is
+    # below the level of 5 %
     value = os.environ.get("TSFM_LENS_TWINS", "24")
     if not value.isdigit():
         raise InputError(
@@ -348,16 +354,16 @@ def _mark_learned(
     sizes = [abs(results[key][f"{name}_size"]) for key, name in compared]
     above_floor = [results[key][f"{name}_acts"].values > 0 for key, name in compared]
     by_twin = [results[key][f"{name}_twins"].values for key, name in compared]
-    # row i must be one and the same twin in all effects
+    # (twin, member): a row is one twin over all effects, so only twins that every
+    # result has are compared
     count = min(map(len, by_twin))
     in_twins = np.hstack([values[:count].reshape(count, -1) for values in by_twin])
-    # a twin whose forecasts are all flat has no effects that anything could be larger
-    # than
+    # a twin whose forecasts are all flat has no effects, and sets no bar
     in_twins = in_twins[np.isfinite(in_twins).any(axis=1)]
     if not len(in_twins):
         return results
     in_model = np.concatenate([np.ravel(size.values) for size in sizes])
-    # groups of one result are no groups of another
+    # groups count from 0 in every result; the offset keeps those of two results apart
     groups = np.concatenate(
         [
             1000 * index + results[key][f"{name}_p"].attrs["groups"]
@@ -370,14 +376,14 @@ def _mark_learned(
         compared, sizes, by_effect, above_floor, strict=True
     ):
         # what is beyond all twins can still be below the floor of the model itself
-        is_learned = size.copy(data=part.reshape(size.shape) & acting)
-        mark = is_learned.assign_attrs(twins=len(in_twins))
-        results[key] = results[key].assign({f"{name}_learned": mark})
+        learned = size.copy(data=part.reshape(size.shape) & acting)
+        learned = learned.assign_attrs(twins=len(in_twins))
+        results[key] = results[key].assign({f"{name}_learned": learned})
     return results
 
 
 def _labelled(values: Any, over: str, count: int) -> xr.Variable:
-    """Label values by the dimension that is a sample, unless they have labels."""
+    """Label values by the dimension of the sample, unless they have labels."""
     if isinstance(values, xr.DataArray):
         return xr.Variable(values.dims, values.values.astype(float))
     # a copy, since broadcast_to gives a read-only view
@@ -386,15 +392,22 @@ def _labelled(values: Any, over: str, count: int) -> xr.Variable:
     )
 
 
+def _by_member(values: xr.Variable, effect: xr.Variable) -> np.ndarray:
+    """Broadcast values to the dimensions of an effect, as (member, series)."""
+    aligned = values.set_dims(dict(effect.sizes)).transpose(*effect.dims)
+    result: np.ndarray = aligned.values.reshape(-1, effect.shape[-1])
+    return result
+
+
 def _targets(data: xr.Dataset, count: int) -> np.ndarray:
-    """Mark the series that are no covariates."""
+    """Mark the series that are forecast, as covariates are not."""
     if "role" in data.coords:
         return np.asarray(data["role"].values == "target")
     return np.ones(count, dtype=bool)
 
 
 def _degenerate(data: xr.Dataset, over: str, count: int) -> np.ndarray:
-    """Mark the targets that a result says to be flat."""
+    """Mark the targets that are flat by a coordinate of the result."""
     if over != "series" or "flat" not in data.coords:
         return np.zeros(count, dtype=bool)
     result: np.ndarray = np.asarray(data["flat"].values.astype(bool)) & _targets(
@@ -419,7 +432,7 @@ def _units(
         labels = data["item"].values
     else:
         labels = _digests(contexts, rows)
-    # all are windows of one item, of which nothing can be said about other series
+    # each window of the only item is a unit, and says nothing about other series
     if is_of_items and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
     _, units = np.unique(labels, return_inverse=True)
@@ -428,6 +441,7 @@ def _units(
 
 def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
     """Return one label per series, the same for series that are equal."""
+    # without contexts to compare, every series counts as different
     if "context" not in data or data["context"].dims != ("series", "time"):
         return rows
     parts = [
@@ -473,7 +487,7 @@ def _over_units(statistic: Any, values: np.ndarray) -> np.ndarray:
 
 
 def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.ndarray:
-    """Return one label per member, as an index of groups, (member,)."""
+    """Return the group of each member, numbered from 0, as (member,)."""
     shape = tuple(sizes.values())
     if groups is None:
         return np.zeros(int(np.prod(shape)), dtype=int)

@@ -1,7 +1,9 @@
-"""Requirements of definitions on a model.
+"""What the definitions of measurements and figures require of a model.
 
-A :class:`Needs` names traits that a model must have; its wiring and its adapter give a
-model its traits. :data:`NEEDS` lists all requirements that a declaration can name.
+A :class:`Needs` is one requirement: traits that a model must have, such as
+"cross_attention". Its wiring and its adapter tell which traits a model has.
+:data:`NEEDS` holds all requirements, by the names that measurements and figures are
+registered with (``needs="heads"``).
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from tsfm_lens.core.errors import InputError
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirement of a definition on a model, open or not.
+    """Requirement on a model; it can be tested before the model is loaded.
 
     Attributes:
-        words: what the definition is of.
-        traits: of a lens or an architecture, all of which the model must have.
-        models: which models meet it, where their architectures do not tell.
+        words: what the measurement is defined by, as error messages say it.
+        traits: traits that the model must have, all of them; see ``Lens.traits`` and
+            ``Architecture.traits``.
+        models: text that says which models meet the requirement, if that depends on
+            the checkpoint; "" if it depends on the architecture alone.
     """
 
     words: str
@@ -27,18 +31,26 @@ class Needs:
     models: str = ""
 
     def met(self, model: Any) -> bool:
-        """Test if a lens has the traits, or an architecture can have them."""
+        """Test if a lens has the traits, or models of an architecture can have them."""
+        # Any, since lenses and architectures are defined in packages above this one
         result: bool = self.traits <= model.traits
         return result
 
     def check(self, lens: Any, name: str, instead: str = "") -> None:
-        """Refuse a lens that does not have it, naming what can be had ``instead``."""
+        """Raise InputError for a lens without the traits.
+
+        The message begins with ``name``, that of the measurement or figure, and ends
+        with ``instead``, a hint at another one.
+        """
         self.check_architecture(lens, lens.model_id, name, instead)
 
     def check_architecture(
         self, architecture: Any, model: str, name: str, instead: str = ""
     ) -> None:
-        """Refuse a model that is not open yet by its architecture."""
+        """Raise InputError for a model by its architecture, before it is loaded.
+
+        ``model`` is the model's name in the message; see :meth:`check`.
+        """
         if not self.met(architecture):
             hint = ""
             if instead:
@@ -70,4 +82,4 @@ NEEDS = {
         models="reference checkpoints",
     ),
 }
-"""Requirements by the name that a declaration gives."""
+"""Requirements by name."""

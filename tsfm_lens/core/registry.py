@@ -14,6 +14,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from tsfm_lens.core.errors import InputError, LensError, unknown_name
 from tsfm_lens.core.extensions import MEASUREMENTS, load_all, load_extension
 from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.progress import DelayedProgress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -405,6 +407,7 @@ def probe(
 
     def register(function: Callable[P, xr.Dataset]) -> Callable[P, Result]:
         kind = function.__name__
+        takes_progress = "progress" in signature(function).parameters
 
         @wraps(function)
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
@@ -423,15 +426,22 @@ def probe(
                 work = _count_work(args)
             token = _IS_WITHIN_PROBE.set(True)
             try:
-                result = function(*args, **arguments)
+                with ExitStack() as stack:
+                    if takes_progress and not is_nested:
+                        shown = stack.enter_context(DelayedProgress(entry.title))
+                        if arguments.get("progress") is None:
+                            arguments["progress"] = shown
+                    result = function(*args, **arguments)
             finally:
                 _IS_WITHIN_PROBE.reset(token)
             # numpy and xarray take longer to import than the help of the command line
-            from tsfm_lens.core.estimates import Result, beside_twins, of_targets
+            from tsfm_lens.core.estimates import Result, compare_with_twins, of_targets
 
             if n_twins:
                 spent = _count_work(args) - work
-                result = beside_twins(function, result, n_twins, args, arguments, spent)
+                result = compare_with_twins(
+                    function, result, n_twins, args, arguments, spent
+                )
             if not is_nested:
                 result = of_targets(result, args)
             if "kind" not in result.attrs:

@@ -18,24 +18,23 @@ from tsfm_lens.core.stats import CONFIDENCE, CONFIDENCE_TEXT
 __all__ = ["RULES", "verdict"]
 
 HALF = 0.5
-"""How far from all of a segment's effect may be what routes remove, or bring back.
+"""Bound on the distance from 1 of the share of an effect that routes account for.
 
-It is a share of the effect.
+That is the share that cutting them removes, or that restoring them brings back. The
+error of the predicted forecast has the same bound.
 """
 BEYOND = 0.25
-"""How much nearer to all of the effect named routes must come than random sets.
-
-It is a share of the segment's effect, and compared with the median of the sets.
-"""
+"""How much nearer to 1 that share must be for routes than for the median random set."""
 EXPLAINED = 0.7
+"""Least R² of predicted effects."""
 SIGNED = 0.8
+"""Least share of the change that has the predicted sign."""
 SLOPES = (2 / 3, 1.5)
+"""Bounds of the slope of measured on predicted effects."""
 MARGIN = 0.05
+"""By how much R² may rise when two segments exchange their effects."""
 ALIKE = 0.3
-"""In this order: least R² of predicted effects, least share of effect with the right
-sign, bounds of the slope, how much better an exchange of two segments' effects may
-predict, and least agreement of sets on what a segment does. Chosen on drawn cases, see
-``docs/howto/verdict.md``."""
+"""Least agreement of the sets that mask a segment on what it does."""
 RULES = (
     (
         "Inputs: one or two segments at a time are masked, and also revealed with all"
@@ -82,6 +81,7 @@ RULES = (
 """The rules, as a report states them."""
 
 SEGMENT_CONTROLS = ("effect 0", "sign flipped")
+"""What is done to the effect of one segment; the other effects stay."""
 EXCHANGED = "two segments exchanged"
 """Name of the control that may do better by a margin.
 
@@ -90,9 +90,9 @@ Two segments with equal effects can change places without any loss.
 
 Word = Literal["holds", "holds in part", "fails"]
 
-# by test: the adjective of routes that pass it, and what is said of the share of the
-# segment's effect that they remove or bring back: as a rule, if it is below 0, and if
-# it is far above 1
+# by test: the adjective of routes that pass it, and three phrases for the share of the
+# segment's effect that they remove or bring back: the usual one, one for a share below
+# 0, and one for a share far above 1
 _SHARES = {
     "necessity": (
         "necessary",
@@ -121,8 +121,8 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         tests: results of kind "deletion_curves" or "route_faithfulness".
 
     Returns:
-        The verdict in a word, and a sentence for each test, by :data:`RULES`; that
-        which decides is the first.
+        The verdict in a word by :data:`RULES`, and a sentence for the inputs and for
+        each segment with routes, the worst first.
 
     Raises:
         InputError: no test, or a result of another kind.
@@ -140,7 +140,7 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
             " route_faithfulness"
         )
     verdicts: list[Word] = []
-    decisive: list[Word] = []
+    first_verdicts: list[Word] = []
     sentences: list[str] = []
     for test in tests:
         kind = test.attrs.get("kind")
@@ -151,15 +151,15 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
             )
         test_verdicts, reasons = _JUDGES[str(kind)][0](test)
         verdicts += test_verdicts
-        # segments stand in the order of their effects
-        decisive.append(test_verdicts[0])
+        # the first is that of the inputs, or of the segment with the largest effect
+        first_verdicts.append(test_verdicts[0])
         sentences += reasons
     word: Word = "holds in part"
-    if "fails" in decisive:
+    if "fails" in first_verdicts:
         word = "fails"
     elif set(verdicts) == {"holds"}:
         word = "holds"
-    # the sort is stable: what fails first, then what holds in part
+    # first what fails, then what holds in part; otherwise the order is kept
     order = sorted(
         range(len(verdicts)),
         key=lambda i: ("fails", "holds in part", "holds").index(verdicts[i]),
@@ -167,12 +167,15 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
     return word, [sentences[i] for i in order]
 
 
-def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
+def _judge_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
+    """Judge the inputs by a test of kind "deletion_curves"."""
+    # the first explanation is under test, the others are its rivals
     first = curves.isel(explanation=0)
-    explained, slope, signed = (
+    r2, slope, signed_share = (
         float(first[name]) for name in ("r2", "slope", "sign_agreement")
     )
-    if not np.isfinite(explained):
+    # scores rank the segments and state no effects, so that their R² is NaN
+    if not np.isfinite(r2):
         return ["fails"], [
             "Scores without signs and sizes predict no effect: the inputs fail."
         ]
@@ -182,30 +185,30 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         str(name): float(value)
         for name, value in zip(names, values, strict=True)
         # NaN is a control that was not tried
-        if value == value
+        if not np.isnan(value)
     }
-    better = [
+    better_controls = [
         name
         for name, value in controls.items()
-        if value >= explained + (MARGIN if name == EXCHANGED else 0.0)
+        if value >= r2 + (MARGIN if name == EXCHANGED else 0.0)
     ]
-    undecided, failing = _by_segment(first)
-    verb = "predicts" if len(better) == 1 else "predict"
+    undecided, flippable = _judge_segments(first)
+    verb = "predicts" if len(better_controls) == 1 else "predict"
     faults = {
-        f"R² is below {EXPLAINED:g}": explained < EXPLAINED,
+        f"R² is below {EXPLAINED:g}": r2 < EXPLAINED,
         f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": (
             not SLOPES[0] <= slope <= SLOPES[1]
         ),
         f"less than {100 * SIGNED:.0f} % of the change has the right sign": (
-            signed < SIGNED
+            signed_share < SIGNED
         ),
-        f"{_few(better)} {verb} as well or better": bool(better),
-        f"with the other sign for {_few(failing)}, it predicts as well or better": bool(
-            failing
+        f"{_few(better_controls)} {verb} as well or better": bool(better_controls),
+        f"with the other sign for {_few(flippable)}, it predicts as well or better": (
+            bool(flippable)
         ),
     }
     reasons = [fault for fault, is_found in faults.items() if is_found]
-    # the text names the strongest of those that must be worse without a margin
+    # the text names the best of the controls, except for the one that has a margin
     best = max(
         (name for name in controls if name != EXCHANGED),
         key=lambda name: controls[name],
@@ -215,9 +218,9 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         conclusion = f"the inputs fail, since {_few(reasons, 4)}"
     sentence = (
         f"Effects by {first['explanation'].item()} predict masking of one and two"
-        f" segments with R² {_floored(explained):.2f}"
+        f" segments with R² {_floored(r2):.2f}"
         f" ({controls[best]:.2f} with {best}), slope {slope:.2f} and the right sign"
-        f" for {100 * _floored(signed):.0f} % of the change: {conclusion}."
+        f" for {100 * _floored(signed_share):.0f} % of the change: {conclusion}."
     )
     if undecided:
         noun = "effects" if len(undecided) > 1 else "effect"
@@ -227,49 +230,51 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     return ["fails" if reasons else "holds"], [sentence]
 
 
-def _by_segment(test: xr.Dataset) -> tuple[list[str], list[str]]:
-    """Return two lists of segments, by their controls.
+def _judge_segments(test: xr.Dataset) -> tuple[list[str], list[str]]:
+    """Return the segments that are undecided, and those with a doubtful sign.
 
-    The effects of the first cannot be told from zero; with flipped sign, those of the
-    second predict as well or better.
+    The effect of an undecided one cannot be told from zero. The sign is doubtful if the
+    explanation predicts as well or better with the segment's effect flipped.
     """
     if "segment_control_r2" not in test:
         return [], []
     agreed = test["segment_agreement"] >= ALIKE
     as_good = test["segment_control_r2"] >= test["r2"]
     zero, flipped = (as_good.sel(segment_control=name) for name in SEGMENT_CONTROLS)
-    failing = agreed & flipped
+    flippable = agreed & flipped
     undecided = ~agreed | (zero & ~flipped)
     names = test["segment"].values.astype(str)
-    return list(names[undecided]), list(names[failing])
+    return list(names[undecided]), list(names[flippable])
 
 
 def _floored(value: float) -> float:
-    """Round down, so that what is below a bound of two digits reads so."""
+    """Round down to two digits, so that no value below a bound reads as the bound."""
     return float(np.floor(100 * value + 1e-9) / 100)
 
 
-def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
+def _judge_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
+    """Judge the routes of each segment by a test of kind "route_faithfulness"."""
     verdicts: list[Word] = []
     reasons: list[str] = []
-    # the p-value if no draw comes as near, as the routes themselves count as one
-    smallest = 1 / (1 + test.sizes["draw"])
+    # p-value of routes that come nearer than every draw; they count as one set, too
+    smallest_p = 1 / (1 + test.sizes["draw"])
     for index, segment in enumerate(test["segment"].values):
         routes = test.isel(segment=index)
-        # the last entry is all components together, and shorter rows end in ""
+        # the last entry is all components together; "" fills the rows of segments that
+        # have fewer components than others
         names = [str(name) for name in routes["cut_name"].values[:-1] if name]
         properties = []
         parts = []
-        for name, (adjective, *phrases) in _SHARES.items():
+        for name, (adjective, usual, negative, excessive) in _SHARES.items():
             value = float(routes[name])
             random = routes[f"random_{name}"].values
-            if _is_carried(value, random, float(routes[f"{name}_p"]), smallest):
+            if _is_carried(value, random, float(routes[f"{name}_p"]), smallest_p):
                 properties.append(adjective)
-            phrase = phrases[0]
+            phrase = usual
             if value < 0:
-                phrase = phrases[1]
+                phrase = negative
             elif value > 1 + HALF:
-                phrase = phrases[2]
+                phrase = excessive
             chance = 100 * float(np.median(random))
             parts.append(
                 f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components"
@@ -288,7 +293,7 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
             f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring"
             f" {pronoun} {parts[1]}. So the routes are {summary}."
         )
-        # so written, a NaN is said as well
+        # written so that a NaN is reported, too
         if not error < HALF:
             reasons[-1] += (
                 " The forecast without the segment is predicted with an error of"
@@ -297,19 +302,19 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
     return verdicts, reasons
 
 
-def _is_carried(share: float, random: np.ndarray, p: float, smallest: float) -> bool:
+def _is_carried(share: float, random: np.ndarray, p: float, smallest_p: float) -> bool:
     """Test whether routes carry a segment's effect.
 
-    They must account for about all of it, and come clearly nearer to all than random
-    sets.
+    The share of it that they account for must be near 1, nearer by ``BEYOND`` than that
+    of the median random set, and nearer than that of nearly all sets.
     """
     distance = abs(1 - share)
     random_distance = float(np.median(np.abs(1 - random)))
-    # with few draws, the smallest p-value that there is must be enough
+    # few draws give no p-value below ``smallest_p``, which must then be enough
     return (
         distance <= HALF
         and random_distance - distance >= BEYOND
-        and p <= max(1 - CONFIDENCE, smallest)
+        and p <= max(1 - CONFIDENCE, smallest_p)
     )
 
 
@@ -323,6 +328,6 @@ def _few(names: list[str], max_names: int = 3) -> str:
 
 
 _JUDGES = {
-    "deletion_curves": (_of_curves, RULES[:2]),
-    "route_faithfulness": (_of_routes, RULES[2:4]),
+    "deletion_curves": (_judge_curves, RULES[:2]),
+    "route_faithfulness": (_judge_routes, RULES[2:4]),
 }

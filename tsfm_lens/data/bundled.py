@@ -1,7 +1,7 @@
 """Real series that come with the package.
 
-:func:`bundled` loads them from ``bundled_series/``, whose ``index.json`` has the source
-and licence of each; :func:`bundled_info` returns these.
+:func:`bundled` loads them from ``bundled_series/``, whose ``index.json`` describes each
+series, with its source and licence; :func:`bundled_info` returns that description.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ class BundledSeries:
     """Description of one bundled series.
 
     Attributes:
-        name, title, field: key for :func:`bundled`, what was measured where, and the
-            field it comes from.
+        name: key for :func:`bundled`.
+        title: what was measured, and where.
+        field: discipline that the series comes from, e.g. "astronomy".
         unit: of the values.
-        freq, seasonality, start, length: pandas alias, season in steps, first
-            timestamp, steps.
-        source, licence: who published it, through which package it was taken, and under
-            which it may be passed on.
+        freq: pandas frequency alias.
+        seasonality: season length in steps.
+        start: timestamp of the first step.
+        length: number of steps.
+        source: who published the series, and the package that it was taken from.
+        licence: terms under which it may be passed on.
     """
 
     name: str
@@ -93,13 +96,16 @@ def bundled(*names: str) -> SeriesBatch:
     for info in map(bundled_info, names or bundled_names()):
         # opened as a resource, since the package may be inside an archive
         with (_FOLDER / f"{info.name}.csv").open(encoding="utf-8") as handle:
-            # the file has no dates: start and frequency in the index tell them
+            # the file has no dates: they follow from start and frequency in the index
             values = pd.read_csv(handle)["value"].to_numpy(dtype=np.float64)
-        start = (pd.Timestamp(info.start),)
-        units = (info.unit,)
         batches.append(
             SeriesBatch(
-                (values,), (info.name,), info.freq, start, units, info.seasonality
+                (values,),
+                ids=(info.name,),
+                freq=info.freq,
+                starts=(pd.Timestamp(info.start),),
+                units=(info.unit,),
+                seasonality=info.seasonality,
             )
         )
     if len(batches) == 1:

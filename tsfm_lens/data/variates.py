@@ -1,7 +1,7 @@
-"""Datasets of multivariate batches with an axis for the variates.
+"""A dimension for the variates in datasets of multivariate batches.
 
-Results of a run have one row per series; :func:`by_variate` lays the series of a group
-side by side.
+Results of a run have one row per series; :func:`by_variate` makes one row per group,
+with its series along a new dimension.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ _LABELS = ("series", "group", "variate")
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     """Split dim ``series`` into ``series``, one entry per group, and ``variate``.
 
-    Both are in order of appearance.
-
-    Where a group lacks a variate, floats and integers are NaN, times NaT and text "".
+    Groups and variates are in order of first appearance. Where a group lacks a variate,
+    floats and integers become NaN, times NaT and text "".
 
     Raises:
         InputError: coordinates ``group`` and ``variate`` are missing or incomplete, or
@@ -40,31 +39,33 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
                 f"the dataset has no coordinate {name!r} on dim 'series', so there are"
                 " no variates to part; results of multivariate input have one"
             )
-    row, groups = _number_names(dataset["group"])
-    column, variates = _number_names(dataset["variate"])
-    # -1 marks a pair without a series; ``isel`` takes the last series there, which is
-    # masked below
-    rows = np.full((len(groups), len(variates)), -1)
-    for position, index in enumerate(zip(row, column, strict=True)):
-        if rows[index] >= 0:
-            group = str(groups[index[0]])
-            variate = str(variates[index[1]])
+    group_numbers, groups = _number_names(dataset["group"])
+    variate_numbers, variates = _number_names(dataset["variate"])
+    # position of each series in the dataset, (group, variate). -1 marks a pair without
+    # a series; ``isel`` takes the last series there, which is masked below
+    positions = np.full((len(groups), len(variates)), -1)
+    pairs = zip(group_numbers, variate_numbers, strict=True)
+    for position, (group_number, variate_number) in enumerate(pairs):
+        if positions[group_number, variate_number] >= 0:
+            group = str(groups[group_number])
+            variate = str(variates[variate_number])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
-        rows[index] = position
-    # the labels along ``series`` would get both dims, and their names are wanted for
-    # the new ones
+        positions[group_number, variate_number] = position
+    # ``isel`` would give these coordinates both dims, and two of their names are those
+    # of the new dims
     split = dataset.drop_vars(_LABELS, errors="ignore").isel(
-        series=xr.DataArray(rows, dims=("series", "variate"))
+        series=xr.DataArray(positions, dims=("series", "variate"))
     )
-    if (rows < 0).any():
-        present = xr.DataArray(rows >= 0, dims=("series", "variate"))
+    if (positions < 0).any():
+        present = xr.DataArray(positions >= 0, dims=("series", "variate"))
         # whole numbers become floats where a group lacks a variate; variables of the
         # dataset and its coordinates alike, hence ``variables``
         keys = [
             key for key, array in split.variables.items() if "variate" in array.dims
         ]
         for key in keys:
-            # ``where`` without a value would make objects of text
+            # ``where`` fills with NaN, for which integers become floats, but text would
+            # become objects
             if split[key].dtype.kind == "U":
                 split[key] = split[key].where(present, "")
             else:
@@ -77,9 +78,9 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
 
 
 def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Index each name in order of first appearance.
+    """Assign numbers to the distinct names in order of first appearance.
 
-    Return the indices, and the names in that order.
+    Return the number of each entry's name, and the distinct names in that order.
     """
     # not ``np.unique``, which sorts
     numbers, unique = pd.factorize(names.values)

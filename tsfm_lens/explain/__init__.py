@@ -8,7 +8,7 @@ Read :func:`tsfm_lens.explain.input_attribution` first; what it masks is cut by
 from typing import TYPE_CHECKING
 
 from tsfm_lens.core.extensions import export
-from tsfm_lens.probes.given import check_arguments as _refuse_others
+from tsfm_lens.probes.given import check_arguments as _check_arguments
 
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
@@ -25,4 +25,4 @@ if TYPE_CHECKING:
 
 __all__ = export(__name__)
 
-_refuse_others(__name__)
+_check_arguments(__name__)

@@ -34,6 +34,8 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["METHODS", "input_attribution"]
 
+_BUDGET = 1024  # masks of a sampled explanation
+
 
 @dataclass
 class MethodResult:
@@ -52,12 +54,21 @@ class MethodResult:
     attrs: dict[str, object] = field(default_factory=dict)
 
 
-def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult:
+def shapley(
+    masks: Masks, *, exact: int | None = None, budget: int | None = None, **options: Any
+) -> MethodResult:
     """Compute Shapley values, from all masks of up to ``exact`` segments.
 
-    Of more segments they are estimated from sampled masks.
+    Of more segments they are estimated from ``budget`` sampled masks or fewer. By
+    default no explanation costs more passes of the model than the exact one of
+    :data:`EXACT` segments within one pass.
     """
     players = len(masks.segments)
+    affordable = 2**EXACT // masks.relative_cost
+    if exact is None:
+        exact = affordable.bit_length() - 1
+    if budget is None:
+        budget = max(min(_BUDGET, affordable), 4 * players)
     if players > exact:
         # the mean over steps as one step more: its interval does not follow from those
         # of the steps
@@ -66,7 +77,11 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
             return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
 
         estimate = sampled_shapley(
-            values_and_mean, players, seed=masks.run.seed, **options
+            values_and_mean,
+            players,
+            budget=budget,
+            seed=masks.run.seed,
+            **options,
         )
         widths = estimate.half_width
         attrs: dict[str, object] = {"exact": 0, "settled": int(estimate.settled)}
@@ -189,8 +204,9 @@ def input_attribution(
     The attribution is of each step and quantile. The value of a mask is the forecast
     from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": exact up to ``exact`` segments; beyond, of up to ``budget`` forecasts,
-      fewer if within ``tolerance``.
+    - "shapley": exact up to ``exact`` segments (12 within one pass of the model, fewer
+      where a forecast takes several); beyond, estimated from up to ``budget``
+      forecasts, fewer if standard errors are within ``tolerance``.
     - "occlusion": the forecast minus the forecast without the segment.
     - "inclusion": the forecast of the segment alone minus the reference forecast.
     - "integrated gradients", "gradient × input": the slope towards the segment,
@@ -208,8 +224,9 @@ def input_attribution(
             :func:`tsfm_lens.explain.reference_values`.
         target: of the item's targets, by position or name.
         parts: segments; arguments of :func:`tsfm_lens.explain.segments`, or its
-            ``parts`` alone; or "components", for trend, seasons and rest (in a mapping
-            beside arguments of :func:`tsfm_lens.explain.components`).
+            ``parts`` alone; "adaptive", for stretches that are short where hiding them
+            moves the forecast; or "components", for trend, seasons and rest (in a
+            mapping beside arguments of :func:`tsfm_lens.explain.components`).
         seed: of a shuffled reference.
         repeats: number of seeds of the sample paths, in rollouts of models that sample.
         progress: called with the masks done and their number.

@@ -18,7 +18,7 @@ from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.seasonal import seasonal_error
@@ -100,8 +100,8 @@ def covariate_use(
           where a part acts against the sum.
         - ``role_of`` (covariate).
 
-        :func:`.estimates.judge` adds its variables for ``moved`` and ``worth`` within
-        each way, and for ``slope``. NaN stands for a series whose context never
+        :func:`.estimates.add_estimates` adds its variables for ``moved`` and ``worth``
+        within each way, and for ``slope``. NaN stands for a series whose context never
         changes, or in which the covariate is missing, never changes, or is the target;
         and for the response to more than two categories.
 
@@ -184,10 +184,10 @@ def covariate_use(
     data["unit"] = (("series",), unit)
     noise = noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows]
     floor = xr.DataArray(noise / unit, dims="series")
-    data = judge(data, "moved", floor=floor, groups="way")
+    data = add_estimates(data, "moved", floor=floor, groups="way")
     # a slope is a change of the forecast for one step of the covariate, and so has the
     # floor of a change
-    data = judge(data, "slope", floor=floor, signed=True)
+    data = add_estimates(data, "slope", floor=floor, signed=True)
     if run.truth is None:
         return data.drop_vars("error_without")
     data["error"] = (
@@ -195,7 +195,7 @@ def covariate_use(
         mae(run.forecast.median[rows], run.truth[rows]) / unit,
     )
     data["worth"] = data["error_without"] - data["error"]
-    return judge(data, "worth", floor=floor, signed=True, groups="way")
+    return add_estimates(data, "worth", floor=floor, signed=True, groups="way")
 
 
 _VARIABLES: dict[str, tuple[str, ...]] = {

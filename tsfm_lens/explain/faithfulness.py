@@ -1,8 +1,8 @@
 """Faithfulness: tests of explanations against random ones and controls.
 
-:func:`deletion_curves` masks the input in the order of an explanation and predicts
-single masks from its effects; :func:`route_faithfulness` cuts and restores the
-components that routes name. What their numbers mean is decided by
+:func:`deletion_curves` masks the input in the order of an explanation, and compares its
+effects with those of masking one or two segments; :func:`route_faithfulness` cuts and
+restores the components that routes name. What their numbers mean is decided by
 :func:`tsfm_lens.core.verdict.verdict`, not here.
 """
 
@@ -38,26 +38,28 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
-from tsfm_lens.probes.places import parse_sites
+from tsfm_lens.probes.sites import parse_sites
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
-_MOST = 6  # components named for a segment
+_MAX_COMPONENTS = 6  # named for a segment
 # random sets of components for a segment; with the named one among them the smallest
-# p is 1 / 33, which is below the level
+# p is 1 / 33, which is below the level of 5 %
 _CONTROLS = 32
-_SEGMENTS = 4  # segments whose routes are tested
+_MAX_SEGMENTS = 4  # whose routes are tested
 WORTH_NAMING = 0.25
 """Share of a segment's largest route below which others are not named."""
 MATTERS = 0.1
-"""Share of the largest total effect of a segment below which no routes are named.
+"""Least total effect of a segment with named routes, as a share of the largest one.
 
-A model that scales a series by its own mean moves every activation with any of its
-values, and takes that back with the scale in the end.
+Where a model divides a series by its own mean, each value changes all activations a
+little, though the multiplication by the mean at the end undoes that.
 """
 
 
-def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
+def named_routes(
+    routes: xr.Dataset, *, most: int = _MAX_COMPONENTS
+) -> dict[str, list[str]]:
     """Return the components that matter most by segment, largest first.
 
     Their effects are above noise and at least a quarter of the segment's largest.
@@ -69,14 +71,15 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
         float(routes["total_floor"]), MATTERS * totals.max(initial=0.0)
     )
     selection = {}
-    for number, segment in enumerate(routes["segment"].values):
+    for position, segment in enumerate(routes["segment"].values):
         # after a search by gradient, components that were not tried have NaN and cannot
         # be named
-        sizes = np.nan_to_num(routes["size"].values[number], nan=0.0)
-        worth_naming = routes["size_acts"].values[number] > 0
+        sizes = np.nan_to_num(routes["size"].values[position], nan=0.0)
+        # size_acts is 1 where the effect is above noise
+        worth_naming = routes["size_acts"].values[position] > 0
         worth_naming &= sizes >= WORTH_NAMING * sizes.max(initial=0.0)
-        worth_naming &= routes["share"].values[number] > 0
-        worth_naming &= above_floor[number]
+        worth_naming &= routes["share"].values[position] > 0
+        worth_naming &= above_floor[position]
         order = np.argsort(-sizes, kind="stable")
         named = [names[index] for index in order if worth_naming[index]]
         selection[str(segment)] = named[:most]
@@ -114,7 +117,7 @@ def route_faithfulness(
     named: Mapping[str, Sequence[str]] | None = None,
     reference: Reference = "mean",
     controls: int = _CONTROLS,
-    most: int = _SEGMENTS,
+    most: int = _MAX_SEGMENTS,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -142,9 +145,9 @@ def route_faithfulness(
         ``cut`` counts components, the last position all of them together; ``cut_name``
         (segment, cut) names them.
 
-        - Over (segment, cut, step), in data units: ``predicted`` is, for all together,
-          the total effect that the routes state, and for single components their effect
-          to first order (NaN without gradients). ``measured`` is the change by the cut.
+        - Over (segment, cut, step), in data units: ``measured`` is the change by the
+          cut. ``predicted`` is the effect of a single component to first order (NaN
+          without gradients), and for all together the segment's total effect.
         - ``total`` (segment, step): the total effect. ``prediction_error`` (segment),
           of all together: the root of squared error over squared change.
         - As shares of the total effect: ``necessity`` and ``sufficiency`` (segment),
@@ -193,33 +196,33 @@ def route_faithfulness(
     if unknown:
         raise InputError(f"{unknown[0]!r} is not a segment of these routes")
     order = np.argsort(-np.abs(routes["total"].values).mean(-1), kind="stable")
-    numbers = [int(number) for number in order if by_segment.get(names[number])][:most]
-    if not numbers:
+    tested = [int(index) for index in order if by_segment.get(names[index])][:most]
+    if not tested:
         raise InputError(
             "no segment has a named route to test: no effect is above the noise"
         )
-    cuts = 1 + max(len(by_segment[names[number]]) for number in numbers)
+    # each component by itself, then all together
+    n_cuts = max(len(by_segment[names[index]]) for index in tested) + 1
     steps = pair.run.horizon
-    cut_names = np.full((len(numbers), cuts), "", dtype=object)
+    cut_names = np.full((len(tested), n_cuts), "", dtype=object)
     predicted, measured = (
-        np.full((len(numbers), cuts, steps), np.nan) for _ in range(2)
+        np.full((len(tested), n_cuts, steps), np.nan) for _ in range(2)
     )
-    total = routes["total"].values[numbers]
-    single = np.empty(len(numbers))
+    total = routes["total"].values[tested]
+    summed_necessities = np.empty(len(tested))  # of single components
     # shares of the effect, lost without components and restored by them; the named set
     # comes first on the last axis, its random controls follow
-    shares = np.empty((2, len(numbers), 1 + controls))
+    shares = np.empty((2, len(tested), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
-    for row, number in enumerate(numbers):
-        components = by_segment[names[number]]
+    for row, index in enumerate(tested):
+        components = by_segment[names[index]]
         # controls of a segment do not depend on which other segments are tested
-        rng = np.random.default_rng([seed, number])
+        rng = np.random.default_rng([seed, index])
         sets = [components, *matched_sets(lens, components, controls, rng)]
-        lost, restored = _cut_and_restore(
-            pair, pair.without([number]), components, sets
-        )
-        # all together always stand last
-        columns = [*range(len(components)), cuts - 1]
+        lost, restored = _cut_and_restore(pair, pair.without([index]), components, sets)
+        # all together stand in the last column, also of segments with fewer components;
+        # ``lost`` has them right after the single ones, as the first of the sets
+        columns = [*range(len(components)), n_cuts - 1]
         cut_names[row, columns] = [*map(str, components), "all together"]
         measured[row, columns] = lost[: len(columns)]
         predicted[row, -1] = total[row]
@@ -228,15 +231,17 @@ def route_faithfulness(
         for column, name in enumerate(map(str, components)):
             if "estimate" in routes and name in candidates:
                 predicted[row, column] = routes["estimate"].values[
-                    number, candidates.index(name)
+                    index, candidates.index(name)
                 ]
-        size = np.square(total[row]).sum()
+        square = np.square(total[row]).sum()
         # (2, set, step): lost by cutting each set, and restored by it
         changes = np.stack([lost[len(components) :], restored])
-        shares[:, row] = changes @ total[row] / (size if size > 0 else np.nan)
-        single[row] = (lost[: len(components)] @ total[row]).sum() / size
+        # a share is the factor of the total effect that fits a change by least squares
+        shares[:, row] = changes @ total[row] / (square if square > 0 else np.nan)
+        single_changes = lost[: len(components)]
+        summed_necessities[row] = (single_changes @ total[row]).sum() / square
         if progress is not None:
-            progress(row + 1, len(numbers))
+            progress(row + 1, len(tested))
     axis = ("segment",)
     # agreement() gives R² first, which is 1 less the squared error of the prediction
     # over the squared change, so that this is the root of their quotient
@@ -244,14 +249,14 @@ def route_faithfulness(
         (1 - agreement(*curves)[0]) ** 0.5
         for curves in zip(measured[:, -1], predicted[:, -1], strict=True)
     ]
-    data = pair.dataset().isel(segment=numbers).assign_coords(cut=np.arange(cuts))
+    data = pair.dataset().isel(segment=tested).assign_coords(cut=np.arange(n_cuts))
     data = data.assign(
         cut_name=(("segment", "cut"), cut_names.astype(str)),
         predicted=(("segment", "cut", "step"), predicted),
         measured=(("segment", "cut", "step"), measured),
         total=(("segment", "step"), total),
         prediction_error=(axis, np.array(errors)),
-        overlap=(axis, single / shares[0, :, 0]),
+        overlap=(axis, summed_necessities / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
         data[name] = (axis, values[:, 0])
@@ -275,9 +280,9 @@ def _cut_and_restore(
     components: Sequence[Component],
     sets: Sequence[Sequence[Component]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the effect lost by cuts and that restored by sets, (cut, step) each.
+    """Compute the effects that cuts lose, (cut, step), and sets restore, (set, step).
 
-    Cuts are single components, then sets.
+    Cuts are of each of the components, then of each set.
     """
     points = sorted(
         {
@@ -346,17 +351,16 @@ def matched_sets(
 
 
 def _kind(component: Component) -> tuple[object, ...]:
-    # a head and the whole of its attention have the same kind, and are no match for
-    # each other
+    # a head is no match for a whole attention, though both have its branch's kind
     return component.stack, component.kind, component.head is None
 
 
 _ORDERS = 64  # random orders of all segments
-# sets of one and two segments whose effects are predicted: all 12 + 66 of 12
-# segments, the largest number that is explained exactly (EXACT)
-_SETS = 78
+# sets of one or two segments whose effects are predicted; 12 segments, the most that
+# are explained exactly (EXACT), have 12 + 66 of them
+_MAX_SETS = 78
 NOISE = 0.05
-"""Noise in the copy in which predicted effects are measured, of a series' spread."""
+"""Noise of the series in which effects are measured, in their standard deviations."""
 CONTROLS = (
     "signs flipped",
     "equal sizes",
@@ -373,7 +377,7 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
     explanations = {str(attribution.attrs["method"]): attribution}
     rival = "attention rollout"
     attends = results.first.lens.wiring.output_stack.attention_kinds()
-    # attention is on stretches alone
+    # attention is on stretches of time, not on parts of their values
     if (
         attends
         and rival not in explanations
@@ -437,8 +441,8 @@ def deletion_curves(
     one (deletion). With them alone it is near (insertion). The area between the two
     curves is 0 on average for random orders.
 
-    Sums of effects must predict the change by masking one or two segments, or all
-    others; see :data:`RULES`.
+    Sums of effects must predict the change by masking one or two segments, and by
+    showing them with all others masked; see :data:`RULES`.
 
     Args:
         run: the forecast that is explained.
@@ -473,9 +477,10 @@ def deletion_curves(
           (explanation, segment, segment_control): that of the explanation with one
           segment's effect at 0, or its sign flipped.
         - ``segment_agreement`` (explanation, segment): how well the sets with a segment
-          agree on what is left for it once the other stated effects are taken off, or
-          on what its own misses. It is 1 if they are the same, 0 for chance, and 0 for
-          less than 1 % of the change by all segments.
+          agree on its effect, which is what remains of theirs without the stated
+          effects of other segments; or on what remains without its own as well, if
+          that is more. It is 1 if they are the same, 0 for chance, and 0 for less than
+          1 % of the change by all segments.
 
     Source:
         Samek et al. 2017; Petsiuk et al. 2018.
@@ -527,8 +532,8 @@ def deletion_curves(
     )
     rng = np.random.default_rng(seed)
     permutations = np.stack([rng.permutation(players) for _ in range(orders)])
-    # explanations come first, random orders after them: the rows are split again by
-    # ``count``
+    count = len(scores)
+    # the first ``count`` rows are of explanations, the others of random orders
     deletion, insertion = _curves(masks, np.concatenate([rankings, permutations]))
     # with everything masked all orders are the same, so any row will do
     everything = deletion[0, -1]
@@ -542,7 +547,6 @@ def deletion_curves(
     # points of a curve are equally spaced, so that their mean stands for the area under
     # it; a good order moves the forecast early in both curves
     area = (deletion - insertion).mean(-1) / everything
-    count = len(scores)
     axes = ("explanation", "masked")
     tail = (1 - CONFIDENCE) / 2
     bands = np.quantile(
@@ -588,13 +592,13 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Deletion hides the first segments of each order; insertion shows them alone.
     """
     players = orders.shape[1]
-    # the argsort of a permutation is its inverse: the rank of each segment; (order,
-    # masked, segment) after the comparison, True for the first ``masked`` ones
-    first = np.argsort(orders, axis=1)[:, None, :] < np.arange(players + 1)[:, None]
+    # the argsort of a permutation is its inverse, here the rank of each segment
+    ranks = np.argsort(orders, axis=1)
+    # (order, masked, segment): the first ``masked`` segments of the order
+    first = ranks[:, None, :] < np.arange(players + 1)[:, None]
     keep = np.stack([~first, first]).reshape(-1, players)
-    forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[
-        :, masks.middle
-    ]
+    all_shown = np.ones((1, players), dtype=bool)
+    forecasts = masks(np.concatenate([all_shown, keep]))[:, masks.middle]
     deletion, insertion = (
         np.abs(forecasts[1:] - forecasts[0])
         .mean(-1)
@@ -644,45 +648,48 @@ def _predictions(
     players = len(masks.segments)
     all_pairs = rng.permutation(list(combinations(range(players), 2)))
     # at least one pair, since the control of exchanged segments is a maximum over pairs
-    pairs = all_pairs[: max(_SETS - players, 1)]
+    pairs = all_pairs[: max(_MAX_SETS - players, 1)]
     singles = np.eye(players, dtype=bool)
     hidden = np.concatenate([singles, singles[pairs].any(1)])
-    bounds = np.array([[True] * players, [False] * players])
+    all_and_none = np.array([[True] * players, [False] * players])
     # all shown, none shown, then each set masked, then each set shown alone
-    keep = np.concatenate([bounds, ~hidden, hidden])
+    keep = np.concatenate([all_and_none, ~hidden, hidden])
     # Shapley values are made of the forecasts under these very masks; those of a noisy
     # copy are forecasts that no explanation has seen
     spreads = [NOISE * np.nanstd(value) for value in masks.run.batch.values]
     noisy = with_noise(masks.run, spreads, seed)
-    # replace() gives the copy an empty cache of its own; the run holds the one item by
-    # now, whatever its position was before
-    values = replace(masks, run=noisy, item=0)(keep)[:, masks.middle]
-    without, alone = np.split(values[2:], 2)
+    # replace() gives the copy an empty cache of its own; the item is 0, since
+    # ``masks.run`` holds only the one that is explained
+    noisy_masks = replace(masks, run=noisy, item=0)
+    forecasts = noisy_masks(keep)[:, masks.middle]
+    full, empty = forecasts[:2]
+    without, alone = np.split(forecasts[2:], 2)
     # the mean of both ends: what a set does with all others shown, and with none
-    measured = (values[0] - without + alone - values[1]) / 2
+    measured = (full - without + alone - empty) / 2
     # scores have an order and no sizes, so every prediction from them is NaN
-    nothing = np.full((players, measured.shape[1]), np.nan)
+    unknown = np.full((players, measured.shape[1]), np.nan)
     effects = [
-        nothing if explanation is None else explanation
+        unknown if explanation is None else explanation
         for explanation in map(median_effects, explanations)
     ]
     predicted = np.stack([hidden @ effect for effect in effects])
     controls = []
     by_segment = []
     agreements = []
-    negligible = SMALLEST * np.abs(values[0] - values[1]).mean()
+    negligible = SMALLEST * np.abs(full - empty).mean()
     rival_predictions = [
-        [hidden @ other_effect]
-        for other_effect in _other_effects(masks, nothing.shape, twin, seed)
+        [hidden @ rival_effect]
+        for rival_effect in _rival_effects(masks, unknown.shape, twin, seed)
     ]
     for effect, prediction in zip(effects, predicted, strict=True):
-        # i takes the effect of j and j that of i, by the difference alone in the sets
-        # that hold one of them
+        # Segment i has the effect of j, and j that of i. A set with one of the two then
+        # changes by their difference, and a set with both not at all.
         exchanged = [
             prediction
             + np.outer(hidden[:, i] * 1.0 - hidden[:, j], effect[j] - effect[i])
             for i, j in pairs
         ]
+        # in the order of CONTROLS; the best of each group counts
         groups = [
             [-prediction],
             [hidden @ (np.sign(effect) * np.abs(effect).mean())],
@@ -695,8 +702,7 @@ def _predictions(
                 for group in groups
             ]
         )
-        # taken off each set that holds the segment once: its effect is 0; twice: its
-        # sign is flipped
+        # sums without a segment's effect, and with its sign flipped
         without_one = [
             prediction - np.outer(hidden[:, i], effect[i]) for i in range(players)
         ]
@@ -710,8 +716,8 @@ def _predictions(
             ]
         )
         remainders = [
-            (measured - other_effects)[hidden[:, i]]
-            for i, other_effects in enumerate(without_one)
+            (measured - sum_of_others)[hidden[:, i]]
+            for i, sum_of_others in enumerate(without_one)
         ]
         agreements.append(
             [
@@ -737,12 +743,12 @@ def _predictions(
 
 
 def _alike(remainders: np.ndarray, effect: np.ndarray, negligible: float) -> float:
-    """Compute how well sets (set, step) agree on the effect of one segment.
+    """Compute how well the sets that hold a segment agree on its effect.
 
-    ``remainders`` are what sets leave for the segment once other stated effects are
-    taken off. Of these and of what its own stated effect misses, the larger agreement
-    counts. The measure is the intraclass correlation: the mean product of two sets over
-    the mean square of one.
+    ``remainders`` (set, step) are the effects of sets less the stated effects of their
+    other segments. The result is the larger agreement of these, and of these less the
+    segment's own stated effect. Agreement is the intraclass correlation: the mean
+    product of two sets over the mean square of one.
     """
     best = 0.0
     for remainder in (remainders, remainders - effect):
@@ -750,21 +756,22 @@ def _alike(remainders: np.ndarray, effect: np.ndarray, negligible: float) -> flo
         mean = remainder.mean(0)
         square = np.square(remainder).sum(-1).mean()
         if count > 1 and np.abs(mean).mean() > negligible:
+            # products of all pairs of sets: the square of their sum, less their squares
             best = max(best, (count * np.square(mean).sum() / square - 1) / (count - 1))
     return float(best)
 
 
-def _other_effects(
+def _rival_effects(
     masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int
 ) -> list[np.ndarray]:
-    """Occlude values in random order, and the untrained twin, (segment, step) each.
+    """Compute effects by occlusion for shuffled values, and for the untrained twin.
 
-    NaN where a model refuses that, or the twin is not asked for.
+    They are (segment, step), NaN where a forecast is refused or no twin is tried.
     """
     run = masks.run
     effects = [np.full(shape, np.nan) for _ in range(2)]
-    # the same model on the same values in another order; ``_of`` would give it the
-    # forecast of the original series
+    # the same model on the same values in another order; without ``_of``, since a run
+    # takes its forecast from the run named there
     runs = [
         replace(
             run,
@@ -787,8 +794,7 @@ def _other_effects(
         "seed": seed,
     }
     for index, other_run in enumerate(runs):
-        # random weights may forecast NaN, which is refused; a control that cannot be
-        # tried stays NaN
+        # random weights may forecast NaN, which is refused: the control stays NaN
         with suppress(InputError):
             effects[index] = median_effects(
                 # occlusion takes one forecast a segment where Shapley values would take
@@ -807,15 +813,13 @@ def agreement(
         R² of the prediction; the slope of the change on it; and the share of the change
         with the sign of the prediction.
     """
-    square, size, full = (
+    measured_square, predicted_square, measured_size = (
         # where nothing changes, or nothing is predicted, 0 would be divided by 0
         np.maximum(values.sum(), np.finfo(float).tiny)
         for values in (np.square(measured), np.square(predicted), np.abs(measured))
     )
-    explained = 1 - np.square(measured - predicted).sum() / square
-    same_sign = np.abs(measured)[np.sign(measured) == np.sign(predicted)].sum() / full
-    return (
-        float(explained),
-        float((measured * predicted).sum() / size),
-        float(same_sign),
-    )
+    explained = 1 - np.square(measured - predicted).sum() / measured_square
+    slope = (measured * predicted).sum() / predicted_square
+    has_same_sign = np.sign(measured) == np.sign(predicted)
+    same_sign = np.abs(measured)[has_same_sign].sum() / measured_size
+    return float(explained), float(slope), float(same_sign)

@@ -15,7 +15,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.seasonal import seasonal_error
 from tsfm_lens.explain.attribution import input_attribution
@@ -70,7 +70,7 @@ def input_effects(
 
         - ``effect``: the change of the median forecast, mean over steps.
         - ``size``: its mean absolute value over steps, with what
-          :func:`.estimates.judge` adds within each kind.
+          :func:`.estimates.add_estimates` adds within each kind.
         - ``value``: the mean of the segment's values, in standard deviations from the
           mean of their context (NaN of a segment that is all of it).
         - ``unit`` (series), in data units.
@@ -140,7 +140,9 @@ def input_effects(
     data.attrs = metadata | {
         "forecasts": sum(result.attrs["forecasts"] for result in results)
     }
-    return judge(data, "size", floor=forecast_rounding(run)[rows] / unit, groups="kind")
+    return add_estimates(
+        data, "size", floor=forecast_rounding(run)[rows] / unit, groups="kind"
+    )
 
 
 def _first_rows(run: Run) -> list[int]:
@@ -218,7 +220,7 @@ def route_effects(
     Returns:
         Dataset of kind "route_effects": ``carried`` (component, series), the mean
         absolute effect of all segments through the component over their mean absolute
-        total effect, with what ``judge`` adds within each kind.
+        total effect, with what ``add_estimates`` adds within each kind.
 
     Source:
         Wang et al. 2022 (path patching).
@@ -248,4 +250,4 @@ def route_effects(
     floor = forecast_rounding(run)[rows] / np.maximum(
         ranges(run, run.point)[rows], np.finfo(float).tiny
     )
-    return judge(data, "carried", floor=floor, groups="component_kind")
+    return add_estimates(data, "carried", floor=floor, groups="component_kind")

@@ -7,7 +7,7 @@ time are cut in :mod:`tsfm_lens.explain.segments`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, item_rows
-from tsfm_lens.explain.segments import Segment, find_step, segments
+from tsfm_lens.explain.segments import Segment, find_step, refined_cuts, segments
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run
 
@@ -32,6 +32,8 @@ CALENDAR = {
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
 """Units of an explanation; see :func:`tsfm_lens.explain.input_attribution`."""
 COMPONENTS = "components"
+ADAPTIVE = "adaptive"
+WORDS = (COMPONENTS, ADAPTIVE)
 # rounds in which the series without its events is smoothed, and filled in where they
 # are from the result
 _ROUNDS = 8
@@ -132,11 +134,16 @@ def components(
 
 
 def find_segments(
-    run: Run, item: Item, target: int | str, parts: Parts
+    run: Run,
+    item: Item,
+    target: int | str,
+    parts: Parts,
+    effects: Callable[[tuple[Segment, ...]], np.ndarray],
 ) -> tuple[Segment, ...]:
     """Return the segments that the argument ``parts`` means.
 
-    See :func:`tsfm_lens.explain.input_attribution`.
+    See :func:`tsfm_lens.explain.input_attribution`. ``effects`` gives the size of the
+    effect of each segment, for stretches that are close where the effects are.
     """
     if not (parts is None or isinstance(parts, int | str | Mapping)):
         return tuple(parts)
@@ -146,9 +153,14 @@ def find_segments(
         options = {"parts": parts}
     if not isinstance(options.get("parts"), str):
         return segments(run, item, target=target, **options)
-    if (split := options.pop("parts")) != COMPONENTS:
-        raise unknown_name("way to cut the past", split, [COMPONENTS])
-    return components(run, item, target=target, **options)
+    split = options.pop("parts")
+    if split == COMPONENTS:
+        return components(run, item, target=target, **options)
+    if split != ADAPTIVE:
+        raise unknown_name("way to cut the past", split, WORDS)
+    others = {name: options[name] for name in ("others",) if name in options}
+    cuts = refined_cuts(run.item(item), effects, target=target, **options)
+    return segments(run, item, target=target, cuts=cuts, **others)
 
 
 def _classes(

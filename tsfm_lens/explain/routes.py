@@ -22,7 +22,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import with_messages_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.masking import Reference, reference_label
@@ -37,7 +37,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, share_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import with_gradients
-from tsfm_lens.probes.places import (
+from tsfm_lens.probes.sites import (
     PatchSite,
     find_site,
     later_branches,
@@ -176,7 +176,7 @@ class PairedRuns(Masks):
         )
         return np.array_split(np.arange(self.run.horizon), min(fit, self.run.horizon))
 
-    def slopes(self, places: Sequence[PatchSite]) -> Activations:
+    def slopes(self, sites: Sequence[PatchSite]) -> Activations:
         """Record activations of the full run, with gradients of the forecast.
 
         Gradients are of blocks of steps: (block, …).
@@ -187,12 +187,12 @@ class PairedRuns(Masks):
             forecast = run.read(output, run.encoded)[self.row]
             return torch.stack([forecast[block].mean() for block in self._blocks])
 
-        return with_gradients(run, sorted({site.point for site in places}), means)
+        return with_gradients(run, sorted({site.point for site in sites}), means)
 
     def estimated(
-        self, without: Run, places: Sequence[PatchSite], slopes: Activations
+        self, without: Run, sites: Sequence[PatchSite], slopes: Activations
     ) -> np.ndarray:
-        """Estimate effects through places to first order.
+        """Estimate effects through sites to first order.
 
         Returns:
             (place, step), in data units.
@@ -206,9 +206,9 @@ class PairedRuns(Masks):
             else:
                 path = None
             without = replace(without, rollout=False, forced_path=path, _of=None)
-        masked_activations = without.record(sorted({site.point for site in places}))
-        effects = np.empty((len(places), self.run.horizon))
-        for values, site in zip(effects, places, strict=True):
+        masked_activations = without.record(sorted({site.point for site in sites}))
+        effects = np.empty((len(sites), self.run.horizon))
+        for values, site in zip(effects, sites, strict=True):
             change = slopes[site.point] - masked_activations[site.point]
             product = change * slopes[f"{site.point}_grad"]
             if site.head is not None:
@@ -304,8 +304,8 @@ def input_routes(
           attention held at what it writes with the segment) and ``rest``. Over
           (segment, branch, step): ``branch_direct``.
         - Over (segment, component): ``size``, the mean absolute effect, with what
-          :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
-          the total (NaN where the total is noise).
+          :func:`.estimates.add_estimates` adds, and ``share``, the projection of the
+          effect on the total (NaN where the total is noise).
         - Over (segment): ``no_attention_share``.
 
         The attribute ``search`` is "full" or "gradient". After a search by gradient
@@ -425,14 +425,14 @@ def all_effects(
     return sites, effect, total
 
 
-def route_coords(places: Sequence[PatchSite]) -> dict[str, Any]:
+def route_coords(sites: Sequence[PatchSite]) -> dict[str, Any]:
     """Return coordinates of components for results that also have segments.
 
     There "kind" is that of the segments, so that of components is "component_kind".
     """
     return {
         "component_kind" if name == "kind" else name: coord
-        for name, coord in site_coords(places).items()
+        for name, coord in site_coords(sites).items()
     }
 
 
@@ -473,7 +473,7 @@ def _candidates(lens: Lens, components: Any) -> list[PatchSite]:
 
 
 def _effects(pair: PairedRuns, without: Run, sites: Sequence[PatchSite]) -> np.ndarray:
-    """Compute effects through places, (component, step)."""
+    """Compute effects through sites, (component, step)."""
     activations = without.record(sorted({site.point for site in sites}))
     return pair.change(
         [
@@ -546,8 +546,8 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     data["total_floor"] = ((), pair.floor)
     data["size"] = (("segment", "component"), np.abs(data["effect"].values).mean(-1))
     data = data.assign_coords(target=[pair.name])
-    # judge() compares over a dimension of series, which is the one target here
+    # add_estimates() compares over a dimension of series, which is the one target here
     sizes = data["size"].expand_dims(target=data["target"])
-    return judge(
+    return add_estimates(
         data, "size", floor=pair.floor, values=sizes, over="target", groups="segment"
     )

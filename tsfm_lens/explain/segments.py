@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -99,6 +99,7 @@ def segments(
     parts: int | None = None,
     season: int | None = None,
     others: str = "past and future",
+    cuts: Sequence[Any] | None = None,
 ) -> tuple[Segment, ...]:
     """Cut the visible input of one item, each step of a series into one segment.
 
@@ -117,13 +118,16 @@ def segments(
         season: steps of a season; the series' own if None, and 1 for none.
         others: cut other series into "past and future", leave each "whole", or cut into
             "stretches" like the target.
+        cuts: first steps of stretches of the target's past after the oldest, in steps
+            from the forecast start or as dates; in place of ``parts`` and ``season``.
 
     Returns:
         The target's stretches from the oldest on, then the other series in their order.
 
     Raises:
         InputError: no such item or target, parts or season is not a number, others is
-            none of these, or a known covariate ends before the horizon.
+            none of these, a cut lies outside the past, or a known covariate ends before
+            the horizon.
 
     Example:
         >>> [part.name for part in explain.segments(driven, parts=2)]
@@ -171,12 +175,16 @@ def segments(
                 f"{name}={value!r} is not a number; expected an integer of 1 or more"
             )
     width = _width(-first, count, period, edges)
+    inner_cuts = _inner_cuts(batch, target_index, first, cuts)
     result = []
     other_rows = [row for row in range(len(batch)) if row != target_index]
     for row in [target_index, *other_rows]:
         stop = ahead if batch.roles[row] == "known" else 0
         way = "stretches" if row == target_index else others
-        for start, end in _ranges(first, stop, width, edges, way):
+        ranges = _ranges(first, stop, width, edges, way)
+        if row == target_index and inner_cuts is not None:
+            ranges = list(pairwise([first, *inner_cuts, 0]))
+        for start, end in ranges:
             result.append(_segment(batch, row, target_index, start, end, (first, stop)))
     return tuple(result)
 
@@ -215,6 +223,77 @@ def _ranges(
         # edges of tokens are those of the context alone
         cuts |= set(range(width, stop, width))
     return list(pairwise(sorted(cuts)))
+
+
+def _inner_cuts(
+    batch: SeriesBatch, row: int, first: int, cuts: Sequence[Any] | None
+) -> list[int] | None:
+    """Return cuts of a series' past as steps, sorted; None where none are given."""
+    if cuts is None:
+        return None
+    steps = sorted(find_step(batch, row, cut) for cut in cuts)
+    outside = [step for step in steps if not first < step < 0]
+    if outside or len(set(steps)) < len(steps):
+        raise InputError(
+            f"cuts {list(cuts)!r} of {batch.ids[row]!r}: expected different steps from"
+            f" {first + 1} to -1"
+        )
+    return steps
+
+
+def refined_cuts(
+    run: Run,
+    effects: Callable[[tuple[Segment, ...]], np.ndarray],
+    *,
+    target: int | str = 0,
+    season: int | None = None,
+    others: str = "past and future",
+) -> list[int]:
+    """Return cuts of the target's past that are close where its effects are.
+
+    From few stretches on, the one of largest effect is halved, until there are as many
+    as :func:`segments` makes. Whole seasons, or whole tokens where there is none, are
+    never cut, and so neither are the last steps before the forecast.
+
+    Args:
+        run: of one item.
+        effects: gives the size of the effect of each segment.
+        target, season, others: as of :func:`segments`.
+    """
+    row = target_row(run.batch, target)
+    period = run.batch.seasonalities[row] if season is None else season
+    even = segments(run, target=target, season=season, others=others)
+    count = sum(part.row == row for part in even)
+    coarse = segments(
+        run, target=target, parts=max(1, count // 3), season=season, others=others
+    )
+    edges = token_edges(run)
+    cuts = sorted(part.start for part in coarse if part.row == row)[1:]
+    while len(cuts) + 1 < count:
+        current = segments(run, target=target, cuts=cuts, others=others)
+        sizes = effects(current)
+        stretches = [i for i, part in enumerate(current) if part.row == row]
+        largest_first = sorted(stretches, key=lambda i: -sizes[i])
+        halves = [_middle_cut(current[i], edges, period) for i in largest_first]
+        new_cuts = [cut for cut in halves if cut is not None]
+        if not new_cuts:
+            break
+        cuts = sorted([*cuts, new_cuts[0]])
+    return cuts
+
+
+def _middle_cut(part: Segment, edges: Sequence[int], season: int) -> int | None:
+    """Return the cut nearest to the middle of a stretch, None where it stays whole."""
+    allowed = [edge for edge in edges if part.start < edge < part.stop]
+    if season > 1:
+        in_seasons = [
+            edge for edge in range(0, part.start, -season) if edge < part.stop
+        ]
+        # tokens that divide a season have all its ends as edges
+        allowed = sorted({*allowed} & {*in_seasons}) or in_seasons
+    if not allowed:
+        return None
+    return _nearest(allowed, (part.start + part.stop) // 2)
 
 
 def _nearest(edges: Sequence[int], aim: int) -> int:

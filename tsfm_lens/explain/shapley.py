@@ -144,8 +144,9 @@ def sampled_shapley(
     highest = np.array(-np.inf)
     # two masks a pair; a budget of four a player lets this run at least once
     while count < budget // 2 and not settled:
-        # the number of masks doubles, since each regression takes time with its cube
-        wanted = min(max(count, 2 * players), budget // 2 - count)
+        # half as many masks again: each regression takes time with the cube of their
+        # number, and masks beyond the tolerance are wasted
+        wanted = min(max(count // 2, 2 * players), budget // 2 - count)
         # the pairs never run out, since a budget for all of them is exact
         new_masks = np.array(list(islice(pairs, wanted)))
         values = value(np.concatenate([new_masks, ~new_masks]))

@@ -153,9 +153,17 @@ class Masks:
         self.run = self.run.item(self.item)
         self.row = target_row(self.run.batch, self.target)
         self.segments: tuple[Segment, ...] = find_segments(
-            self.run, 0, self.target, self.segments
+            self.run, 0, self.target, self.segments, self._effects_alone
         )
         check_segments(self.segments, self.batch, self.run.horizon)
+
+    def _effects_alone(self, segments: tuple[Segment, ...]) -> np.ndarray:
+        """Return how far hiding each segment alone moves the median, (segment,)."""
+        masks = replace(self, segments=segments, item=0, repeats=1, progress=None)
+        count = len(segments)
+        keep = np.concatenate([np.ones((1, count), bool), ~np.eye(count, dtype=bool)])
+        values = masks(keep)[:, self.middle]
+        return np.asarray(np.abs(values[1:] - values[0]).mean(-1))
 
     @cached_property
     def batch(self) -> SeriesBatch:
@@ -240,6 +248,13 @@ class Masks:
             # repeats=1, or each copy would have copies of its own
             seeds.append(replace(self, run=seeds[-1].run.redraw(), item=0, repeats=1))
         return tuple(seeds)
+
+    @property
+    def relative_cost(self) -> int:
+        """Number of single passes that one forecast costs, at most."""
+        if self.run.rollout:
+            return self.run.lens.adapter.relative_cost(self.run.horizon)
+        return 1
 
     @property
     def made(self) -> int:
@@ -487,10 +502,11 @@ def draw_attrs(run: Run, row: int) -> dict[str, object]:
 
 
 def single_pass(run: Run) -> Run:
-    """Return the run in one pass, without draws, if its model draws samples.
+    """Return the run in one pass, if its model draws samples or takes several passes.
 
-    It has as many steps as one pass has.
+    It has as many steps as one pass has. Every later pass would run all quantile paths
+    for each component, at several times the cost of the first.
     """
-    if takes_draws(run):
+    if takes_draws(run) or run.rollout:
         return run.shortened(run.lens.longest_pass).in_one_pass()
     return run

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.hooks.names import select
@@ -103,6 +104,10 @@ def components(wiring: Wiring) -> Iterator[Component]:
                         yield Component(stack.name, layer, writer.kind, head)
 
 
+_BY_NAME: WeakKeyDictionary[Wiring, dict[str, Component]] = WeakKeyDictionary()
+"""Components of each wiring by name; wirings never change."""
+
+
 def select_components(wiring: Wiring, *patterns: str | Component) -> list[Component]:
     """Select components by name or glob, in model order and each once.
 
@@ -119,11 +124,12 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
         >>> len(hooks.select_components(lens.wiring, "decoder.*.cross_attn.*"))
         12
     """
-    # kept with the wiring, which never changes
-    by_name: dict[str, Component] = wiring.__dict__.get("_components_by_name") or {}
-    if not by_name:
-        by_name |= {str(component): component for component in components(wiring)}
-        wiring.__dict__["_components_by_name"] = by_name
+    # naming hundreds of heads anew would cost more than most selections do
+    if wiring not in _BY_NAME:
+        _BY_NAME[wiring] = {
+            str(component): component for component in components(wiring)
+        }
+    by_name = _BY_NAME[wiring]
     if len(patterns) == 1 and str(patterns[0]) in by_name:
         return [by_name[str(patterns[0])]]
     names: set[str] = set()

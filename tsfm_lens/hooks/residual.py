@@ -35,7 +35,7 @@ from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
 # would excuse a deviation of any size
 _MAX_ROUNDING = 0.1
 
-Place = tuple[int, str] | Literal["embed"]
+StreamPoint = tuple[int, str] | Literal["embed"]
 """(layer, kind of branch), or the embedding."""
 
 
@@ -45,13 +45,13 @@ Recorded = Mapping[Any, Tensor]
 
 def carry_factors(
     model: Any, stack: Stack, until: tuple[int, int] | None = None
-) -> dict[Place, float]:
+) -> dict[StreamPoint, float]:
     """Return the factor with which each write reaches the end of a stack.
 
     The end is the last ``hook_resid_post``, or with ``until``, which is (layer, number
     of branches), the stream after that many branches of that layer.
     """
-    factors: dict[Place, float] = {}
+    factors: dict[StreamPoint, float] = {}
     writers = _writers(stack, *(until or (stack.n_layers, 0)))
     # the product of the gains of all later branches, so the loop starts at the end
     later = 1.0

@@ -384,7 +384,7 @@ TABLE_TRAITS = frozenset({"attention", "cross_attention", "additive", "gradients
 """Traits that a table can give a model; see :attr:`Wiring.traits`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Wiring:
     """Description of an architecture for the hooks.
 

@@ -265,6 +265,14 @@ class Adapter(ABC):
             return len(self.unrolled or self.levels) or 1
         return 1
 
+    def relative_cost(self, horizon: int) -> int:
+        """Return how many single passes a forecast of ``horizon`` steps costs at most.
+
+        All passes after the first run every quantile path.
+        """
+        later_passes = -(-horizon // self.longest_pass) - 1
+        return 1 + later_passes * self.quantile_paths(horizon)
+
     @property
     def passes(self) -> int:
         """Number of forwards of one forecast."""

@@ -1,8 +1,9 @@
-"""Forecasts of a batch in parts, with the draws of the whole batch.
+"""Forecasts of a batch in parts, with the random draws of the whole batch.
 
 Read :func:`forecast_in_parts` first: a checked :class:`ForecastRequest` is planned into
 ranges of series, as many at once as memory allows, and a range that still runs out of
-memory is halved. Sizes are estimates from above; nothing is measured.
+memory is halved. An item, all variates of one group or else a single series, is never
+split. The memory that it needs is estimated from above, not measured.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ from tsfm_lens.models.draws import (
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 
 BYTES_AT_ONCE = 2**30
-"""Bytes that a part may need on a CPU, where a larger one is no faster.
+"""Bytes that a part may need on a CPU, where larger parts run no faster.
 
 On a GPU the part is as large as possible, until its memory runs out.
 """
 LITTLE = 2**28
-"""Bytes below which the free memory is not looked up."""
+"""Bytes of recorded activations up to which the free memory is not looked up."""
 
-# of the free memory, the share that results may take; the rest is left to others
+# share of the free memory that results may take; the rest is left to other processes
 _SHARE = 0.5
 DRAWN = 64
 """Series whose sample paths are drawn together, in one native call."""
 
 Range = tuple[int, int]
-"""Series from a start to a stop of a batch; whole items."""
+"""Start and stop of consecutive series of a batch that form whole items."""
 T = TypeVar("T")
 
 
@@ -74,9 +75,9 @@ class ForecastRequest:
 
     @property
     def paths(self) -> int:
-        """Rows of one series in the widest pass.
+        """Number of rows of one series in the widest pass.
 
-        These are sample paths, or quantile paths beyond one pass.
+        A row is a sample path, or a quantile path if the horizon exceeds one pass.
         """
         adapter = self.lens.adapter
         if self.draws:
@@ -87,7 +88,7 @@ class ForecastRequest:
     def most(self) -> int | None:
         """Maximum number of series in a native call; None for no bound.
 
-        It is set where the cost of a call grows faster than its number of rows.
+        There is a bound where the cost of a call grows faster than its rows.
         """
         rows = self.lens.adapter.rows_at_once
         if rows is None:
@@ -96,12 +97,12 @@ class ForecastRequest:
 
     @cached_property
     def per_item(self) -> int:
-        """Series of an item; all variates of one are forecast together."""
+        """Mean number of series of an item, rounded up."""
         return -(-len(self.batch) // len(set(self.batch.groups)))
 
     @cached_property
     def rows(self) -> int:
-        """Number of rows that hooks see of the whole batch."""
+        """Number of rows of the whole batch, as hooks see them."""
         return len(name_rows(self.batch, self.lens.adapter.packed))
 
     @cached_property
@@ -123,18 +124,18 @@ class ForecastRequest:
     @property
     def joint(self) -> bool:
         """True if draws of a series depend on the series before it in the block."""
-        # tokens take one exponential variate per entry, so that a part of a block can
-        # draw its own. Other distributions reject and draw again as often as their rows
-        # make them.
+        # a token takes as many random numbers as the vocabulary has entries, so that a
+        # part of a block can pass over those of other series. Other distributions draw
+        # by rejection, which takes more numbers for some rows than for others.
         return self.draws and self.lens.adapter.readout != "token"
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces of blocks that a range of series consists of.
 
-        They count items where rows of the native call are items.
+        Pieces count items for multivariate models, and series for others.
         """
         unit = 1
-        # items of a drawing model have equally many variates, which its encoding checks
+        # a model that draws refuses to encode items of unequal numbers of variates
         if self.lens.adapter.multivariate:
             unit = self.per_item
         pieces = []
@@ -154,20 +155,24 @@ class ForecastRequest:
 
     @property
     def passes(self) -> int:
-        """Number of forwards of one series, over all its paths.
+        """Number of passes of one series, summed over its paths.
 
-        It is one pass per step for tokens, else as many as cover the horizon.
+        Each path has a pass per step for tokens, else as many as cover the horizon.
         """
         adapter = self.lens.adapter
         if adapter.rollout == "tokens":
-            ahead = 1
+            steps_per_pass = 1
         else:
-            ahead = adapter.longest_pass
-        return self.paths * -(-self.horizon // ahead)
+            steps_per_pass = adapter.longest_pass
+        return self.paths * -(-self.horizon // steps_per_pass)
 
     def drawing(self, pieces: Sequence[Piece], *, guarded: bool = False) -> BlockDraws:
-        """Return the mode under which pieces of blocks draw their share."""
+        """Return the mode in which pieces draw what they would in their whole blocks.
+
+        ``guarded`` is that of :class:`BlockDraws`.
+        """
         adapter = self.lens.adapter
+        # paths that are outermost in the batch axis each hold all series
         outer = 1
         if self.lens.wiring.sample_major:
             outer = self.paths
@@ -185,7 +190,7 @@ class ForecastRequest:
         item = self.batch.select(members.tolist())
         ahead = min(self.horizon, adapter.longest_pass)
         context = min(max(item.lengths), adapter.context_length)
-        # the last pass of a rollout has read the forecast so far as further context
+        # the last pass of a rollout also reads the forecast so far, as further context
         growth = 1 + (self.horizon - ahead) / context
         encoded = adapter.encode(item, horizon=ahead)
         lengths = {
@@ -199,11 +204,11 @@ class ForecastRequest:
     def need(self, items: int) -> int:
         """Estimate from above the bytes that one item needs.
 
-        The first estimate takes every step as a token. Where ``items`` of them together
-        would need more than ``BYTES_AT_ONCE``, it is repeated with the true number of
-        tokens.
+        The first estimate counts every time step as a token. If by it ``items`` items
+        need more than ``BYTES_AT_ONCE`` together, a second one counts the true tokens.
         """
         longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
+        # 8 more are for tokens that a model adds, such as an end of sequence
         tokens = (longest + self.horizon + 8) * self.per_item
         lengths = {stack.name: tokens for stack in self.lens.wiring.stacks}
         need = estimate_bytes(self.lens, lengths, self.paths, self.per_item)
@@ -249,6 +254,7 @@ def cut(batch: SeriesBatch, max_series: int) -> list[Range]:
     stops = [*changes.tolist(), len(batch)]
     ranges = []
     start = 0
+    # a range ends where the next item would make it too long, and at the batch's end
     for stop, next_stop in zip(stops, [*stops[1:], None], strict=True):
         if next_stop is None or next_stop - start > max_series:
             ranges.append((start, stop))
@@ -266,23 +272,24 @@ def plan(
     """
     if batch_coupled:
         return [(0, len(request.batch))]
-    items = -(-max(stop - start for start, stop in request.blocks) // request.per_item)
+    longest_block = max(stop - start for start, stop in request.blocks)
+    items = -(-longest_block // request.per_item)
+    # a joint block runs whole, whatever memory it needs
     if not request.joint:
         need = request.need(items) + stored_bytes
         device = request.lens.device
         items = fitting(need, items, device, costs_more_in_parts=request.draws)
-    fit = items * request.per_item
+    max_series = items * request.per_item
     if request.most is not None:
-        # an item stays in one piece, however many series it has; beyond one pass each
-        # series has a row per quantile
-        fit = min(fit, max(request.most, request.per_item))
+        # an item stays in one piece, even if it has more series than the bound
+        max_series = min(max_series, max(request.most, request.per_item))
     ranges = []
     for start, stop in request.blocks:
         if stop - start == len(request.batch):
             block = request.batch
         else:
             block = request.batch.select(range(start, stop))
-        n_parts = -(-len(block) // fit)
+        n_parts = -(-len(block) // max_series)
         # parts of about equal size
         size = -(-len(block) // n_parts)
         ranges += [(start + first, start + last) for first, last in cut(block, size)]
@@ -312,9 +319,9 @@ def retry_halved(
             continue
         # torch's allocator for the CPU raises a plain RuntimeError
         except (MemoryError, RuntimeError) as error:
-            halves = cut(batch.select(range(start, stop)), -(-(stop - start) // 2))
             if not out_of_memory(error):
                 raise
+            halves = cut(batch.select(range(start, stop)), -(-(stop - start) // 2))
             if unsplittable_reason or len(halves) == 1:
                 hint = unsplittable_reason or (
                     "shorten context or horizon, draw fewer paths or keep fewer"
@@ -324,8 +331,8 @@ def retry_halved(
                     f"{stop - start} series × {max(batch.lengths)} steps run out of"
                     f" memory; {hint}"
                 ) from error
-        # not within the except clause, where the traceback would keep the tensors of
-        # the failed run. The halves come first, so that results stay in order.
+        # after the except clause, in which the traceback would keep the tensors of the
+        # failed run. The halves come first, so that results stay in order.
         queue[:0] = [(start + first, start + last) for first, last in halves]
     return results
 
@@ -367,23 +374,25 @@ def forecast_part(
     batch = request.batch if is_full else request.batch.select(range(start, stop))
     longest = max(request.batch.lengths)
     same_length = max(batch.lengths) == longest
-    # padding can change a library's numbers, so that a part gets that of the whole
-    # batch
+    # padding can change a library's numbers, so that a part is padded as the whole
+    # batch would be
     padding = nullcontext() if same_length else adapter.pad_batch(longest)
-    # hooks that depend on rows count them from the start of the whole batch
-    location: tuple[int, int | None] = 0, None
+    # for hooks that depend on rows: the index of the part's first row in the whole
+    # batch, and how many rows that has; None if nothing is split
+    location: tuple[int, int | None] = (0, None)
     if not is_full:
         # rows of a packed model are items
         first_row = len(set(request.batch.groups[:start])) if adapter.packed else start
-        location = first_row, request.rows
+        location = (first_row, request.rows)
     pieces = request.pieces(start, stop)
-    # a native call on a whole block draws the right numbers by itself, under its seed
+    # under the block's seed, a native call on one whole block draws the right numbers
     is_one_block = len(pieces) == 1 and pieces[0].is_full_block
     if drawing is None and request.draws and not is_one_block:
         drawing = request.drawing(pieces)
     seed = pieces[0].seed if drawing is None else drawing.seed
     rows = len(name_rows(batch, adapter.packed))
-    # a CPU by itself refuses logits that give no probabilities
+    # on a CPU torch refuses to draw from logits that give no probabilities; on a GPU
+    # they are checked first, unless ``drawing`` checks them
     guarded = (
         lens.device.type == "cpu"
         or adapter.readout != "token"
@@ -402,7 +411,7 @@ def forecast_part(
         prediction = predicted(
             adapter, batch, request.horizon, request.levels, request.num_samples
         )
-    # ``lens.running`` has counted the first pass of each row
+    # ``lens.running`` has counted one pass of each row
     lens.registry.state.forwards += rows * (request.passes - 1)
     return Forecast.of(
         prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed}
@@ -480,7 +489,7 @@ def fitting(
 def count_tokens(encoded: Encoded) -> dict[str, int]:
     """Return the number of tokens of an item, by stack.
 
-    A packed sequence holds those of every variate.
+    Where items are packed, one sequence holds the tokens of all variates.
     """
     if encoded.packed:
         per_item = 1
@@ -498,21 +507,23 @@ def estimate_bytes(
     by stack, ``paths`` the rows of one series, ``variates`` the series of the item.
     """
     wiring = lens.wiring
-    # the small factors are guesses from above of how many copies live at once: of
-    # logits here, of scores, streams and hidden layers below. Two per layer are a
-    # cache's keys and values.
-    numbers = 6 * paths * variates * width_of_output(lens)
+    # the constant factors guess from above how many copies live at once, here of the
+    # logits
+    n_floats = 6 * paths * variates * width_of_output(lens)
     # cross-attention also reads the tokens of another stack
-    keys = sum(lengths.values())
+    n_keys = sum(lengths.values())
     for stack in wiring.stacks:
         # the encoder runs once for all sample paths of a series
         rows = paths if stack is wiring.output_stack else 1
         tokens = lengths[stack.name]
         width = max(stack.d_model, stack.n_heads * stack.d_head)
-        per_token = 3 * stack.n_heads * keys + 12 * width + 4 * stack.d_mlp
-        numbers += rows * (tokens * per_token + 2 * stack.n_layers * width * keys)
+        # attention scores, streams, and hidden layers of MLPs
+        per_token = 3 * stack.n_heads * n_keys + 12 * width + 4 * stack.d_mlp
+        # keys and values of every layer
+        cache = 2 * stack.n_layers * width * n_keys
+        n_floats += rows * (tokens * per_token + cache)
     # bytes of float32, in which most models run; half precision needs less
-    return 4 * numbers
+    return 4 * n_floats
 
 
 def estimate_activation_bytes(

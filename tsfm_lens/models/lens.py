@@ -1,7 +1,7 @@
 """Lens: a native model with hook points.
 
-Read :class:`Lens` first, the class that ``load`` returns. This module adds what takes
-whole forecasts: recordings, ablations and patches. Hook points, single forwards and the
+Read :class:`Lens` first, the class that ``load`` returns. It adds what needs whole
+forecasts: recordings, ablations and patches. Hook points, single forwards and the
 readout are in its base class, :class:`tsfm_lens.models.base.LensBase`.
 """
 
@@ -35,11 +35,11 @@ from tsfm_lens.models.forecast import Forecast, check_finite
 from tsfm_lens.models.recording import Capture, check_recordable, select_names
 from tsfm_lens.models.unread import unread_notes
 
-# read off the signature, so that the two cannot diverge
+# from the signature of ``as_series``, so that a new argument there is taken here, too
 READING = [name for name in signature(as_series).parameters if name != "data"]
-"""Arguments of ``as_series`` apart from the series.
+"""Names of the arguments of ``as_series`` after the series, such as ``targets``.
 
-``forecast`` and ``run`` take them, too.
+``forecast`` and ``run`` take the same arguments and pass them on.
 """
 
 
@@ -49,21 +49,23 @@ class Lens(LensBase):
 
     The native model runs its own code and is never edited; ``lens.native`` is the
     library's own pipeline and stays usable. Hooks act on everything that runs inside
-    their context, calls of the native pipeline too, in the order in which the model
-    passes their hook points, and at one point in the order of entry. A context acts in
-    the thread and asyncio task that opened it, and in tasks that are started inside it;
-    what ``add_hook`` sets acts everywhere. A hook that cannot act raises when its
-    context is entered or left: compiled or replaced modules, a point never passed, a
-    run in another thread or task only, gradient checkpointing.
+    their context, calls of the native pipeline too. They act in the order in which the
+    model passes their hook points; hooks at the same point act in the order in which
+    their contexts were entered. A context acts in the thread and asyncio task that
+    opened it, and in tasks that are started inside it; what ``add_hook`` sets acts
+    everywhere. An error is raised, when the context is entered or left, for a hook that
+    cannot act: its module is compiled or replaced, the model never passed its point or
+    ran in another thread or task only, or gradients are checkpointed.
 
     Args:
         adapter: the opened native model.
         model_id: name of the loaded model, for provenance.
         revision: commit of a hub checkpoint, if known.
-        files: files of weights that it was opened from, those of a merged adapter last;
-            none for a native object.
+        files: files of weights that it was opened from, with those of a merged adapter
+            at the end; empty if it was made from a native object.
     """
 
+    # methods that packages above this one attach (see ``extensible``)
     if TYPE_CHECKING:
         run: ClassVar[Callable[..., Any]]
         quick_check: ClassVar[Callable[..., Any]]
@@ -82,24 +84,26 @@ class Lens(LensBase):
     ) -> Forecast:
         """Run the library's own forecast, in data units, with all hooks that are set.
 
-        The forecast has a row for every series of the batch, covariates too: what the
-        model emits for them, NaN if nothing. ``forecast.targets()`` has those of the
-        targets alone.
+        The forecast has a row for every series of the batch, covariates too. The row of
+        a covariate has what the model emits for it, or NaN if it emits nothing;
+        ``forecast.targets()`` selects the rows of the targets.
 
-        A large batch runs in parts, which moves results by rounding alone. Blocks of 64
-        series draw their paths under seeds of their own.
+        A large batch runs in parts, which changes results by rounding alone. Sample
+        paths are drawn in blocks of 64 series, each under a seed derived from ``seed``.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
-            horizon: steps; the model's own prediction length if None.
-            quantiles: levels between 0 and 1, in any order, which the forecast keeps;
-                if None the deciles, or the model's own levels where those end before.
+            horizon: steps to forecast; the model's own prediction length if None.
+            quantiles: levels between 0 and 1, in any order, which the forecast keeps.
+                If None, they are the deciles, or the model's own levels if these do not
+                reach from 0.1 to 0.9.
             num_samples: sample paths of a sampling model; its configured number if
                 None.
-            seed: of torch's generators for this call alone; the global state is left as
-                it was.
-            batch_size: most series per native call and per block of draws.
-            progress: called with the series done and their number.
+            seed: seed of torch's generators for this call alone; the global state is
+                left as it was.
+            batch_size: largest number of series in a native call, and in a block of
+                draws instead of 64.
+            progress: called with the number of series done and that of all series.
             columns: further arguments of :func:`tsfm_lens.data.as_series`, such as
                 ``targets``, ``known``, ``future``.
 
@@ -117,7 +121,8 @@ class Lens(LensBase):
         )
         forecast = forecast_in_parts(request, progress)
         check_finite(forecast, self.wiring.architecture)
-        # ``lens.run`` has noted what the model does not read before it cut the context
+        # a batch of ``lens.run`` may hold these notes already, written before the run
+        # cut its context
         known = set(request.batch.notes)
         notes = [
             note
@@ -201,9 +206,10 @@ class Lens(LensBase):
         rollout: bool = False,
         **run: Any,
     ) -> Tensor | Forecast:
-        """Run :meth:`forward` once with hooks, or :meth:`forecast` for rollouts.
+        """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout``.
 
-        ``run`` are the arguments of that method.
+        ``run`` are further arguments of that method; those of the hooks are as in
+        :meth:`hooks`.
         """
         check_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
@@ -233,26 +239,28 @@ class Lens(LensBase):
                 but the large ``hook_result``.
             rollout: run a whole forecast; activations then have a leading axis
                 ``step``.
-            device: where to keep activations.
-            reduce: function on each activation before it is stored, or one by name or
-                glob.
+            device: where to keep activations; where they are computed if None.
+            reduce: function that is applied to each activation before it is stored, or
+                a mapping from names or globs of hook points to such functions.
             incl_bwd: also run backward and keep gradients under ``name + "_grad"``.
-            loss: output -> scalar to differentiate; needed with ``incl_bwd``.
-            remove_batch_dim: of a single row, leave the axis "batch" out.
-            pos_slice: keep these positions alone, queries of patterns: an index,
-                (start, stop) or a list.
-            run: further arguments of :meth:`forward`, ``stop_at_layer`` among them, or
-                of :meth:`forecast`. With ``horizon`` alone the decoder of a token model
-                is forced along its own forecast.
+            loss: function of the output whose scalar is differentiated; needed with
+                ``incl_bwd``.
+            remove_batch_dim: drop the axis "batch", which must have one row.
+            pos_slice: positions to keep, of attention patterns those of the queries: an
+                index, (start, stop) or a list.
+            run: further arguments of :meth:`forward`, such as ``stop_at_layer``, or of
+                :meth:`forecast`. If ``horizon`` is given without ``future`` or
+                ``tokens``, the decoder of a token model reads its own median forecast.
 
         Returns:
             The output (a :class:`Forecast` for rollouts) and the activations.
 
         Raises:
             UnknownNameError: a name matches no hook point.
-            InputError: gradients without a scalar loss, of a rollout, in inference
-                mode, or of a model whose backward pass is not the derivative; a rollout
-                of a model that runs twice per forecast; too little memory.
+            InputError: gradients are asked for without a scalar loss, of a rollout, in
+                inference mode, or of a model whose backward pass is not the derivative;
+                a rollout is asked of a model that runs twice per forecast; or there is
+                too little memory.
         """
         check_unknown(run, "forecast" if rollout else "forward")
         check_recordable(self, rollout, incl_bwd, loss)
@@ -288,21 +296,19 @@ class Lens(LensBase):
             output, activations = capture.forecast_recorded(**run)
         else:
             remark = ""
-            if (
-                self.emits == "token"
-                and not isinstance(series, Encoded)
-                and not run.keys() & {"future", "tokens"}
-            ):
-                remark = (
-                    "; its decoder read the start token alone, give horizon=… to follow"
-                    " the forecast"
-                )
-                if run.get("horizon") is not None:
-                    remark = ""
-                    run["future"] = self.median_path(batch, run["horizon"])
             if isinstance(series, Encoded):
                 encoded = series
             else:
+                has_inputs = bool(run.keys() & {"future", "tokens"})
+                if self.emits == "token" and not has_inputs:
+                    # the decoder of a token model reads what it has forecast so far
+                    if run.get("horizon") is not None:
+                        run["future"] = self.median_path(batch, run["horizon"])
+                    else:
+                        remark = (
+                            "; its decoder read the start token alone, give horizon=…"
+                            " to follow the forecast"
+                        )
                 encoded = self.encode(batch, **run)
             output, activations = capture.forward(encoded)
             activations.remark = remark
@@ -311,28 +317,28 @@ class Lens(LensBase):
         return output, activations
 
     def median_path(self, batch: SeriesBatch, horizon: int) -> np.ndarray:
-        """Return the path on which each step is the median of its next value.
+        """Forecast with a token model, (series, step), each step by its median.
 
-        It is the path of a token model, (series, step).
+        The median is that of the distribution of the next value, given the path so far.
         """
         first: int = self.adapter.first_value_token  # type: ignore[attr-defined]
 
         @by_row
         def choose_median(logits: Tensor, hook: Any) -> Tensor:
-            # sums over thousands of bins in half precision would miss the half. The
-            # special tokens have no value, so that they do not count.
+            # in half precision, sums over thousands of bins are too coarse to find
+            # where they pass one half. Special tokens have no value and do not count.
             mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
-            # half of the last sum, which rounding keeps from being exactly 1
+            # rounding may keep the sum over all bins, which is the last, from being 1
             median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
             # a quarter of the lowest number leaves room for a temperature below 1, by
             # which the library divides logits
             lowest = torch.finfo(logits.dtype).min / 4
             return torch.full_like(logits, lowest).scatter(-1, median, 0.0)
 
-        # the library draws, and is left one token to draw
+        # the library can only draw tokens: the hook leaves one with any probability
         with self.hooks([("unembed.hook_out", choose_median)]):
             forecast = self.forecast(batch, horizon, num_samples=1)
-        # every token model draws
+        # every token model has sample paths
         assert forecast.samples is not None
         return forecast.samples[:, 0].astype(float)
 
@@ -355,9 +361,9 @@ class Lens(LensBase):
                 they are recorded.
             rows: series to change; all if None.
             positions: token positions to change; all if None.
-            horizon: of the forecasts along which reference series are recorded; the
-                model's own if None. Give that of the forecasts: some models have other
-                tokens at another horizon.
+            horizon: horizon of the forecasts on which reference series are recorded;
+                the model's own if None. Give the horizon of the ablated forecasts,
+                since the tokens of some models depend on it.
             options: further fields of the intervention, e.g. ``per="pooled"``,
                 ``seed=1``, ``scale=0.5``; InputError for one that it does not have.
         """
@@ -375,7 +381,8 @@ class Lens(LensBase):
     ) -> Block[Lens]:
         """Replace activations at the targets by those of another run.
 
-        This holds for everything that runs inside the block.
+        This holds for everything that runs inside the block. ``rows`` and ``positions``
+        are the series and token positions to change, all of them if None.
         """
         return self.edit(
             *(PatchFrom(target, source, rows, positions) for target in targets)

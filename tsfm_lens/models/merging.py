@@ -1,8 +1,7 @@
-"""Adapters of peft (such as LoRA), read as what they add to the model's matrices.
+"""Adapters of peft (such as LoRA), merged into the matrices that they change.
 
-There are two kinds: those that a folder holds in files of their own
-(:class:`StoredAdapter`), and those that an opened model holds beside its matrices
-(:func:`merged`).
+An adapter may be stored in a folder, in files of its own (:class:`StoredAdapter`), or
+be part of an opened model, whose layers keep it beside their matrix (:func:`merged`).
 """
 
 from __future__ import annotations
@@ -35,16 +34,21 @@ _PICKLED = "adapter_model.bin"
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """Files of an adapter, and the name of the model that it was trained on."""
+    """Adapter in a folder.
+
+    Attributes:
+        folder: where its two files are, ``ADAPTER_CONFIG`` and ``ADAPTER_WEIGHTS``.
+        settings: content of ``ADAPTER_CONFIG``.
+    """
 
     folder: Path
     settings: Mapping[str, Any]
 
     @property
     def base(self) -> str | None:
-        """Model that the adapter was trained on, a folder or a hub id.
+        """Folder or hub id of the model that the adapter was trained on.
 
-        It is the name in the adapter's configuration; None where that has none.
+        It is None if the adapter's configuration names none.
         """
         name = self.settings.get("base_model_name_or_path")
         if name:
@@ -67,14 +71,14 @@ class StoredAdapter:
                 f" into the weights; it is not installed here ({error}). Install it:"
                 " pip install peft"
             ) from error
-        # Peft merges into the weights of the module in place
+        # cloned, since peft writes into the module's own weights
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-        doing = (
+        fault = (
             f"{self.folder}: the adapter cannot be merged into a"
             f" {type(module).__name__}"
         )
         with (
-            as_checkpoint_errors(doing),
+            as_checkpoint_errors(fault),
             self._staged() as folder,
             _embeddings_named(module),
         ):
@@ -82,23 +86,24 @@ class StoredAdapter:
             # ``safe_merge`` refuses an adapter that makes weights other than finite
             merged_module = wrapped.merge_and_unload(safe_merge=True)
         after = merged_module.state_dict()
+        # an adapter that cannot be added to matrices leaves a wrapper or new tensors
         if merged_module is not module or set(after) != set(before):
             raise CheckpointError(
-                f"{doing}: it adds parts that no weight of the model can hold (its kind"
+                f"{fault}: it adds parts that no weight of the model can hold (its kind"
                 f" is {self.settings.get('peft_type')!r}); expected one that peft"
                 " merges, such as LORA"
             )
         if all(torch.equal(after[name], tensor) for name, tensor in before.items()):
             raise CheckpointError(
-                f"{doing}: it changes no weight. Was it trained on this model? Its base"
+                f"{fault}: it changes no weight. Was it trained on this model? Its base"
                 f" is {self.base or 'not named'}"
             )
 
     @contextmanager
     def _staged(self) -> Iterator[Path]:
-        """Make a folder with the two files of the adapter and nothing else.
+        """Make a folder with the adapter's two files alone, while the block runs.
 
-        It exists while the block runs.
+        Peft then finds no other file of the adapter's own folder.
         """
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -110,8 +115,8 @@ def read_adapter(folder: Path) -> StoredAdapter | None:
     """Read the configuration of the adapter in a folder; None where there is none.
 
     Raises:
-        CheckpointError: one of its two files is missing, its weights are a pickle, or
-            its configuration is no JSON.
+        CheckpointError: the adapter has a configuration without weights or the reverse,
+            its weights are a pickle, or its configuration is no JSON.
     """
     has_config, has_weights = (
         os.path.lexists(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
@@ -140,26 +145,23 @@ def read_adapter(folder: Path) -> StoredAdapter | None:
 
 
 def has_model_weights(folder: Path) -> bool:
-    """Return whether a folder of an adapter also holds a full model.
-
-    The test is that of transformers.
-    """
+    """Return whether an adapter's folder also holds a model, as transformers tests."""
     return os.path.lexists(folder / CONFIG)
 
 
 @contextmanager
 def _embeddings_named(module: nn.Module) -> Iterator[None]:
-    """Answer peft's question for embeddings, while the block runs.
+    """Give a module input embeddings that peft can ask for, while the block runs.
 
-    Some models of transformers have none and raise when asked for them.
+    Some models of transformers raise NotImplementedError when asked for theirs.
     """
     get_embeddings = getattr(module, "get_input_embeddings", None)
     try:
         if get_embeddings is not None:
             get_embeddings()
     except NotImplementedError:
-        # peft asks for embeddings to find tied ones; a model that cannot name them ties
-        # none, and is given an empty module to answer with
+        # peft looks for weights that are tied to embeddings. A model that cannot name
+        # its embeddings ties none; calling the class nn.Module returns an empty module
         module.get_input_embeddings = nn.Module  # type: ignore[assignment]
         try:
             yield
@@ -170,7 +172,7 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
 
 
 def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield path and layer of every adapter that is not merged into its matrix."""
+    """Yield path and module of every layer with an adapter beside its matrix."""
     for name, part in model.named_modules():
         if (
             isinstance(getattr(part, "base_layer", None), nn.Module)
@@ -182,25 +184,27 @@ def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def merged(native: Any) -> tuple[Any, list[str]]:
-    """Return a native model without separate adapters, and the paths of those it had.
+    """Merge the adapters of a native model, and return it with their layers' paths.
 
-    The model itself is returned where it has none, else a copy in which they are added
-    to the matrices; a ``PeftModel`` gives the model inside.
+    A model without adapters beside its matrices is returned itself, with no paths; of
+    another a copy is returned. A ``PeftModel`` is replaced by the model inside it.
     """
     if hasattr(native, "peft_config"):
         native = native.get_base_model()
     if not isinstance(native, nn.Module) and not hasattr(native, "model"):
-        # no model of a library; opening it raises an error that names the fault
+        # neither a module nor a pipeline around one: ``load`` raises an error that says
+        # so
         return native, []
     paths = [name for name, _ in beside(unwrap_module(native))]
     if not paths:
         return native, []
-    # the caller's own model keeps its adapters apart
+    # a copy, since the caller's own model must keep its adapters apart
     native = copy.deepcopy(native)
     model = unwrap_module(native)
     for name in paths:
         parent, _, leaf = name.rpartition(".")
         layer: Any = model.get_submodule(name)
+        # adds the adapter to the base layer's matrix
         layer.merge()
         # hooks and wirings look for the matrix under the layer's own path
         setattr(model.get_submodule(parent), leaf, layer.base_layer)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -137,6 +137,8 @@ class Run:
         if self._of is not None:
             run, rows = self._of
             return run.forecast.of_rows(rows, self.batch)
+        if "forecast" in self.cache:
+            return cast(Forecast, self.cache["forecast"])
         self.check_unchanged()
         with self._clock("forecast"):
             return self.lens.forecast(
@@ -239,6 +241,8 @@ class Run:
         """
         if self.rollout:
             return self.forecast.median
+        if "point" in self.cache:
+            return cast(np.ndarray, self.cache["point"])
         self.check_unchanged()
         return self._forward(())[0]
 
@@ -343,8 +347,8 @@ class Run:
                 )
         else:
             output, activations = self._forward(sorted(requested), last)
-        # the cached property of this name then needs no forward of its own
-        self.__dict__.setdefault("forecast" if self.rollout else "point", output)
+        # the recording's own output, which then needs no forward of its own
+        self.cache.setdefault("forecast" if self.rollout else "point", output)
         if last is None:
             self._keep(activations)
         return activations

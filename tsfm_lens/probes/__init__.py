@@ -7,7 +7,7 @@
 from typing import TYPE_CHECKING
 
 from tsfm_lens.core.extensions import export
-from tsfm_lens.probes.given import check_arguments as _refuse_others
+from tsfm_lens.probes.given import check_arguments as _check_arguments
 
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
@@ -36,4 +36,4 @@ if TYPE_CHECKING:
 __all__ = export(__name__)
 
 # after the exports: the check wraps every function that the package exports
-_refuse_others(__name__)
+_check_arguments(__name__)

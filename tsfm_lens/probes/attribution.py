@@ -21,14 +21,14 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.core.errors import InputError, WiringError, unknown_name
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.hook_checks import check_additive
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.residual import (
-    Place,
+    StreamPoint,
     carry_factors,
     excess,
     first_deviation,
@@ -39,8 +39,8 @@ from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import forecast_rounding, marked_dataset, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, find_site, head_or_kind
 from tsfm_lens.probes.secants import Secants, push_forward
+from tsfm_lens.probes.sites import component_coords, find_site, head_or_kind
 
 __all__ = ["attribution", "component_writes", "stream_shares"]
 
@@ -126,12 +126,13 @@ def attribution(
         the name of a single one is a coordinate. Over (component, series), of the
         median, a token decoder's first step left out: ``mean_absolute``, mean size over
         steps; ``size_share``, the same over the sum of all, with what
-        :func:`.estimates.judge` adds, heads among heads; ``mean_attribution``, signed;
-        ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``,
-        share of steps with its sign. ``series_agreement`` (component): share of series
-        with the more frequent sign. ``completeness_error`` (series): the parts' largest
-        deviation from ``total``, over the largest total. ``nodes``: points of the path,
-        0 where there is none; ``path_error``, the remaining error of the path.
+        :func:`.estimates.add_estimates` adds, heads among heads; ``mean_attribution``,
+        signed; ``attribution_share``, the same over the sum of all sizes;
+        ``sign_agreement``, share of steps with its sign. ``series_agreement``
+        (component): share of series with the more frequent sign. ``completeness_error``
+        (series): the parts' largest deviation from ``total``, over the largest total.
+        ``nodes``: points of the path, 0 where there is none; ``path_error``, the
+        remaining error of the path.
 
     Raises:
         InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that
@@ -225,7 +226,7 @@ def decomposed(
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     """Add sizes, means over steps, shares and signs, and test the sizes.
 
-    The tests are those of ``estimates.judge``.
+    The tests are those of ``estimates.add_estimates``.
     """
     parts, total = (
         of_median(data[name]).values[..., run.first_step :]
@@ -262,7 +263,7 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
         for group in head_or_kind(data)
     ]
     floors = xr.DataArray(floor / size[:, 0], dims=("decomposition", "series"))
-    return judge(data, "size_share", floor=floors, groups=groups)
+    return add_estimates(data, "size_share", floor=floors, groups=groups)
 
 
 def of_median(parts: xr.DataArray) -> xr.DataArray:
@@ -484,8 +485,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn",
         …) and ``series``: ``size``, mean over steps (a token decoder's first left out)
         of the full branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
-        same over the sum of all, with what :func:`.estimates.judge` adds; ``head_size``
-        (writer, head, series), NaN where a writer has none. Coordinates
+        same over the sum of all, with what :func:`.estimates.add_estimates` adds;
+        ``head_size`` (writer, head, series), NaN where a writer has none. Coordinates
         ``layer``, ``kind``, and ``keys_from``, the stack that an attention reads.
 
     Source:
@@ -560,7 +561,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     forecast_change = of_median(result["total"]).transpose("series", "step").values
     forecast_size = np.abs(forecast_change).mean(-1)
     floor = relative_rounding(lens) * ratio(forecast_size, total, 1.0)
-    return judge(data, "share", floor=floor, contexts=result)
+    return add_estimates(data, "share", floor=floor, contexts=result)
 
 
 _SUMMED = ("hook_out", "hook_result", *RESIDUAL_NAMES, "hook_resid_post")
@@ -676,7 +677,7 @@ def edited_points(lens: Lens) -> list[str]:
     return [name for name, point in lens.registry.hooked.items() if point.fwd_hooks]
 
 
-def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
+def _biases(lens: Lens, factors: Mapping[StreamPoint, float]) -> Tensor | None:
     """Sum what the attentions' output projections add, whatever their heads do.
 
     It is None where there is no bias.

@@ -19,7 +19,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import SMALLEST_SHARE, check_share, judge
+from tsfm_lens.core.estimates import SMALLEST_SHARE, add_estimates, check_share
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
@@ -35,7 +35,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import check_option
 from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.path_patching import edge_attribution
-from tsfm_lens.probes.places import PatchSite, component_coords, list_nodes
+from tsfm_lens.probes.sites import PatchSite, component_coords, list_nodes
 from tsfm_lens.probes.zero_ablation import make_ablations
 
 __all__ = ["minimal_circuit"]
@@ -117,7 +117,7 @@ def minimal_circuit(
         (component), the mean faithfulness that its removal lost, of several at once in
         equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size,
         NaN for sizes not reached; ``faithfulness`` and ``completeness`` (series), 1 -
-        faithfulness of the complement, with what :func:`.estimates.judge` adds;
+        faithfulness of the complement, with what :func:`.estimates.add_estimates` adds;
         ``forecast`` (part, series, step) of "model", "circuit", "complement" and
         "nothing"; by series ``gap``, the behaviour's difference between model and
         nothing, ``gap_floor``, that of noise, ``gap_share``, the forecast's over the
@@ -188,7 +188,9 @@ def minimal_circuit(
         )
     # both are 1 less a distance over the gap, so noise counts in units of the gap
     for name in ("faithfulness", "completeness"):
-        data = judge(data, name, floor=bench.noise / bench.usable_gap, signed=True)
+        data = add_estimates(
+            data, name, floor=bench.noise / bench.usable_gap, signed=True
+        )
     return data
 
 

@@ -15,14 +15,14 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.rollouts import Progress
-from tsfm_lens.core.estimates import SMALLEST_SHARE, check_share, judge
+from tsfm_lens.core.estimates import SMALLEST_SHARE, add_estimates, check_share
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.noise import marked_dataset, noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import (
+from tsfm_lens.probes.sites import (
     component_coords,
     find_site,
     head_or_kind,
@@ -81,8 +81,8 @@ def causal_effects(
         and ``direct_share``, their mean sizes over the range of context and forecast,
         and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the
         direct effect is no larger than the noise floor or ``smallest``; for each what
-        :func:`.estimates.judge` adds, without a token model's first step (attribute
-        ``first_step``). ``plain_forecast`` (series, step).
+        :func:`.estimates.add_estimates` adds, without a token model's first step
+        (attribute ``first_step``). ``plain_forecast`` (series, step).
 
     Source:
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and
@@ -164,7 +164,7 @@ def causal_effects(
     for name, part in (("total_share", total), ("direct_share", direct)):
         # a share is of the difference of two forecasts, here given as such
         data[name] = (axes[:2], share(part, np.zeros(run.horizon)))
-        data = judge(data, name, floor=floor, groups=heads)
+        data = add_estimates(data, name, floor=floor, groups=heads)
     # a quotient of a direct effect within the noise means nothing
     undefined = data["direct_share"].values <= np.fmax(floor, smallest)
     repair = self_repair(total[..., steps], direct[..., steps], undefined)
@@ -172,7 +172,7 @@ def causal_effects(
     # the first step counts in no floor either; the result has a copy of the effects
     direct[..., : run.first_step] = 0.0
     floors = xr.DataArray(share_floor(run, direct), dims=axes[:2])
-    return judge(data, "self_repair", floor=floors, signed=True, groups=heads)
+    return add_estimates(data, "self_repair", floor=floors, signed=True, groups=heads)
 
 
 def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:

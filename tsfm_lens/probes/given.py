@@ -7,10 +7,10 @@ probes call the other checks themselves.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
-from inspect import isfunction, signature
-from typing import Any
+from inspect import isfunction, signature, unwrap
+from typing import Any, get_type_hints
 
 import xarray as xr
 
@@ -20,13 +20,12 @@ from tsfm_lens.models.run import Run
 
 __all__ = []
 
-# annotation -> the type of the argument, and its description in messages; annotations
-# are texts, as every module has postponed evaluation
-_TYPES: dict[str, tuple[Any, str]] = {
-    "Run": (Run, "a Run, as lens.run(...) gives"),
-    "Run | None": (Run | None, "a Run, as lens.run(...) gives, or None"),
-    "Lens": (Lens, "a Lens, as tsfm_lens.load(...) gives"),
-    "Mapping[int, Lens]": (Mapping, "a mapping of steps to lenses"),
+# annotation -> the type of the argument, and its description in messages
+_TYPES: dict[Any, tuple[Any, str]] = {
+    Run: (Run, "a Run, as lens.run(...) gives"),
+    Run | None: (Run | None, "a Run, as lens.run(...) gives, or None"),
+    Lens: (Lens, "a Lens, as tsfm_lens.load(...) gives"),
+    Mapping[int, Lens]: (Mapping, "a mapping of steps to lenses"),
 }
 
 
@@ -55,10 +54,11 @@ def check_arguments(package: str) -> None:
 def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function with the checks of its arguments, if it has any."""
     call = signature(probe)
+    annotations = get_type_hints(unwrap(probe))
     checks = {
-        parameter: _TYPES[str(declared.annotation)]
-        for parameter, declared in call.parameters.items()
-        if str(declared.annotation) in _TYPES
+        parameter: _TYPES[annotations[parameter]]
+        for parameter in call.parameters
+        if _is_checked(annotations.get(parameter))
     }
 
     @wraps(probe)
@@ -82,6 +82,11 @@ def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
     if checks:
         return checked
     return probe
+
+
+def _is_checked(annotation: Any) -> bool:
+    # annotations such as Literal of a list are not hashable
+    return isinstance(annotation, Hashable) and annotation in _TYPES
 
 
 def of_kind(result: Any, kind: str, probe: str) -> xr.Dataset:

@@ -16,7 +16,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio, ratio_units
 from tsfm_lens.hooks.recorder import by_row
@@ -106,9 +106,9 @@ def induction_scores(
         Dataset of kind "induction_scores" over (layer, head): ``prefix_matching``, mean
         attention to the key, and ``copy_score``, the head's own logit of the right
         token in standard deviations over the vocabulary (0 for a head that writes
-        nothing), with what :func:`.estimates.judge` adds over sequences, against an
-        even spread and the copy score of the average token; ``entropy`` of its
-        attention rows in nats; ``induction``, whether both scores reach their
+        nothing), with what :func:`.estimates.add_estimates` adds over sequences,
+        against an even spread and the copy score of the average token; ``entropy`` of
+        its attention rows in nats; ``induction``, whether both scores reach their
         thresholds; ``copy_accuracy``, share of positions at which the model's most
         probable token is the right one, and ``matched``, share of positions that have a
         right token.
@@ -226,7 +226,7 @@ def induction_scores(
         ("copy_score", copy, copy_floor),
     ):
         data[f"{name}_by_sequence"] = (axes, values)
-        data = judge(
+        data = add_estimates(
             data,
             name,
             floor=floor,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import SMALLEST, over_windows, ratio
 from tsfm_lens.hooks.hook_checks import check_additive
@@ -258,9 +258,9 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     Returns:
         Dataset of kind "layer_gain": ``error`` and ``gain`` in percent (metric, layer,
         series), NaN for the first layer and after an error within rounding, with what
-        :func:`.estimates.judge` adds for each metric (MAE, RMSE, and sMAPE, ``100
-        mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error`` (layer,
-        series).
+        :func:`.estimates.add_estimates` adds for each metric (MAE, RMSE, and sMAPE,
+        ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error``
+        (layer, series).
 
     Source:
         tsfm-lens paper, appendix F (S3-GAIN).
@@ -319,7 +319,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     if first:
         result["first_step_error"] = (axes[1:], np.abs(predictions - targets)[..., 0])
     shared = ("model", "revision", "architecture", "versions", "seed", "horizon")
-    # judge finds equal series, and windows of one series, by these variables
+    # add_estimates() finds equal series, and windows of one series, by these variables
     result = result.assign(
         {
             name: lens_result[name]
@@ -335,7 +335,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     floor = np.full(gain.shape, np.nan)
     floor[:, 1:] = uncertainty[:, 1:] + uncertainty[:, :-1] * (1 + gain[:, 1:] / 100)
     floor *= 100 / before
-    return judge(
+    return add_estimates(
         result,
         "gain",
         floor=xr.DataArray(floor, dims=axes),

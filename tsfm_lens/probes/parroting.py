@@ -18,7 +18,7 @@ from scipy.stats import norm
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import over_windows, ratio
 from tsfm_lens.data import SeriesBatch
@@ -78,8 +78,8 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         best earlier match of the last ``motif`` steps; ``parrot_match`` (series): how
         many steps back that begins. ``forecast`` and ``parrot`` (series, step). NaN
         where a context is too short or constant, or is copied at no lag. For both
-        errors what :func:`.estimates.judge` adds, against the distance of two forecasts
-        of the unchanged model.
+        errors what :func:`.estimates.add_estimates` adds, against the distance of two
+        forecasts of the unchanged model.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; analogue
@@ -122,7 +122,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         run.as_rollout(), lambda other, plain: np.abs(other - plain).mean(-1) / scales
     )
     for name in ("copy_error", "parrot_error"):
-        data = judge(data, name, floor=floor)
+        data = add_estimates(data, name, floor=floor)
     return data
 
 
@@ -456,11 +456,12 @@ def head_parroting(
         copy, the naive parrot and the truth, in standard deviations of the context. A
         change of the first two above 0 says that the head supports the copy, one of the
         third that the forecast is better with the head. For each what
-        :func:`.estimates.judge` adds. Over ``series``: ``lag``; ``chance``, the mass of
-        uniform attention, and ``vacuous``, see :func:`lag_attention`; ``copy_error``
-        and so on, the errors without ablation. ``forecast``, ``copy`` and ``parrot``
-        (series, step). The attribute ``statistic`` names the statistic of the forecast.
-        NaN where a context is constant, too short, incomplete, or copied at no lag.
+        :func:`.estimates.add_estimates` adds. Over ``series``: ``lag``; ``chance``, the
+        mass of uniform attention, and ``vacuous``, see :func:`lag_attention`;
+        ``copy_error`` and so on, the errors without ablation. ``forecast``, ``copy``
+        and ``parrot`` (series, step). The attribute ``statistic`` names the statistic
+        of the forecast. NaN where a context is constant, too short, incomplete, or
+        copied at no lag.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
@@ -545,7 +546,7 @@ def head_parroting(
         "statistic": run.statistic,
     }
     # attention without preference has the mass ``chance`` but for rounding
-    data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
+    data = add_estimates(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
     for name, target in references.items():
         # bound as a default, since a closure would read the last target of the loop
         def change(
@@ -556,7 +557,7 @@ def head_parroting(
             )
             return result
 
-        data = judge(
+        data = add_estimates(
             data, f"{name}_change", floor=noise_floor(run, change), signed=True
         )
     return data
@@ -594,10 +595,10 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         For models that read patches: ``patch_amplitude``, the forecast's amplitude at
         the patch length, in data units, and ``patch_pull``, this less the context's
         one, in standard deviations of the context. For change and pull what
-        :func:`.estimates.judge` adds. ``amplitude`` (part, series, trial_period):
-        amplitude of each part (the last horizon of the context, the forecast, the
-        truth) at periods from 3 steps to the horizon, in standard deviations of the
-        context. NaN where a part is shorter than the period.
+        :func:`.estimates.add_estimates` adds. ``amplitude`` (part, series,
+        trial_period): amplitude of each part (the last horizon of the context, the
+        forecast, the truth) at periods from 3 steps to the horizon, in standard
+        deviations of the context. NaN where a part is shorter than the period.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and
@@ -681,7 +682,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
             gap = np.abs(amplitudes(other, periods) - amplitudes(plain, periods))
             return ratio(gap, scale)
 
-        data = judge(
+        data = add_estimates(
             data, name, floor=noise_floor(run.as_rollout(), change), signed=True
         )
     return data

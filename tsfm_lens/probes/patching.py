@@ -23,7 +23,7 @@ from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
@@ -41,7 +41,7 @@ from tsfm_lens.models.noise import (
 from tsfm_lens.models.recording import check_recordable
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import check_option
-from tsfm_lens.probes.places import (
+from tsfm_lens.probes.sites import (
     PatchSite,
     group_coords,
     parse_sites,
@@ -106,8 +106,8 @@ def activation_patching(
         ``recovered``, the share of the way from the unpatched forecast to the source's
         (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
         from the unpatched forecast in data units; for both what
-        :func:`.estimates.judge` adds, with the noise of both runs; ``forecast`` (…,
-        step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
+        :func:`.estimates.add_estimates` adds, with the noise of both runs; ``forecast``
+        (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
         ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in
         steps, and ``position_special``. The attribute ``path`` says whose path both
         decoders read, such as "corrupted"; others have none.
@@ -136,7 +136,7 @@ def activation_patching(
 
 
 def patches(
-    pair: RunPair, places: Sequence[PatchSite], groups: Sequence[list[int] | None]
+    pair: RunPair, sites: Sequence[PatchSite], groups: Sequence[list[int] | None]
 ) -> list[Variant]:
     """Return one variant per site and group of positions, sites first.
 
@@ -144,7 +144,7 @@ def patches(
     """
     return [
         Variant(str(site.target), (_patch(pair, site, group),))
-        for site in places
+        for site in sites
         for group in groups
     ]
 
@@ -164,13 +164,13 @@ def _patch(pair: RunPair, site: PatchSite, group: list[int] | None) -> Intervent
 
 
 def make_grid(
-    pair: RunPair, places: Sequence[PatchSite], positions: str | int | None
+    pair: RunPair, sites: Sequence[PatchSite], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
     """Return groups of the sites' tokens, and their coordinates.
 
     The groups are [None] where all tokens are patched at once.
     """
-    spans = {site.stack: pair.base.spans[site.stack] for site in places}
+    spans = {site.stack: pair.base.spans[site.stack] for site in sites}
     first, *rest = spans.values()
     if positions != "all":
         if rest:
@@ -315,14 +315,14 @@ class RunPair:
         for name in ("recovered", "first_order", "score"):
             if name in data:
                 floor = np.fmax(*(share_floor(run, self.difference) for run in runs))
-                data = judge(data, name, floor=floor, signed=True)
+                data = add_estimates(data, name, floor=floor, signed=True)
         if "effect" in data:
             floors = [
                 noise_floor(run, lambda other, plain: np.abs(other - plain).mean(-1))
                 for run in runs
             ]
             scale = ranges(self.base, self.base.point)
-            data = judge(data, "effect", floor=np.fmax(*floors), scale=scale)
+            data = add_estimates(data, "effect", floor=np.fmax(*floors), scale=scale)
         return data
 
     def dataset(self) -> xr.Dataset:
@@ -367,7 +367,7 @@ class RunPair:
 def contrast(
     clean: Run,
     corrupted: Run,
-    places: Sequence[PatchSite],
+    sites: Sequence[PatchSite],
     *,
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
@@ -389,7 +389,7 @@ def contrast(
     if base.tokens_read and not base.rollout and source.forced_path is None:
         source = source.following(base.path)
     base_acts = _record(base, base_names)
-    source_acts = _record(source, _points(places))
+    source_acts = _record(source, _points(sites))
     same = (keep_above_rounding(base, source.point, base.point) == base.point).all(-1)
     if same.any():
         name = clean.batch.ids[int(np.argmax(same))]
@@ -485,7 +485,7 @@ def attribution_patching(
         ``first_order``, the estimated share recovered; with ``exact`` also
         ``recovered``, ``error`` = first_order - recovered, and attributes
         ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares
-        what :func:`.estimates.judge` adds, with the noise of both runs.
+        what :func:`.estimates.add_estimates` adds, with the noise of both runs.
 
     Source:
         Nanda 2023; Syed et al. 2023.
@@ -533,14 +533,14 @@ def _points(sites: Sequence[PatchSite]) -> list[str]:
     return sorted({site.point for site in sites})
 
 
-def slopes(pair: RunPair, places: Sequence[PatchSite]) -> Activations:
+def slopes(pair: RunPair, sites: Sequence[PatchSite]) -> Activations:
     """Record the base run with the gradients of the share recovered.
 
     Gradients are under ``name + "_grad"``.
     """
     run = pair.base
     encoded = pair.base.encoded
-    names = _points(places)
+    names = _points(sites)
     if run.batch.multivariate:
         raise InputError(
             "gradients of variates that see each other cannot be told apart; patch them"

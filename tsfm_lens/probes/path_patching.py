@@ -1,9 +1,10 @@
 """Path patching: the effect of one component through another, other paths frozen.
 
-:func:`path_patching` measures it exactly; :func:`edge_attribution` estimates it for all
-pairs from one gradient. Both run the senders in groups, by :func:`heard_in_groups`,
-which also records what each receiver then gets. Effects through all paths are in
-``patching`` and ``effects``.
+A path leads from a sender, a head or branch, to a receiver after it, or to the output.
+:func:`path_patching` measures its effect exactly; :func:`edge_attribution` estimates it
+for all pairs from one gradient of the forecast. Both patch senders in groups, by
+:func:`heard_in_groups`, which records how receivers respond. Effects through all paths
+together are in :mod:`.patching` and :mod:`.effects`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import Direction, RunPair, _PatchEdit, contrast, slopes
-from tsfm_lens.probes.places import (
+from tsfm_lens.probes.sites import (
     PatchSite,
     find_site,
     later_branches,
@@ -43,11 +44,11 @@ __all__ = ["edge_attribution", "path_patching"]
 
 
 OUTPUT = "output"
-# least senders that run together; more of them do if their activations have no more
-# numbers than this (64 MiB in float32)
+# Senders run together in groups of at least _SENDERS, or of as many as record at most
+# _NUMBERS numbers (64 MiB in float32).
 _SENDERS = 16
 _NUMBERS = 2**24
-# most paths that are gathered before they run together
+# paths are gathered until there are this many, and then run together
 _MOST_PATHS = 256
 
 
@@ -77,22 +78,23 @@ def path_patching(
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
 
-    First the sender is patched from the source run, every later branch is frozen at the
-    base run's write, and each receiver's activation is recorded. Then only the receiver
-    is set to that activation, and all later branches respond. (Wang et al. freeze
-    attention only.)
+    First the sender is patched from the source run, every later branch is frozen at
+    what it writes in the base run, and each receiver's activation is recorded. Then
+    only the receiver is set to that activation, and all later branches respond. (Wang
+    et al. freeze attention only.)
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
         senders: heads and branches; the heads and MLPs of the output stack if None.
         receivers: the same, and "output" for the direct path to the forecast; if None,
             the senders and "output".
-        progress: called with (done, of), in senders.
+        progress: called with the number of senders done, and of all.
 
     Returns:
         Dataset of kind "path_patching" over (sender, receiver, series): ``recovered``
-        and ``effect`` as in activation patching, with the same statistics, ``forecast``
-        (…, step). NaN where a receiver does not come after the sender.
+        and ``effect``, with the statistics that activation patching adds to them, and
+        ``forecast`` (…, step). All are NaN where a receiver does not come after the
+        sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -110,33 +112,32 @@ def path_patching(
     """
     lens = clean.lens
     sender_sites = list_nodes(lens, senders, "senders")
-    targets: list[str | Component] = [*writers(lens.wiring), OUTPUT]
+    nodes: list[str | Component] = [*writers(lens.wiring), OUTPUT]
     if receivers is not None:
-        targets = listed(receivers, "receivers")
-    to_output = OUTPUT in targets
-    if targets != [OUTPUT]:
-        receiver_sites = parse_sites(
-            lens, [receiver for receiver in targets if receiver != OUTPUT]
-        )
+        nodes = listed(receivers, "receivers")
+    to_output = OUTPUT in nodes
+    # parse_sites() refuses an empty list
+    if nodes != [OUTPUT]:
+        receiver_sites = parse_sites(lens, [node for node in nodes if node != OUTPUT])
     else:
         receiver_sites = []
     pair = sender_contrast(clean, corrupted, sender_sites, direction=direction)
+    # the output, if it is a receiver, is the last column
     shape = (len(sender_sites), len(receiver_sites) + to_output)
     forecasts = np.full((*shape, *pair.base.point.shape), np.nan)
     paths: dict[tuple[int, int], Variant] = {}
-    for row, (sender, direct, receiver_activations) in enumerate(
-        chain.from_iterable(heard_in_groups(pair, sender_sites, receiver_sites))
-    ):
+    groups = heard_in_groups(pair, sender_sites, receiver_sites)
+    for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(groups)):
         # an effect cannot run backwards, so pairs in the other order stay NaN
         later = set(later_branches(lens.wiring, sender.component))
         for column, receiver in enumerate(receiver_sites):
             if receiver.branch in later:
-                patch = PatchFrom(receiver.target, receiver_activations)
+                patch = PatchFrom(receiver.target, receiver_acts)
                 paths[row, column] = Variant("path", (patch,))
         if to_output:
             forecasts[row, -1] = direct
-        # paths of several senders run side by side, while their receivers' activations
-        # wait in memory
+        # paths of several senders are gathered to run together; the activations of
+        # their receivers stay in memory until then
         if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(sender_sites)):
             cells = tuple(zip(*paths, strict=True))
             # cells is (rows, columns), which numpy pairs up
@@ -158,10 +159,10 @@ def sender_contrast(
     *,
     direction: Direction = "noise",
 ) -> RunPair:
-    """Record a contrast of senders.
+    """Record what paths from senders need of both runs.
 
-    It has the senders' activations in the source, and the writes of all later branches
-    in the base.
+    That is the senders' activations in the source run, and what every later branch
+    writes in the base run.
     """
     wiring = clean.lens.wiring
     later = {
@@ -178,15 +179,16 @@ def sender_contrast(
 def heard_in_groups(
     pair: RunPair, senders: Sequence[PatchSite], receivers: Sequence[PatchSite]
 ) -> Iterator[list[tuple[PatchSite, np.ndarray, Activations]]]:
-    """Yield senders, forecasts of their direct effects, and receivers' activations.
+    """Yield the senders of each group that runs together, patched with paths frozen.
 
-    Senders come in groups that run together; forecasts are (series, step).
+    With each sender come the forecast (series, step) by its direct effect alone, and
+    the activations that receivers then have.
     """
-    points = len({receiver.point for receiver in receivers})
-    positions = max(len(spans) for spans in pair.base.spans.values())
-    tokens = positions * len(pair.base.batch)
-    in_memory = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
-    size = max(_SENDERS, in_memory)
+    n_points = len({receiver.point for receiver in receivers})
+    n_positions = max(len(spans) for spans in pair.base.spans.values())
+    # what one sender records at one point: (series, position, d_model)
+    numbers = len(pair.base.batch) * n_positions * pair.base.lens.d_model
+    size = max(_SENDERS, _NUMBERS // (numbers * max(n_points, 1)))
     for first in range(0, len(senders), size):
         yield _run_group(pair, senders[first : first + size], receivers)
 
@@ -204,11 +206,12 @@ def _run_group(
             receiver.point for receiver in receivers if receiver.branch in later
         )
         listeners = [
-            # a store has one entry per pass, so the batch may not run in parts
+            # by_place=False keeps the batch whole: a store has one entry per pass, not
+            # one per part of a batch
             _PatchEdit(point, partial(_record_call, store), by_place=False)
             for point in points
         ]
-        # a branch is recorded before it is held, so listeners come first
+        # edits act in this order: a receiver is recorded, and then frozen like the rest
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(
             Variant(
@@ -231,7 +234,7 @@ def _record_call(
     """Record an activation, which passes unchanged."""
     offset = state.offset.get(point.stack, 0)
     calls = store.setdefault(point.name, [])
-    # a forecast may start again, as after a measurement of its memory
+    # a forecast that runs out of memory starts again, and would record a pass twice
     if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
         # cloned, as the value is a view of all variants' rows, into which the next edit
         # at this point writes
@@ -265,15 +268,15 @@ def edge_attribution(
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`;
-            in single forwards.
+            each run forecasts in one forward pass.
         nodes: heads and branches; the heads and MLPs of the output stack if None.
 
     Returns:
         Dataset of kind "edge_attribution" over (sender, receiver, series): ``score``,
-        the estimated share of the way to the source's forecast; 0 where the receiver
-        does not come after the sender; and, for possible edges, what
-        :func:`.estimates.judge` adds, with the noise of both runs. The last receiver is
-        "output".
+        the estimated share of the way to the source's forecast, 0 where the receiver
+        does not come after the sender. For all other edges there is what
+        :func:`.estimates.add_estimates` adds, with the noise of both runs. The last
+        receiver is "output".
 
     Source:
         Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the
@@ -305,29 +308,31 @@ def edge_attribution(
     possible = np.array(
         [[*(site.branch in branches for site in sites), True] for branches in later]
     )
-    # impossible edges are no tests, but their score is 0
+    # NaN keeps impossible edges out of the tests; their score of 0 is put back after
     result = pair.test_effects(
         data.assign(score=(axes, np.where(possible[..., None], scores, np.nan)))
     )
     return result.assign(score=(axes, scores))
 
 
-def edge_scores(pair: RunPair, places: Sequence[PatchSite]) -> np.ndarray:
-    """Score edges, (sender, receiver and output, series).
+def edge_scores(pair: RunPair, sites: Sequence[PatchSite]) -> np.ndarray:
+    """Score the edges between sites, as (sender, receiver, series).
 
-    ``pair`` is from :func:`sender_contrast`.
+    The last receiver is the output. ``pair`` is from :func:`sender_contrast`.
     """
-    base = slopes(pair, places)
-    row_by_target = {site.target: row for row, site in enumerate(places)}
-    # the heads of an attention share a point
+    # activations of the base run, and under point + "_grad" their gradients
+    base_acts = slopes(pair, sites)
+    row_by_target = {site.target: row for row, site in enumerate(sites)}
+    # the heads of an attention share a hook point, so columns are kept by point
     columns: dict[str, list[int]] = {}
-    for column, site in enumerate(places):
+    for column, site in enumerate(sites):
         columns.setdefault(site.point, []).append(column)
-    scores = np.zeros((len(places), len(places) + 1, len(pair.base.batch)))
-    for group in heard_in_groups(pair, places, places):
+    scores = np.zeros((len(sites), len(sites) + 1, len(pair.base.batch)))
+    for group in heard_in_groups(pair, sites, sites):
         rows = [row_by_target[sender.target] for sender, _, _ in group]
         scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
         for point, receivers in columns.items():
+            # senders after all receivers at this point have recorded nothing here
             recorded = {
                 row: activations[point]
                 for row, (_, _, activations) in zip(rows, group, strict=True)
@@ -335,19 +340,18 @@ def edge_scores(pair: RunPair, places: Sequence[PatchSite]) -> np.ndarray:
             }
             if not recorded:
                 continue
-            changes = torch.stack(list(recorded.values())) - base[point]
-            # sums over tokens and width leave (sender, series), and a head axis at
-            # heads
-            sums = (changes * base[f"{point}_grad"]).sum(dim=(2, -1))
-            products = sums.detach().cpu().double().numpy()
+            # (sender, series, token, d_model), or (…, token, head, d_head) at heads
+            changes = torch.stack(list(recorded.values())) - base_acts[point]
+            # to first order, (sender, series) or (sender, series, head)
+            effects = (changes * base_acts[f"{point}_grad"]).sum(dim=(2, -1))
+            estimates = effects.detach().cpu().double().numpy()
             heads = [
-                head
-                for column in receivers
-                if (head := places[column].head) is not None
+                head for column in receivers if (head := sites[column].head) is not None
             ]
+            # (sender, series, receiver)
             if heads:
-                shares = products[..., heads]
+                by_receiver = estimates[..., heads]
             else:
-                shares = products[..., None]
-            scores[np.ix_(list(recorded), receivers)] = shares.swapaxes(1, 2)
+                by_receiver = estimates[..., None]
+            scores[np.ix_(list(recorded), receivers)] = by_receiver.swapaxes(1, 2)
     return scores

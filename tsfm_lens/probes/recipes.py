@@ -17,7 +17,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.rollouts import Progress, forecast_variants
 from tsfm_lens.core.errors import InputError, unknown_name
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component
@@ -305,8 +305,8 @@ def ablation_recipes(
         the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``,
         the median forecast's standard deviation over that of as many last context
         steps; with a truth ``mae``, ``mase``, and ``mae_change``, ablated over original
-        less 1; for distance and change what :func:`.estimates.judge` adds. Per recipe
-        ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of
+        less 1; for distance and change what :func:`.estimates.add_estimates` adds. Per
+        recipe ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of
         attention that it touches, and ``n_mlps``.
 
     Source:
@@ -468,7 +468,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
         floor = noise_floor(run, compute_size(measure))
         # the original has no effect on itself, so it is no test
         effect = data[name].where(data["recipe"] != ORIGINAL)
-        data = judge(
+        data = add_estimates(
             data, name, floor=floor, signed=name == "mae_change", values=effect
         )
     return data

@@ -17,7 +17,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio_units
 from tsfm_lens.data import as_series
@@ -111,8 +111,8 @@ def repeated_motif(
         mean attention to the tokens that followed the last match ("after_last"), to the
         match itself ("last"), and to what followed any match ("after_any");
         ``control``, the same in series that repeat nothing; ``advantage``, the
-        difference, with what :func:`.estimates.judge` adds for each target; ``chance``
-        (target) of uniform attention over the keys that a query may see;
+        difference, with what :func:`.estimates.add_estimates` adds for each target;
+        ``chance`` (target) of uniform attention over the keys that a query may see;
         ``entropy_share`` (layer, head), the entropy over that of uniform attention;
         ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean
         absolute errors of the forecast and of the context's mean against the motif's
@@ -194,7 +194,7 @@ def repeated_motif(
         "stack": column.name,
     }
     advantage = xr.DataArray(repeating - without, dims=(*axes, "series"))
-    return judge(
+    return add_estimates(
         data,
         "advantage",
         floor=relative_rounding(lens),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tsfm_lens.core.axes import depth_coords
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.ranks import angles, epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import mean_interval
@@ -30,8 +30,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import flat_contexts
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import token_steps
-from tsfm_lens.probes.places import first_stack
 from tsfm_lens.probes.similarity import item_groups
+from tsfm_lens.probes.sites import first_stack
 from tsfm_lens.probes.weights import (
     EPSILON,
     checked_levels,
@@ -357,8 +357,8 @@ def flow_of_ranks(
         after each layer) spectra and ranks (epsilon, stream) as of
         :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series)
         of ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``,
-        the same less that of the embedding, with what :func:`.estimates.judge` adds.
-        Over ``layer`` ``weight_singular_value`` (layer, mode) and ``weight_rank``
+        the same less that of the embedding, with what :func:`.estimates.add_estimates`
+        adds. Over ``layer`` ``weight_singular_value`` (layer, mode) and ``weight_rank``
         (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and
         ``value_norm``, the largest spectral norms over heads of W_Q W_Kᵀ over √d_head
         and of W_V W_O; ``bound`` (layer, mode) of the relative singular values by
@@ -457,7 +457,7 @@ def flow_of_ranks(
         data[name] = (("layer", "mode"), around_attention[:, index])
     # a row of a packed sequence is of several series
     rows_are_series = set(series) <= set(run.batch.ids)
-    data = judge(
+    data = add_estimates(
         data,
         "rank_rise",
         floor=0.0,

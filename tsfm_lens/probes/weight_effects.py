@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import Result, judge
+from tsfm_lens.core.estimates import Result, add_estimates
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models.lens import Lens
@@ -34,7 +34,7 @@ from tsfm_lens.models.noise import (
 )
 from tsfm_lens.models.opening import load
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, head_or_kind
+from tsfm_lens.probes.sites import component_coords, head_or_kind
 
 __all__ = ["weight_effects"]
 
@@ -81,10 +81,10 @@ def weight_effects(
         ``cumulative_error_change`` (back, series), median over series
         ``cumulative_error_change_size``, and of the base model ``base_error_change``
         (series). ``share``, ``error_change`` and ``base_error_change`` come with what
-        :func:`.estimates.judge` adds. Attributes: ``statistic`` of all forecasts;
-        ``identical`` is 1 where no weight differs: then there is no component;
-        ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files`` are what
-        was read.
+        :func:`.estimates.add_estimates` adds. Attributes: ``statistic`` of all
+        forecasts; ``identical`` is 1 where no weight differs: then there is no
+        component; ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files``
+        are what was read.
 
     Raises:
         InputError: the two models are not of one architecture and size.
@@ -231,7 +231,7 @@ def _with_effects(
         return result
 
     data["share"] = (axes[:2], share(forecasts, plain))
-    return judge(
+    return add_estimates(
         data, "share", floor=noise_floor(run, share), groups=head_or_kind(data)
     )
 
@@ -265,14 +265,14 @@ def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     floor = noise_floor(run, lambda other, plain: np.abs(change(other, plain)))
     # the median alone: tests after every component set back would cost the other tests
     # their power
-    sizes = judge(data, "cumulative_error_change", floor=floor, signed=True)[
+    sizes = add_estimates(data, "cumulative_error_change", floor=floor, signed=True)[
         "cumulative_error_change_size"
     ]
     data["cumulative_error_change_size"] = sizes
-    data = judge(
+    data = add_estimates(
         data, "error_change", floor=floor, signed=True, groups=head_or_kind(data)
     )
-    return judge(data, "base_error_change", floor=floor, signed=True)
+    return add_estimates(data, "base_error_change", floor=floor, signed=True)
 
 
 def _open_lens(source: Any) -> tuple[Lens, list[str]]:

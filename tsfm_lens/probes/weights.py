@@ -29,7 +29,7 @@ from tsfm_lens.core.stats import CONFIDENCE, ratio
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.places import first_stack
+from tsfm_lens.probes.sites import first_stack
 
 __all__ = ["head_spectra", "row_angles", "stable_rank", "weight_ranks"]
 

@@ -2,8 +2,8 @@
 
 :func:`ablation_effects` is the probe. The other functions are shared by the probes that
 ablate: :func:`make_ablations` and :func:`forecast_ablations` run the ablated models,
-:func:`rank_distance` and :func:`error_change` compare their forecasts. Many components
-at once are in ``recipes``.
+:func:`rank_distance` and :func:`error_change` compare their forecasts. Ablations of
+many components at once are in :mod:`tsfm_lens.probes.recipes`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tsfm_lens.ablation.metrics import (
 )
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
@@ -40,7 +40,7 @@ from tsfm_lens.models.noise import (
     ranges,
 )
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, head_or_kind, listed
+from tsfm_lens.probes.sites import component_coords, head_or_kind, listed
 
 __all__ = ["ablation_effects"]
 
@@ -71,27 +71,30 @@ def ablation_effects(
 ) -> xr.Dataset:
     """Ablate components one at a time and compare the forecasts.
 
-    In single forwards, a token model's decoder is teacher-forced along the run's path.
-    In rollouts, every ablated model follows its own path, under the same draws.
-    Redundant components rank low; see ``self_repair`` of
-    :func:`tsfm_lens.probes.causal_effects`.
+    In single forwards, a token model's decoder is teacher-forced with the values of
+    ``run.path``. In rollouts, every ablated model reads its own forecasts, with the
+    same random draws. Components whose work others take over rank low; see
+    ``self_repair`` of :func:`tsfm_lens.probes.causal_effects`.
 
     Args:
-        run: the forecast to explain; with a truth for the errors.
+        run: the forecast to explain; errors are computed if it has a truth.
         components: names or globs; if None every head, MLP and layer of the
             output stack.
         how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
-        reference: activations for mean and resample; draws use the run's seed.
+        reference: activations, or series to record them on, from which "mean" and
+            "resample" take their values. Random choices use the run's seed.
         progress: called with (done, of) after each component.
 
     Returns:
         Dataset of kind "ablation_effects" over ``component`` and ``series``:
-        ``spearman_distance`` to the plain forecast; with a truth ``mae``, ``mase``,
-        their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
-        ``mean_shift``, the mean distance from the plain forecast in data units; for
-        each what :func:`.estimates.judge` adds. All leave out a token model's first
-        step, whose decoder reads no value; it has ``first_step_shift``. ``forecast``
-        and ``baseline_forecast``: see attribute ``statistic``.
+        ``spearman_distance`` from the plain forecast, and ``mean_shift``, the mean
+        absolute difference from it in data units. With a truth also ``mae``, ``mase``,
+        their baselines and relative changes (``mae_change`` = ablated / baseline - 1).
+        Distances and changes have what :func:`.estimates.add_estimates` adds.
+        ``forecast`` and ``baseline_forecast`` are the statistic that the attribute
+        ``statistic`` names. At a token model's first step the decoder reads no value,
+        so all measures leave it out (:attr:`.Run.first_step`); its shift is
+        ``first_step_shift``.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -128,7 +131,7 @@ def ablation_effects(
     forecasts = forecast_ablations(run, ablations, how, progress)
     data = marked_dataset(run, **component_coords(targets))
     axes = ("component", "series")
-    # a token model's decoder reads no value at its first step
+    # without a token model's first step, at which its decoder reads no value
     later = slice(run.first_step, None)
     data = data.assign(
         forecast=((*axes, "step"), forecasts),
@@ -139,10 +142,10 @@ def ablation_effects(
         "rollout": int(run.rollout),
         "statistic": run.statistic,
     }
-    # the step is shown by itself, as it is left out of all measures below
+    # the first step has a variable of its own, as all measures below leave it out
     if later.start:
         data["first_step_shift"] = (axes, np.abs(forecasts - plain)[..., 0])
-    # one step has no order
+    # ranks need more than one step
     measures = {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
     measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
     if run.truth is not None:
@@ -165,7 +168,7 @@ def ablation_effects(
             effect = np.where(np.isfinite(scale), effect, np.nan)
         data[name] = (axes, effect)
         floor = noise_floor(run, compute_size(measure, later))
-        data = judge(
+        data = add_estimates(
             data,
             name,
             floor=floor,
@@ -209,7 +212,7 @@ def error_change(run: Run, truth: np.ndarray) -> Measure:
 
 
 def compute_size(measure: Measure, steps: slice = slice(None)) -> Measure:
-    """Return the absolute value of a measure, over some of the steps."""
+    """Return a function of forecasts: the absolute value of a measure on some steps."""
     return lambda other, plain: np.abs(measure(other[..., steps], plain[..., steps]))
 
 
@@ -225,8 +228,8 @@ def forecast_ablations(
     The result is (variant, series, step). Forecasts of zero ablations are stored for
     other probes of the run.
     """
-    # hooks of the caller may change before the next call, and other ablations depend on
-    # a reference
+    # forecasts under the caller's hooks are not stored, as the hooks may change before
+    # the next call; nor are other ablations, which also depend on a reference
     storable = how == "zero" and not run.lens.registry.in_use
     if storable:
         cache = run.cache.setdefault("ablated", {})
@@ -243,8 +246,8 @@ def forecast_ablations(
         forecasts = point_forecasts(run, new, progress)
     else:
         forecasts = np.empty((0, len(run.batch), run.horizon))
-    # in place, since the cache is the run's own; not strict, as the forecasts of
-    # further variants follow those of the components
+    # in place, so that the run keeps them; not strict, as the forecasts of further
+    # variants follow those of the components
     cache |= dict(zip(missing, forecasts, strict=False))
     return np.array(
         [*(cache[component] for component in ablations), *forecasts[len(missing) :]]
@@ -255,9 +258,10 @@ def make_ablations(
     run: Run, components: Sequence[Component], how: str, reference: Any
 ) -> dict[Component, tuple[Intervention, ...]]:
     """Return the interventions that ablate each component, with the run's seed."""
-    ready = reference is None or isinstance(reference, Activations | Encoded)
-    # the decoder of a token model reads tokens, which a run of the reference has
-    if not ready and how == "resample" and run.tokens_read and not run.rollout:
+    is_series = not (reference is None or isinstance(reference, Activations | Encoded))
+    # in a single forward, a token model's decoder also reads tokens of the horizon: a
+    # run of the reference series provides them
+    if is_series and how == "resample" and run.tokens_read and not run.rollout:
         reference = run.lens.run(reference, run.horizon, rollout=False).encoded
     interventions = ablated_variants(
         run.lens, components, how, reference, horizon=run.horizon, seed=run.seed
@@ -266,9 +270,9 @@ def make_ablations(
 
 
 def seasonal_scales(run: Run) -> np.ndarray:
-    """Return the scale of MASE of each series, (series,).
+    """Return the scale of MASE of each series, (series,), in data units.
 
-    It is NaN where the model sees no variation.
+    It is NaN where the model sees a constant context.
     """
     batch = run.batch
     scales = [

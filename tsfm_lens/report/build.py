@@ -35,7 +35,8 @@ from tsfm_lens.viz.theme import true_minus, untitled
 LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
 _MAX_NAMES = 6  # series that a heading names
-_PLAIN = 4000  # bytes of a table that is not compressed
+_MAX_PLAIN = 4000  # bytes up to which a table is not compressed
+_REST = 100_000  # bytes of template, provenance and headings
 
 
 Section = dict[str, Any]
@@ -53,7 +54,7 @@ def build_report(
 ) -> Path:
     """Write one self-contained HTML file with all results.
 
-    Each has its figures, readings, tables and provenance.
+    Each result has a section with its figures, sentences, tables and parameters.
 
     Args:
         results: labelled results by name, in the order of the report.
@@ -110,7 +111,7 @@ def find_page(path: str | Path) -> Path:
 
 
 def draw_results(results: Mapping[str, Any]) -> dict[str, list[FigurePanel]]:
-    """Draw each result: a Dataset, or of a sweep a table."""
+    """Draw each result, which is a Dataset or, from a sweep, a table."""
     if not results:
         raise InputError(
             "there are no results to report: give at least one labelled result."
@@ -149,7 +150,7 @@ def render_page(
     for number, (name, ds) in enumerate(results.items(), start=1):
         remark = (remarks or {}).get(name, "")
         section = _section(f"s{number}", name, ds, panels[name], remark)
-        # two results of one kind, as of two models, have one title
+        # two results of one kind, such as those of two models, have the same title
         if section["heading"] in [earlier["heading"] for earlier in sections]:
             section["heading"] += f" ({name})"
         sections.append(section)
@@ -157,10 +158,9 @@ def render_page(
         name: section["anchor"] for name, section in zip(results, sections, strict=True)
     }
     screen = _first_screen(results, anchors)
-    # the rest of the page: template, provenance, headings
-    _fit(sections, LIMIT - len(script) - len(screen["state"]) - 100_000)
+    _drop_excess(sections, LIMIT - len(script) - len(screen["state"]) - _REST)
     for section in sections:
-        _arrange(section, screen["series"])
+        _sort_figures(section, screen["series"])
     environment = Environment(
         loader=PackageLoader("tsfm_lens", "."),
         # names of series and columns are those of a user, and may hold any characters
@@ -186,7 +186,7 @@ def render_page(
 def _first_screen(
     results: Mapping[str, Any], anchors: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Collect the data line, the series, the linked view's state and the cards."""
+    """Collect the page's top: facts, series, the linked view's state, and cards."""
     # the results of a sweep are tables
     datasets = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
     linked = next(
@@ -197,19 +197,19 @@ def _first_screen(
         ),
         None,
     )
-    # cards are read from Datasets alone
-    cards = make_cards(results, anchors) if len(datasets) == len(results) else []
-    series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
-    metadata: list[str] = []
+    # cards are made only if no result is a table; a row of them has a card per series
+    card_rows = make_cards(results, anchors) if len(datasets) == len(results) else []
+    series = list(dict.fromkeys(name for row in card_rows for name in row["cards"]))
+    facts: list[str] = []
     if linked is not None:
         sizes = linked.sizes
-        metadata.append(name_model(datasets[0]))
-        metadata.append(f"{sizes['layer']} layers × {sizes['head']} heads")
+        facts.append(name_model(datasets[0]))
+        facts.append(f"{sizes['layer']} layers × {sizes['head']} heads")
     if datasets and series:
-        metadata.append(f"{len(series)} series")
+        facts.append(f"{len(series)} series")
     steps = next((ds.sizes["step"] for ds in datasets if "step" in ds.sizes), 0)
     if steps:
-        metadata.append(f"{steps} steps")
+        facts.append(f"{steps} steps")
     ids: list[str] = []
     packed_state = ""
     if linked is not None:
@@ -223,17 +223,17 @@ def _first_screen(
             )
         packed_state = packed(json.dumps(state, separators=(",", ":")))
     return {
-        "facts": metadata,
+        "facts": facts,
         "series": series or ids,
         "state": packed_state,
-        "cards": cards,
+        "cards": card_rows,
     }
 
 
 def _extract_common(sections: list[Section]) -> list[str]:
-    """Take the sentences that any result may have out of all figures.
+    """Remove from all figures the sentences that many results share.
 
-    Each is returned once, with the chapters to which it belongs.
+    Each is returned once, after the headings of the sections that had it.
     """
     repeated: dict[str, list[str]] = {}
     for section in sections:
@@ -242,17 +242,17 @@ def _extract_common(sections: list[Section]) -> list[str]:
             common = [text for text in figure["sentences"] if ONCE.match(text)]
             for sentence in common:
                 figure["sentences"].remove(sentence)
-                chapters = repeated.setdefault(sentence, [])
-                if section["heading"] not in chapters:
-                    chapters.append(section["heading"])
+                headings = repeated.setdefault(sentence, [])
+                if section["heading"] not in headings:
+                    headings.append(section["heading"])
     return [
-        f"{', '.join(chapters)}: {sentence}" for sentence, chapters in repeated.items()
+        f"{', '.join(headings)}: {sentence}" for sentence, headings in repeated.items()
     ]
 
 
 def packed(text: str) -> str:
-    """Compress a text to base64 of gzip, the same for the same text."""
-    # without the time in its header, so that equal results make equal files
+    """Compress a text to base64 of gzip; equal texts give equal results."""
+    # a fixed time in gzip's header, so that equal results make equal files
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
@@ -293,7 +293,7 @@ def _describe_series(ds: xr.Dataset) -> str:
     return name_model(ds)
 
 
-def _fit(sections: list[Section], budget: int) -> None:
+def _drop_excess(sections: list[Section], budget: int) -> None:
     """Leave out the figures that do not fit into ``budget`` bytes.
 
     The last figures of each section are left out first, the first ones last.
@@ -315,25 +315,25 @@ def _fit(sections: list[Section], budget: int) -> None:
             section["left_out"].append(figure["title"])
 
 
-def _arrange(section: Section, series: Sequence[str]) -> None:
-    """Sort the figures of a chapter by the tab under which they are shown.
+def _sort_figures(section: Section, series: Sequence[str]) -> None:
+    """Sort the figures of a section by the tab, one per series, that shows them.
 
-    The first figure is open; if it is of one series, so is the first of every series.
-    The others are folded, by series. The series that the chapter does not draw are
-    noted.
+    The first figure is open. If it is of one series, the first figure of every other
+    series is open, too. The remaining figures are folded, by series. The series that
+    the section does not draw are noted.
     """
     figures = section["figures"]
     with_tabs = len(series) > 1
     for figure in figures:
         if not with_tabs or figure["series"] not in series:
             figure["series"] = ""
-    first = ""
+    first_series = ""
     if figures:
-        first = figures[0]["series"]
+        first_series = figures[0]["series"]
     leading: dict[str, Any] = {}
     for figure in figures:
-        # either the first figure of each series, or the first of none
-        if bool(figure["series"]) == bool(first):
+        # the first figure of each series; if the first of all is of none, that alone
+        if bool(figure["series"]) == bool(first_series):
             leading.setdefault(figure["series"], figure)
     section["leading"] = list(leading.values())
     anchors = {figure["anchor"] for figure in leading.values()}
@@ -343,7 +343,7 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
             folded.setdefault(figure["series"], []).append(figure)
     section["folded"] = folded
     drawn = {figure["series"] for figure in figures} - {""}
-    # figures that are of no series may still belong to a result of one
+    # the result may be of one series even if none of its figures says so
     drawn = drawn or {section["series"]} & set(series)
     section["undrawn"] = [
         name for name in series if with_tabs and drawn and name not in drawn
@@ -357,10 +357,11 @@ def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
     ``spec`` is compressed JSON, which is safe inside a script element.
     """
     meta = panel.figure.layout.meta or {}
+    # figures of this package keep their titles in ``meta``
     if "title_height" in meta:
         bare = untitled(panel.figure)
     else:
-        # a figure drawn with plotly alone, as a user's measurement may have
+        # drawn with plotly alone, as a figure of a user's measurement may be
         bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
@@ -385,7 +386,7 @@ def download(table: pd.DataFrame, name: str) -> dict[str, str]:
     """
     content = to_csv(table, float_format="%.6g").encode()
     kind = "text/csv;charset=utf-8"
-    if len(content) > _PLAIN:
+    if len(content) > _MAX_PLAIN:
         content = gzip.compress(content, mtime=0)
         kind = "application/gzip"
         name = f"{name}.gz"

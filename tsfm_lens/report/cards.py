@@ -15,7 +15,7 @@ import xarray as xr
 
 from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.verdict import verdict
-from tsfm_lens.viz.findings import WORTH_A_WORD, finding
+from tsfm_lens.viz.findings import WORTH_A_WORD, find_estimate
 from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.head_states import describe_attention, effects_of_heads, head_name
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
@@ -35,20 +35,22 @@ MAX_SERIES = 24  # tabs
 _MAX_BARS = 4
 
 Card = dict[str, Any]
-"""What a card says of one series: ``big``, ``note``, ``bars`` (label, value, share of
-the largest), ``line``.
+"""What a card says of one series.
+
+``big`` is its headline, which ``note`` explains. ``bars`` and points of ``line`` are
+(label, value in words, share of the largest).
 """
 
 
 def make_cards(
     results: Mapping[str, Any], anchors: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Make the cards that the results allow.
+    """Make the cards for which there are results.
 
-    Each has its title, the chapter to which it belongs, and a card per series.
+    Each has a title, the anchor of its chapter, and what it says of each series.
     """
     rows = []
-    # a page that explains one forecast has cards of its series alone
+    # id of the series if the page explains one forecast: its cards are of it alone
     explained = next(
         (
             str(ds.attrs["target"])
@@ -80,18 +82,18 @@ def _kind(ds: Any) -> str:
 
 
 def _accuracy(ds: xr.Dataset, series: int) -> Card:
-    """Compare the median with the truth and with the last season repeated.
+    """State the error of the median, beside that of the last season repeated.
 
-    The steps inside the band are counted.
+    The note counts the steps at which the truth lies in the widest band.
     """
     levels = np.asarray(ds["quantile"].values, dtype=float)
     # (quantile, step)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
     unit = find_unit(ds, series)
+    # the widest band that the model gives, and its nominal coverage
     low = values[levels.argmin()]
     high = values[levels.argmax()]
-    # the widest band that the model gives
-    share = f"{100 * (levels.max() - levels.min()):.3g} %"
+    coverage = f"{100 * (levels.max() - levels.min()):.3g} %"
     width = measured(unit)(float((high - low).mean()))
     if "truth" in ds:
         truth = array(ds, "truth", "step", series=series)
@@ -101,15 +103,16 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     if not finite.any():
         return {
             "big": f"band of {width}",
-            "note": f"mean width of the {share} band; the truth is not known yet",
+            "note": f"mean width of the {coverage} band; the truth is not known yet",
         }
     error = float(np.abs(values[median_position(levels)] - truth)[finite].mean())
     inside = int(((truth >= low) & (truth <= high))[finite].sum())
     bars = [("this forecast", error)]
-    note = f"{inside} of {int(finite.sum())} steps lie in the {share} band"
-    label, repeated = naive_forecast(ds, series)
-    if len(repeated):
-        bars.append((label, float(np.abs(repeated - truth)[finite].mean())))
+    note = f"{inside} of {int(finite.sum())} steps lie in the {coverage} band"
+    naive_name, naive = naive_forecast(ds, series)
+    # without an observed value there is no naive forecast
+    if len(naive):
+        bars.append((naive_name, float(np.abs(naive - truth)[finite].mean())))
     return {
         "big": measured(unit)(error),
         "note": f"mean absolute error; {note}",
@@ -118,9 +121,9 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
-    """Follow the entropy of the lens forecast over layers.
+    """Follow the entropy of the logit lens's forecast over layers.
 
-    Where it has none, its distance from the final forecast is taken.
+    A forecast without an entropy is followed by its distance from the final one.
     """
     # a flat series has no forecast that forms, only rounding
     if flat_series(ds)[series]:
@@ -141,7 +144,7 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
         unit = find_unit(ds, series) or "data units"
     if len(values) < 2:
         return {}
-    # a difference is that of two neighbours, and named after the later one
+    # a difference is that of a layer from the one before it
     steepest = layers[int(np.argmin(np.diff(values))) + 1]
     big = f"not told by {quantity}"
     meaning = "it ends no lower than in the embedding, so it names no layer"
@@ -169,7 +172,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     # a whole layer holds several of the others, and would lead them
     parts = [index for index, kind in enumerate(ds["kind"].values) if kind != "layer"]
     labels = names(ds, "component")
-    effect = finding(ds, "mean_shift", "component")
+    effect = find_estimate(ds, "mean_shift", "component")
     values = array(ds, "mean_shift", "component", series=series)
     unit = find_unit(ds, series) or "data units"
     order = sorted(parts, key=lambda index: -values[index])[:_MAX_BARS]
@@ -204,7 +207,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
 
 
 def _describe_improvement(ds: xr.Dataset, series: int, index: int) -> str:
-    """Say that the forecast of a series is better without a component, where it is."""
+    """Say that a series' forecast is better without a component; "" if it is not."""
     if "mae_change" not in ds:
         return ""
     change = array(ds, "mae_change", "component", series=series)[index]
@@ -230,7 +233,7 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
     # stable: of equal effects the one that comes first in the model
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
         layer, head = (int(index) for index in np.unravel_index(flat, effect.shape))
-        # they come by size, so all that follow are within the noise, too
+        # effects are sorted by size, so all that follow are within the noise, too
         if effect[layer, head] <= noise_floor:
             break
         reading = describe_attention(ds, series, layer, head)
@@ -272,6 +275,7 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
     titles = []
     bars = []
     for group in ranked(ds, steps)[:_MAX_BARS]:
+        # a bar has no room to say that a covariate's segments are taken together
         title = group_name(labels, group, text).removesuffix(" in total")
         # over the segments of the group, whose attributions add up, (step,)
         size, direction = moved(steps[group].sum(0))
@@ -300,9 +304,9 @@ def _trust(ds: xr.Dataset, _: int) -> Card:
 
 
 def _worth(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by the accuracy that is lost without them, over all series.
+    """Rank covariates by the rise of the error if their values are shuffled.
 
-    Without a truth there is no such card.
+    The rise is over all series. Without a truth there is no such card.
     """
     if "worth_size" not in ds:
         return {}
@@ -315,7 +319,7 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
 
 
 def _shuffling(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by how far forecasts move if their order is shuffled.
+    """Rank covariates by how far forecasts move if their values are shuffled.
 
     This card is made where no truth says what the covariates are worth.
     """
@@ -332,8 +336,10 @@ def _shuffling(ds: xr.Dataset, _: int) -> Card:
 def _ranked(
     ds: xr.Dataset, name: str, write: Callable[[float], str], description: str
 ) -> Card:
-    """Rank covariates by a statistic of their shuffled values."""
-    values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
+    """Rank covariates by a statistic, (covariate, way), of shuffling their values."""
+    shuffled = names(ds, "way").index("shuffled")
+    values = array(ds, name, "covariate", "way")[:, shuffled]
+    # a covariate without a value comes last
     order = np.argsort(-np.nan_to_num(values, nan=-np.inf))[:_MAX_BARS].tolist()
     labels = names(ds, "covariate")
     n_series = len(forecast_series(ds))

@@ -25,8 +25,9 @@ from tsfm_lens.data.batch import Item
 from tsfm_lens.data.text import to_csv
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
-from tsfm_lens.explain.parts import COMPONENTS
+from tsfm_lens.explain.parts import ADAPTIVE, WORDS
 from tsfm_lens.explain.scenarios import explain_change, what_if
+from tsfm_lens.explain.values import Masks
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.viz.covariate_use import covariate_totals
@@ -74,7 +75,7 @@ class Explanation(dict[str, xr.Dataset]):
             faithfulness tests and its ``reasons``; ``inputs``, the total effect of each
             input in data units; ``covariates``, their worth, response and share.
         """
-        word, reasons = judged(self)
+        word, reasons = summarize_verdict(self)
         inputs = self.get("input_attribution")
         use = self.get("covariate_use")
         if inputs is not None:
@@ -174,8 +175,8 @@ def explain(
             Shapley values if None.
         reference: values of masked steps, see
             :func:`tsfm_lens.explain.reference_values`.
-        parts: units of the explanation, such as 6 stretches or "components", see
-            :func:`tsfm_lens.explain.input_attribution`; each section's own if None.
+        parts: units of the explanation, such as 6 stretches, "adaptive" (also if None)
+            or "components", see :func:`tsfm_lens.explain.input_attribution`.
         changes, start, stop: what if the input were another, see
             :func:`tsfm_lens.explain.what_if`.
         since: an earlier run, from which the change is explained, see
@@ -233,7 +234,15 @@ def explain(
         over_items["exact"] = _EXACT
         # sampling takes four masks for each segment, at least
         over_items["budget"] = max(2**_EXACT, 4 * max_segments)
-    if parts is not None:
+    uses_segments = bool({*kinds} & {*_MASKING_KINDS})
+    if parts in (None, ADAPTIVE) and uses_segments:
+        # the same stretches in all sections, also where these are of fewer steps; many
+        # items have few stretches of equal length
+        masks = Masks(run, ADAPTIVE, reference, item=run.batch.groups[0])
+        cuts = [part.start for part in masks.segments if part.row == masks.row][1:]
+        for kind in ("input_attribution", "input_routes", "deletion_curves"):
+            defaults[kind]["parts"] = {"cuts": cuts}
+    elif parts not in (None, ADAPTIVE):
         for kind, probe_options in defaults.items():
             if kind != "route_faithfulness":
                 probe_options["parts"] = parts
@@ -250,7 +259,7 @@ def explain(
         run, sections=kinds, options=arguments, progress=progress, left_out=missing
     )
     results = Explanation(answers | computed)
-    word, reasons = judged(results)
+    word, reasons = summarize_verdict(results)
     if word:
         # one verdict on all of the page
         page_verdict = {
@@ -284,7 +293,7 @@ def select_sections(
     return tuple(kind for kind in sections if several or kind != "input_effects")
 
 
-def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
+def summarize_verdict(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
     """Return the joint verdict of the faithfulness tests among results.
 
     Returned with it are its sentences; "" and [] without tests.
@@ -300,8 +309,8 @@ def check_unknown(method: str | None, reference: Reference, parts: Any = None) -
 
     It is called before anything runs.
     """
-    if isinstance(parts, str) and parts != COMPONENTS:
-        raise unknown_name("way to cut the past", parts, [COMPONENTS])
+    if isinstance(parts, str) and parts not in WORDS:
+        raise unknown_name("way to cut the past", parts, WORDS)
     if method is not None and method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if isinstance(reference, str) and reference not in REFERENCES:

@@ -18,6 +18,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import corrected
+from tsfm_lens.core.progress import DelayedProgress
 from tsfm_lens.core.registry import Measurement, find
 from tsfm_lens.data import (
     SeriesBatch,
@@ -79,7 +80,7 @@ def analyse(
             :func:`tsfm_lens.core.registry.measurements`.
         options: of the probes, by kind of measurement.
         progress: called as (name of the result, done, total) before, within and after
-            each.
+            each. None shows a display in a terminal or notebook.
         left_out: gets the headings of sections that these series do not allow, with the
             reasons; None refuses them.
 
@@ -101,25 +102,27 @@ def analyse(
     cache = Results(run, options)
     results: dict[str, xr.Dataset] = {}
     refusal: InputError | None = None
-    for name, measurement, defaults in _results(run.lens, sections):
-        arguments = {**defaults, **(options or {}).get(measurement.kind, {})}
-        notify = partial(progress or (lambda *_: None), name)
-        notify(0, 1)
-        cache.progress = notify
-        try:
-            # a probe that needs another result may have computed it already, under its
-            # kind; a section in several variants has options and a name for each
-            if arguments or name not in cache.computed:
-                cache.computed[name] = cache.compute(measurement.kind, **arguments)
-            results[name] = cache.computed[name]
-        except InputError as error:
-            if left_out is None:
-                raise
-            left_out[measurement.title] = str(error)
-            refusal = error
-            # results that are made of this one are refused for the same reason
-            cache.refused[name] = error
-        notify(1, 1)
+    with DelayedProgress() as shown:
+        for name, measurement, defaults in _results(run.lens, sections):
+            arguments = {**defaults, **(options or {}).get(measurement.kind, {})}
+            notify = partial(progress or shown, name)
+            notify(0, 1)
+            cache.progress = notify
+            try:
+                # a probe that needs another result may have computed it already, under
+                # its kind; a section in several variants has options and a name for
+                # each
+                if arguments or name not in cache.computed:
+                    cache.computed[name] = cache.compute(measurement.kind, **arguments)
+                results[name] = cache.computed[name]
+            except InputError as error:
+                if left_out is None:
+                    raise
+                left_out[measurement.title] = str(error)
+                refusal = error
+                # results that are made of this one are refused for the same reason
+                cache.refused[name] = error
+            notify(1, 1)
     if refusal is not None and not results:
         raise refusal
     # all tests of a page are one family, so they are corrected once all are there
@@ -276,11 +279,12 @@ def write_page(
     notify("report", 0, 1)
     notes = [
         *list_remarks(run.batch),
+        *_of_first_steps(run, results),
         *_of_one_item(run.batch, results),
         *(
             # of several clauses of a reason the first says what is wrong, the rest what
             # to do
-            f"Left out: {section}, since {reason.partition('; ')[0]}."
+            f"Left out: {section}, since {reason.partition('; ')[0].rstrip('.')}."
             for section, reason in missing.items()
         ),
     ]
@@ -289,6 +293,20 @@ def write_page(
     )
     notify("report", 1, 1)
     return path
+
+
+def _of_first_steps(run: Run, results: Mapping[str, xr.Dataset]) -> list[str]:
+    """Say which chapters are of fewer steps than the forecast has."""
+    steps_by_title = {
+        find(result.attrs["kind"]).title: int(result.attrs.get("horizon", run.horizon))
+        for result in results.values()
+    }
+    return [
+        f"{title}: of the first {steps} of {run.horizon} steps, which one pass of"
+        f" {run.lens.model_id} forecasts."
+        for title, steps in steps_by_title.items()
+        if steps < run.horizon
+    ]
 
 
 def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[str]:

@@ -1,5 +1,6 @@
-"""Oracles inside attention: patterns, masks, and the order of heads.
+"""Exactness checks (oracles) of attention: patterns, masks, and the order of heads.
 
+Each yields what it compares with its deviation, see :mod:`tsfm_lens.testing.oracles`.
 Read :func:`patterns`, then :func:`head_order`, which finds heads that are split or
 ordered wrongly.
 """
@@ -58,15 +59,17 @@ def patterns(case: Case) -> Deviations:
                 activations[f"{at}.hook_{name}"] for name in ("pattern", "v", "z")
             )
             if attention.over == "time":
-                names = (
-                    first_stream(stack),
-                    first_stream(lens.wiring.stack(attention.keys_from or stack.name)),
+                keys_stack = lens.wiring.stack(attention.keys_from or stack.name)
+                # (query, key): the tokens of the two stacks' streams
+                expected = tuple(
+                    activations[first_stream(of)].shape[1] for of in (stack, keys_stack)
                 )
-                expected = tuple(activations[name].shape[1] for name in names)
             else:
+                # a pass that notes no number of variates has one per series
                 n_variates = lens.registry.state.sizes.get("variate", len(case.batch))
                 expected = (n_variates, n_variates)
             fits = tuple(pattern.shape[-2:]) == expected
+            # sizes agree or not, and have no deviation in between
             yield f"{at}: over={attention.over!r}", 0.0 if fits else math.inf
             # queries of padding, which attend to nothing, have rows of zeros
             empty = pattern.abs().sum(dim=-1) == 0
@@ -87,7 +90,7 @@ def patterns(case: Case) -> Deviations:
 def _attend(lens: Lens, attention: Attention, pattern: Tensor, v: Tensor) -> Tensor:
     """Compute pattern · v as (batch, pos, head, d_head).
 
-    The product is formed in the layout of the native attention call.
+    Both are brought into the layouts of the model's own attention call first.
     """
     sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
     values = to_native(v, attention.qkv_layout, HEADS, sizes)
@@ -126,34 +129,39 @@ def head_order(case: Case) -> Deviations:
             for branch in branches(stack)
             if isinstance(branch.row, Attention)
         ]
-        paths = {
+        # paths of the modules that compute v
+        v_paths = {
             branch.at: f"{stack.block(branch.layer)}.{attention.v.module}"
             for branch, attention in attentions
         }
-        with recorded_calls(lens.adapter.model, paths.values()) as calls:
+        with recorded_calls(lens.adapter.model, v_paths.values()) as calls:
             lens.forward(case.encoded)
         for branch, attention in attentions:
-            # an attention that holds the matrices itself takes query, key and value
+            # a linear layer has one argument; where the attention module holds W_V
+            # itself, its arguments are query, key and value
             argument = 0 if attention.v.weight == "weight" else 2
-            native = calls[paths[branch.at]][-1].given(argument)
+            v_input = calls[v_paths[branch.at]][-1].given(argument)
             sizes = {**lens.registry.state.sizes, "head": stack.n_heads}
             x = to_vocabulary(
-                native, attention.x_layout or attention.stream_layout, RESIDUAL, sizes
+                v_input, attention.x_layout or attention.stream_layout, RESIDUAL, sizes
             )
             weights = lens.weights.heads(branch.layer, attention.kind, stack.name)
+            # (batch, pos, head, d_head)
             v = torch.einsum("bpd,hdc->bphc", x, weights.W_V) + weights.b_V
             z = _attend(lens, attention, activations[f"{branch.at}.hook_pattern"], v)
             z = _gated(case, attention, branch.at, z)
             yield branch.at, relative(z, activations[f"{branch.at}.hook_z"])
         for branch, attention in attentions:
             if branch.layer in layers_to_check(stack):
-                yield from _owners(case, branch, attention)
+                yield from _zeroed_head_deviations(case, branch, attention)
 
 
-def _owners(case: Case, branch: Row, attention: Attention) -> Deviations:
-    """Check that a head's rows of one input projection are its own.
+def _zeroed_head_deviations(
+    case: Case, branch: Row, attention: Attention
+) -> Deviations:
+    """Check that a head without its rows of W_Q, W_K or W_V has no q, k or v.
 
-    Zeroing them must zero that head's q, k or v, and nothing else.
+    All else must stay: q, k and v of the other heads, and the other two of this head.
     """
     points = {letter: f"{branch.at}.hook_{letter}" for letter in attention.inputs}
     for letter, projection in attention.inputs.items():
@@ -163,7 +171,7 @@ def _owners(case: Case, branch: Row, attention: Attention) -> Deviations:
         # rotary embeddings, norms and scales between the projection and the dot product
         # map zero to zero
         with _zeroed_rows(case.lens, branch, projection, head, n_heads):
-            _, without = case.lens.run_with_cache(
+            _, zeroed = case.lens.run_with_cache(
                 case.encoded, names_filter=list(points.values())
             )
         for name, point in points.items():
@@ -172,7 +180,7 @@ def _owners(case: Case, branch: Row, attention: Attention) -> Deviations:
                 expected[:, :, head] = 0.0
             yield (
                 f"{branch.at}: {name} without W_{letter.upper()}",
-                relative(without[point], expected),
+                relative(zeroed[point], expected),
             )
 
 
@@ -180,10 +188,7 @@ def _owners(case: Case, branch: Row, attention: Attention) -> Deviations:
 def _zeroed_rows(
     lens: Lens, branch: Row, projection: Projection, head: int, n_heads: int
 ) -> Iterator[None]:
-    """Zero a head's rows of an input projection while the block runs.
-
-    Rows of its bias are zeroed, too, in the native model.
-    """
+    """Zero a head's rows of a projection and of its bias in a ``with`` block."""
     module = lens.adapter.model.get_submodule(
         f"{branch.stack.block(branch.layer)}.{projection.module}"
     )
@@ -204,6 +209,7 @@ def _zeroed_rows(
                     f"{projection.layout}{input_axis} -> {axes}{input_axis}",
                     **sizes,
                 ).clone()
+                # a view, so that `rows` loses the head
                 part = rows[projection.part] if projection.parts > 1 else rows
                 part[head] = 0.0
                 values = rearrange(

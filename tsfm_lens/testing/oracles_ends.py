@@ -32,12 +32,14 @@ from tsfm_lens.testing.oracles import (
     relative,
 )
 
-# kinks of ReLUs and single precision leave as much in the derivative by small steps
+# relative error that kinks of ReLUs and single precision leave in a derivative by small
+# steps
 _GRADIENT_BOUND = 0.05
-# rows smaller than this share of the largest are taken for zero, and not compared
-_FAR = 1e-3
-# a share of the largest change, below which a row or position counts as unmoved
-_SAME = 1e-4
+# rows shorter than this share of the longest are taken for zero, and not compared
+_ZERO_SHARE = 1e-3
+# rows and positions that change by less than this share of the largest change count as
+# unmoved
+_UNMOVED_SHARE = 1e-4
 
 
 @oracle(
@@ -49,19 +51,19 @@ _SAME = 1e-4
 def ends(case: Case) -> Deviations:
     """Check that the stream leads from ``embed`` to ``unembed``, and to the forecast.
 
-    It must go through ``ln_final`` into ``unembed``.
+    ``unembed`` must read it through ``ln_final``, if there is one.
     """
-    for part in (_embedding, _unembedding, _bottleneck, _labels, _steps):
+    for part in (_embedding, _unembedding, _bottleneck, _layout, _steps):
         yield from part(case)
 
 
 def _embedding(case: Case) -> Deviations:
-    """Check that ``hook_embed`` differs between series as the output of ``embed`` does.
+    """Check that two inputs differ in ``hook_embed`` as in the output of ``embed``.
 
-    Differences are compared token by token.
+    Differences are compared token by token, up to one common factor.
     """
     lens = case.lens
-    # a tied module may be the one that runs in place of the one that the table names
+    # the module that the table names may never run, but one that shares its weights
     path = case.lens.wiring.embed
     tied_paths = _tied_modules(lens.adapter.model, path)
     # a stack that follows another has no embedding of its own
@@ -79,53 +81,51 @@ def _embedding(case: Case) -> Deviations:
         return
     # differences cancel positions, start tokens and registers, which are added or
     # inserted
-    changed = [
+    output_changes = [
         first.gave() - second.gave()
         for first, second in zip(first_calls, second_calls, strict=True)
     ]
-    changes = [
+    stream_changes = [
         _large_rows((activations[name] - other_activations[name]).flatten(0, -2))
         for name in names
     ]
-    if not any(len(rows) for rows in changes):
+    if not any(len(rows) for rows in stream_changes):
         yield "two series have two embeddings", math.inf
-    for stack, rows in zip(stacks, changes, strict=True):
-        # a module may be called again for later layers, as a shared one is, or for
-        # covariates
-        sources = [_rows(change, stack.d_model) for change in changed]
+    for stack, rows in zip(stacks, stream_changes, strict=True):
+        # the module may also be called for other stacks, later layers or covariates, so
+        # the best call counts; or each call embeds only some of the stack's tokens, and
+        # all of them count together
+        sources = [_rows(change, stack.d_model) for change in output_changes]
         distance = min(
-            # concatenated, where each call embeds only some of the stack's tokens
-            _distance(rows, source)
-            for source in (*sources, torch.cat(sources))
+            _distance(rows, source) for source in (*sources, torch.cat(sources))
         )
         yield f"embed {path!r} of stack {stack.name!r}", distance
 
 
 def _tied_modules(model: nn.Module, path: str) -> list[str]:
-    """Return the paths of a module and of those that share its parameters.
+    """Return the paths of all modules of a module's class that share its parameters.
 
-    They are of its kind; T5, for example, ties embeddings.
+    T5, for example, ties the embeddings of its encoder and decoder.
     """
 
     def pointers(module: nn.Module) -> list[int]:
         return [parameter.data_ptr() for parameter in module.parameters()]
 
     module = model.get_submodule(path)
-    tied = [
+    # without parameters, every module of the class would count as tied
+    if not pointers(module):
+        return [path]
+    return [
         name
         for name, other in model.named_modules()
         if type(other) is type(module) and pointers(other) == pointers(module)
     ]
-    # without parameters, any module of the kind would count as tied
-    if pointers(module):
-        return tied
-    return [path]
 
 
 def _rows(tensor: Tensor, d_model: int) -> Tensor:
     """Collect vectors of the stream's width from a tensor, (row, d_model).
 
-    They lie along its last axis of that length.
+    The last axis of the tensor that has this length is taken for their features.
     """
     # a library may put features before positions, as convolutions do
     axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]
@@ -142,14 +142,15 @@ def _large_rows(rows: Tensor) -> Tensor:
     """Return the rows that are not small beside the largest one."""
     size = rows.norm(dim=-1)
     if len(rows) and float(size.max()) > 0:
-        return rows[size > _FAR * size.max()]
+        return rows[size > _ZERO_SHARE * size.max()]
     return rows[:0]
 
 
 def _distance(rows: Tensor, source: Tensor) -> float:
-    """Compute the largest distance of a row from the source's nearest row.
+    """Compute the largest deviation of a row from the source's nearest row.
 
-    One factor common to all rows is divided out.
+    It is relative to the largest value of all rows. The source may differ from the rows
+    by one factor, which is fitted.
     """
     # nothing to compare: that no row differs at all is reported by the caller
     if len(rows) == 0:
@@ -160,27 +161,25 @@ def _distance(rows: Tensor, source: Tensor) -> float:
     unit = source / source.norm(dim=-1, keepdim=True)
     nearest = ((rows / rows.norm(dim=-1, keepdim=True)) @ unit.T).argmax(dim=-1)
     products = (rows * source[nearest]).sum(-1)
-    # each row's least-squares factor; the median, as some rows may have found a wrong
-    # partner
+    # the median of the rows' least-squares factors, as some rows may have been paired
+    # with a wrong row of the source
     factor = (products / source[nearest].pow(2).sum(-1)).median()
-    # where an embedding has one direction (one step a token), the nearest direction
-    # does not tell the factor
+    # an embedding of one step a token has a single direction, which does not pair rows,
+    # so that the fitted factor is arbitrary: 1 is tried, too
     return min(
-        _at_factor(rows, source, candidate)
+        _scaled_distance(rows, source, candidate)
         for candidate in (factor, torch.ones_like(factor))
     )
 
 
-def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
-    """Compute the largest distance of a row from the nearest source row.
-
-    Source rows are multiplied by the factor first.
-    """
-    # with the factor, rows of one direction can differ by their lengths; distances are
-    # in single precision because torch has none in half, and by differences because
-    # products do not tell similar rows apart
-    exact = "donot_use_mm_for_euclid_dist"
+def _scaled_distance(rows: Tensor, source: Tensor, factor: Tensor) -> float:
+    """Compute :func:`_distance` from the source times a given factor."""
+    # the nearest row is looked for again, now by distance, which also tells rows of one
+    # direction apart by their lengths
     targets = factor * source
+    # by differences, since distances from products do not tell similar rows apart
+    exact = "donot_use_mm_for_euclid_dist"
+    # in single precision, since torch has no distances in half precision
     distances = torch.cdist(rows.float(), targets.float(), compute_mode=exact)
     return relative(targets[distances.argmin(dim=-1)], rows)
 
@@ -188,7 +187,7 @@ def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
 def _unembedding(case: Case) -> Deviations:
     """Check that ``unembed`` reads the last stream, through ``ln_final`` if it exists.
 
-    T5 also scales what it reads.
+    A factor between the two is allowed, since T5 scales what ``unembed`` reads.
     """
     stack = case.lens.wiring.output_stack
     path = case.lens.wiring.unembed.module
@@ -218,7 +217,8 @@ def _unembedding(case: Case) -> Deviations:
 def _bottleneck(case: Case) -> Deviations:
     """Check that the output follows from ``unembed``'s output alone.
 
-    That of a run without one component must give the run's output.
+    If the plain model's head returns what it returned without one component, the
+    model's output must be that without the component.
     """
     lens = case.lens
     path = case.lens.wiring.unembed.module
@@ -228,8 +228,8 @@ def _bottleneck(case: Case) -> Deviations:
         recorded_outputs(lens.adapter.model, [path]) as outputs,
     ):
         without = lens.forward(case.encoded)
-    # the whole model runs, but its head gives what it gave without the component: what
-    # reaches the output past the head is then the plain model's
+    # only the head's output is replaced: what reaches the model's output past the head
+    # comes from the plain model, and makes a difference
     with replayed(lens.adapter.model, outputs, rows=len(case.encoded.rows), copies=1):
         output = lens.forward(case.encoded)
     if relative(without, plain) < 1e-6:
@@ -237,10 +237,11 @@ def _bottleneck(case: Case) -> Deviations:
     yield f"unembed {path!r} makes the output", relative(output, without)
 
 
-def _labels(case: Case) -> Deviations:
-    """Check that a changed last stream moves ``unembed``'s output there alone.
+def _layout(case: Case) -> Deviations:
+    """Check the axes that ``unembed``'s layout calls batch and position.
 
-    It is changed in one row, and at one position.
+    A change of one row of the last stream must move one row of the output alone; so
+    must a change at one position.
     """
     lens = case.lens
     last = last_stream(case.lens.wiring.output_stack)
@@ -256,17 +257,17 @@ def _labels(case: Case) -> Deviations:
             continue
         stream_axis = int(axis == "pos")
         changed = stream.clone()
-        # rolled features: a change that no norm undoes, as one undoes a factor
+        # features are rolled, since a norm would undo a change by a factor
         changed.select(stream_axis, index).copy_(
             stream.select(stream_axis, index).roll(1, dims=-1)
         )
-        # bound as a default, since the loop goes on to another tensor of that name
+        # bound as a default, so that the hook keeps this iteration's tensor
         with lens.hooks([(last, lambda value, hook, changed=changed: changed)]):
             _, activations = lens.run_with_cache(case.encoded, names_filter=RAW)
         difference = (activations[RAW] - plain).abs()
         # (index along the axis,): the largest change over all that remains
         moves = difference.transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
-        moved = torch.nonzero(moves > _SAME * moves.max()).flatten().tolist()
+        moved = torch.nonzero(moves > _UNMOVED_SHARE * moves.max()).flatten().tolist()
         # positions of the output need not be those of the stream
         if axis == "batch":
             is_alone = moved == [index]
@@ -279,9 +280,10 @@ def _labels(case: Case) -> Deviations:
 
 
 def _steps(case: Case) -> Deviations:
-    """Check ``steps_per_readout``.
+    """Check ``steps_per_readout`` against the calls of the head.
 
-    A rollout must call the head once for so many steps, and twice for one more.
+    A rollout over that number of steps must call the head once, and over one step more
+    twice. A model of a single pass must give as many steps as its calls yield.
     """
     lens = case.lens
     wiring = case.lens.wiring
@@ -301,6 +303,7 @@ def _steps(case: Case) -> Deviations:
     elif not isinstance(steps, int) or steps < 1:
         yield f"steps_per_readout={steps!r} is a number of steps", math.inf
     else:
+        # not every library can roll out items of several variates
         if lens.adapter.joint_rollout:
             batch = case.batch
         else:
@@ -318,7 +321,7 @@ def _steps(case: Case) -> Deviations:
 
 
 def _draws(lens: Lens) -> dict[str, Any]:
-    """Return the options by which a sampling model draws few, seeded paths."""
+    """Return options for few, seeded sample paths; none if the model draws nothing."""
     if lens.adapter.readout in ("token", "distribution"):
         return {"num_samples": 2, "seed": 1}
     return {}
@@ -333,15 +336,17 @@ def _draws(lens: Lens) -> dict[str, Any]:
 def rows_are_series(case: Case) -> Deviations:
     """Check that an edit of one series moves that series' forecast alone.
 
-    All its sample paths must move, and no other series'.
+    All its sample paths must move, and those of no other series. Where an item needs
+    several variates, the item stands for the series.
     """
     lens = case.lens
     batch = by_themselves(case)
-    group_rows = batch.group_index
+    # item of each series, (series,)
+    items = batch.group_index
     target = Component(lens.wiring.output_stack.name, 0)
     first = lens.adapter.prediction_length
-    # beyond the first pass, where a rollout goes there: rows of fed-back paths are
-    # checked, too
+    # a rollout goes one step beyond the first pass, so that the rows of sample paths
+    # that are fed back are checked, too
     if lens.adapter.rollout in ("cache", "refeed"):
         horizon = first + 1
     else:
@@ -350,14 +355,15 @@ def rows_are_series(case: Case) -> Deviations:
     axis = lens.adapter.draw_axis
 
     def forecast() -> Tensor:
+        # groups of rows that hold all series each
         outer = 1
         if draws and lens.wiring.sample_major:
             outer = draws["num_samples"]
         # every series draws for itself: how many numbers a draw uses up may depend on
-        # what it draws from
+        # its distribution, so that an edit would shift those of the next series
         drawing = None
         if draws and axis is not None:
-            pieces = [Piece(1, 1, 0, 1)] * len(batch)
+            pieces = [Piece(seed=1, count=1, first=0, size=1)] * len(batch)
             drawing = BlockDraws(pieces, axis=axis, outer=outer)
         with drawing or nullcontext():
             result = lens.forecast(batch, horizon, **draws)
@@ -366,21 +372,23 @@ def rows_are_series(case: Case) -> Deviations:
 
     plain = forecast()
     # the first and the last: rows that are off by one, or reversed, move another series
-    for row in (0, max(group_rows)):
+    for row in (0, max(items)):
         with lens.ablate(target, rows=[row]):
             result = forecast()
-        edited = [index for index, group in enumerate(group_rows) if group == row]
-        unedited = [index for index, group in enumerate(group_rows) if group != row]
+        edited = [index for index, item in enumerate(items) if item == row]
+        unedited = [index for index, item in enumerate(items) if item != row]
         yield (
             f"rows=[{row}] moves other series",
             relative(result[unedited], plain[unedited]),
         )
-        paths = (result[edited] - plain[edited]).abs().amax(dim=-1)
-        # a token is drawn anew only where a probability moves past the draw
+        # largest change of each sample path or quantile
+        changes = (result[edited] - plain[edited]).abs().amax(dim=-1)
+        # of drawn tokens one path is enough: a path keeps its tokens if no probability
+        # moves past the number drawn
         if lens.adapter.readout == "token":
-            shift = paths.max()
+            shift = changes.max()
         else:
-            shift = paths.min()
+            shift = changes.min()
         yield f"rows=[{row}] moves its series", 0.0 if float(shift) > 0 else math.inf
 
 
@@ -388,13 +396,13 @@ def rows_are_series(case: Case) -> Deviations:
 def gradients(case: Case) -> Deviations:
     """Check that ``true_gradients`` says whether autograd's derivative is true.
 
-    The derivative along the stream is compared with that of small steps.
+    A derivative along one direction of the stream is compared with that of small steps.
     """
     lens = case.lens
     stack = case.lens.wiring.output_stack
     name = f"{stack.prefix}.0.hook_resid_post"
-    # one series without gaps: rows of padding, which attend to nothing, have no
-    # derivative
+    # the last series or item alone and without gaps, so that none is padded: rows of
+    # padding attend to nothing, and have no derivative
     series = by_themselves(case)
     rows = [
         index
@@ -417,8 +425,8 @@ def gradients(case: Case) -> Deviations:
             (), dtype=stream.dtype, device=stream.device, requires_grad=True
         )
         out = output(step)
-        # a random sum: one backward pass, in which a wrong derivative of any output
-        # shows
+        # of a random sum, as a wrong derivative of any output shows in its derivative,
+        # which takes one backward pass
         weight = torch.randn(out.shape, generator=generator).to(out)
         (derivative,) = torch.autograd.grad((out * weight).sum(), step)
     # central differences: their own error is of the order of the square of the width,
@@ -433,7 +441,7 @@ def gradients(case: Case) -> Deviations:
     deviation = abs(numeric - float(derivative)) / scale
     is_true = lens.wiring.true_gradients
     if not is_true:
-        # a table that declares another derivative is wrong if they agree
+        # a table that calls the gradients untrue is wrong if the two agree
         deviation = 0.0 if deviation > _GRADIENT_BOUND else math.inf
     yield (
         f"true_gradients={is_true}: {float(derivative):.4g} by autograd,"

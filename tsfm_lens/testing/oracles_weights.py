@@ -1,9 +1,9 @@
-"""Oracles of the weights: rebuilt from the table, they give the activations.
+"""Oracles of the weights that the wiring names: they must give the activations.
 
 Read :func:`weights`, which rebuilds every branch from stream to stream by
-:class:`_Rebuilt`. :func:`activation` checks which half of a gated MLP is activated,
-which no matrix shows. Nothing here changes a weight; ablation by weights is in
-:mod:`tsfm_lens.testing.oracles`.
+:class:`_Rebuilt`. Matrices do not show which half of a gated MLP goes through the
+activation function; :func:`activation` checks that. Nothing here changes a weight;
+ablation by weights is in :mod:`tsfm_lens.testing.oracles`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def weights(case: Case) -> Deviations:
     lens = case.lens
     activations = case.acts
     for stack in lens.wiring.stacks:
-        layers = {
+        input_layers = {
             f"{stack.block(branch.layer)}.{projection.module}"
             for branch in branches(stack)
             for projection in _inputs(branch)
         }
-        with recorded_calls(lens.adapter.model, layers) as calls:
+        with recorded_calls(lens.adapter.model, input_layers) as calls:
             lens.forward(case.encoded)
         for branch in branches(stack):
             yield from _Rebuilt(lens, activations, branch, calls).deviations()
@@ -78,7 +78,7 @@ def _inputs(branch: Row) -> list[Projection]:
 
 
 class _Rebuilt:
-    """One branch of one layer, rebuilt from the table."""
+    """One branch of one layer, rebuilt from the weights that the wiring names."""
 
     def __init__(
         self,
@@ -91,12 +91,13 @@ class _Rebuilt:
         self.activations = activations
         self.branch = branch
         self.calls = calls
+        # arguments by which ``lens.weights`` finds the branch
         self.location = (branch.layer, branch.row.kind, branch.stack.name)
         norm = _norm(lens, branch, branch.row.norm)
         self.branch_input = norm(activations[branch.stream])
 
     def deviations(self) -> Deviations:
-        """Yield deviations of what input layers read and give, and of the write."""
+        """Yield deviations of input layers' inputs and outputs, and of the write."""
         writer = self.branch.row
         if isinstance(writer, Attention):
             yield from self._attention(writer)
@@ -107,6 +108,7 @@ class _Rebuilt:
         """Yield the deviations of an attention."""
         at = self.branch.at
         keys = self.branch_input
+        # keys of another stack come from its last norm, and not from this branch's
         if attention.keys_from:
             source = self.lens.wiring.stack(attention.keys_from)
             keys = self.activations[last_stream(source, normalized=True)]
@@ -118,16 +120,17 @@ class _Rebuilt:
                 x = self.branch_input
             call = self._call(projection)
             holds_matrix = projection.weight == "weight"
-            # else the attention itself holds it, and takes query, key and value
+            # nn.MultiheadAttention holds all matrices itself, and is called with query,
+            # key and value
             argument = 0 if holds_matrix else "qkv".index(letter)
-            inputs = self._vocabulary(call.given(argument), x_layout)
+            inputs = self._by_position(call.given(argument), x_layout)
             yield f"{at}: what {letter} reads (norm, reads)", relative(x, inputs)
             layer, kind, stack = self.location
             # (head, d_model, d_head), as TransformerLens has it
             weight, bias = self.lens.weights.projection(layer, kind, letter, stack)
             rebuilt = torch.einsum("bpd,hdc->bphc", x, weight) + bias
             if holds_matrix:
-                output = self._vocabulary(call.gave(), x_layout)
+                output = self._by_position(call.gave(), x_layout)
                 outputs = self._part(output, projection, head=len(weight))
             else:
                 outputs = self.activations[f"{at}.hook_{letter}"]
@@ -141,18 +144,16 @@ class _Rebuilt:
         """Yield the deviations of an MLP."""
         at = self.branch.at
         mlp = self.lens.weights.mlp(*self.location)
-        # the input has the axes of the hidden layer, but for the features
+        # input and hidden layer differ in the axis of features alone
         layout = writer.pre.layout.replace("d_mlp", "d_model")
         x = self.branch_input
         pre = self.activations[f"{at}.hook_pre"]
-        inputs = self._vocabulary(self._call(writer.i).given(), layout)
+        inputs = self._by_position(self._call(writer.i).given(), layout)
         yield f"{at}: what i reads (norm, reads)", relative(x, inputs)
-        yield (
-            f"{at}: W_in (i, pre)",
-            relative(x @ mlp.W_in + mlp.b_in, _halves(pre, self.branch)[writer.i.part]),
-        )
+        activated = _halves(pre, self.branch)[writer.i.part]
+        yield f"{at}: W_in (i, pre)", relative(x @ mlp.W_in + mlp.b_in, activated)
         if writer.gate is not None:
-            output = self._vocabulary(self._call(writer.gate).gave(), layout)
+            output = self._by_position(self._call(writer.gate).gave(), layout)
             outputs = self._part(output, writer.gate)
             yield f"{at}: W_gate", relative(_gate(self.lens, self.branch, x), outputs)
         post = self.activations[f"{at}.hook_post"]
@@ -177,15 +178,16 @@ class _Rebuilt:
             )
         return self.calls[path][-1]
 
-    def _vocabulary(self, native: Tensor, layout: str) -> Tensor:
+    def _by_position(self, native: Tensor, layout: str) -> Tensor:
         """Return a native tensor as (batch, pos, features)."""
         sizes = {**self.lens.registry.state.sizes, "head": self.branch.stack.n_heads}
         return to_vocabulary(fold_leading(native, layout), layout, RESIDUAL, sizes)
 
     def _part(self, output: Tensor, projection: Projection, **sizes: int) -> Tensor:
-        """Split a layer's output into heads or hidden units, of one part of it.
+        """Return a projection's part of the output of its layer (batch, pos, rows).
 
-        The output is (batch, pos, rows).
+        It is (batch, pos, head, d_head) if ``sizes`` has the number of heads, and
+        (batch, pos, d_mlp) otherwise.
         """
         axes = "d_mlp"
         if sizes:
@@ -222,10 +224,10 @@ def _is_fused(pre: Tensor, branch: Row) -> bool:
 def _halves(pre: Tensor, branch: Row) -> Tensor:
     """Return ``hook_pre`` as (part, batch, pos, d_mlp).
 
-    Only a fused gated layer has several parts.
+    Both parts are the same where ``hook_pre`` holds one of them alone.
     """
     mlp: Any = branch.row
-    # either part is then the whole: callers index by the part that the table names
+    # repeated, so that callers can index by the part that the wiring names in any case
     if not _is_fused(pre, branch):
         return pre.expand(mlp.i.parts, *pre.shape)
     return rearrange(
@@ -244,7 +246,7 @@ def _halves(pre: Tensor, branch: Row) -> Tensor:
 def activation(case: Case) -> Deviations:
     """Check that a shift of the units of ``pre`` by one shifts those of ``post``.
 
-    The gate, if there is one, stays.
+    The values of a gate are not shifted.
     """
     lens = case.lens
     activations = case.acts
@@ -272,8 +274,8 @@ def activation(case: Case) -> Deviations:
         name = f"{branch.at}.hook_post"
         norm = _norm(lens, branch, branch.row.norm)
         gate = _gate(lens, branch, norm(activations[branch.stream]))
-        # with a gate, post = act(pre) · gate. Multiplied crosswise: a gate near 0 is no
-        # denominator
+        # post = act(pre) · gate, so that post / gate is what must shift; both sides are
+        # multiplied by both gates, since a gate near 0 is no denominator
         shifted = shifted_activations[name] * gate.roll(1, dims=-1)
         expected = activations[name].roll(1, dims=-1) * gate
         yield f"{branch.at}: gate, pre, post", relative(shifted, expected)
@@ -298,7 +300,7 @@ def _shift_units(pre: Tensor, branch: Row) -> Tensor:
 
 
 def _gate(lens: Lens, branch: Row, x: Tensor) -> Tensor:
-    """Compute the gate of the input of an MLP; 1 without one."""
+    """Compute an MLP's gate from its input (batch, pos, d_model); 1 if it has none."""
     mlp: Any = lens.weights.mlp(branch.layer, branch.row.kind, branch.stack.name)
     if mlp.W_gate is None:
         return torch.ones(branch.stack.d_mlp, device=x.device)

@@ -20,7 +20,7 @@ import torch
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError, LensError
-from tsfm_lens.core.estimates import judged_names
+from tsfm_lens.core.estimates import estimated_effects
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import FigurePanel, Measurement, find, measurements
 from tsfm_lens.core.results import Results
@@ -382,7 +382,7 @@ def _check_memory(trial: ProbeTrial) -> None:
 @_check("twins", lambda trial: trial.is_of_series)
 def _check_twins(trial: ProbeTrial) -> None:
     """Check that the effects that it tests are compared with untrained models."""
-    names = judged_names(trial.result)
+    names = estimated_effects(trial.result)
     if not names:
         return
     found = trial.compute(trial.series, twins=2)
@@ -477,7 +477,7 @@ def _assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
 
 def _assert_same_statements(found: xr.Dataset, expected: xr.Dataset) -> None:
     """Assert that sizes and tests of all tested effects are equal."""
-    for effect in judged_names(expected):
+    for effect in estimated_effects(expected):
         for part in STATEMENTS:
             name = f"{effect}_{part}"
             actual, wanted = (

@@ -334,7 +334,7 @@ def attention_grid(
     entropy = None
     if "entropy" in selected:
         entropy = array(selected, "entropy", "layer", "head")
-    for (row, col), panel in zip(canvas.places, canvas, strict=True):
+    for (row, col), panel in zip(canvas.positions, canvas, strict=True):
         r = row - 1
         c = col - 1
         head_label = f"{row_names[r]}, head {column_names[c]}"

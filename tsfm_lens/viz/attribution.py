@@ -17,7 +17,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, panels
-from tsfm_lens.viz.findings import Finding, describe_flat, finding
+from tsfm_lens.viz.findings import EffectEstimate, describe_flat, find_estimate
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fitted_range, timeline
@@ -271,7 +271,7 @@ class _Shares(NamedTuple):
     decomposition: str
     unit: str
     note: str
-    noise: Finding | None
+    noise: EffectEstimate | None
     later: np.ndarray
     mean: np.ndarray
     size: np.ndarray
@@ -312,14 +312,14 @@ def _select_shares(
             for name in ("mean_attribution", "mean_absolute")
         )
         floor = float(selected["size_share_floor"]) * float(size.sum())
-        effect = finding(
+        effect = find_estimate(
             ds, "size_share", "component", decomposition=decomposition_index
         )
         if effect is None:
             significant = np.ones(len(mean), dtype=bool)
         else:
             significant = effect.significant
-        noise = Finding(
+        noise = EffectEstimate(
             mean,
             mean,
             mean,

@@ -18,10 +18,9 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.viz.effects import ablation_word
-from tsfm_lens.viz.findings import finding
+from tsfm_lens.viz.findings import find_estimate
 from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.path_patching import path_values
-from tsfm_lens.viz.places import OUTPUT, Places, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     forecast_series,
@@ -31,6 +30,7 @@ from tsfm_lens.viz.select import (
     shown,
 )
 from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.sites import OUTPUT, Sites, find_positions
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     GREY,
@@ -52,7 +52,7 @@ _WORTH_NAMING = 0.01  # of faithfulness: a component that cost less is not named
 def read_circuit(ds: xr.Dataset) -> list[str]:
     """Describe size and make-up of the circuit, and how well it does alone."""
     sites = find_positions(ds)
-    # places are sorted by depth, so the marks of the result have to follow their order
+    # sites are sorted by depth, so the marks of the result have to follow their order
     inside = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
     kinds = xr.DataArray(inside, {"kind": ("component", sites.kind)}, ["component"])
     refused = np.asarray(ds["refused"].values, dtype=bool)
@@ -118,7 +118,7 @@ def circuit_graph(
     if edges is not None:
         x, y = board.output
         panel.dots([x], [y], "", "the forecast", size=13, symbol="diamond")
-        if finding(edges, "score", "sender", "receiver") is not None:
+        if find_estimate(edges, "score", "sender", "receiver") is not None:
             standing = " above rounding"
     panel.x(
         "layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False
@@ -172,8 +172,8 @@ class _Board:
     labels: list[str]
 
     @classmethod
-    def of(cls, sites: Places) -> _Board:
-        """Lay out places, which are sorted by depth."""
+    def of(cls, sites: Sites) -> _Board:
+        """Lay out sites, which are sorted by depth."""
         rows = list(zip(sites.stack, sites.layer.tolist(), sites.kind, strict=True))
         columns: dict[Any, float] = {}
         at = -1.0
@@ -211,7 +211,7 @@ class _Board:
         )
 
 
-def _draw_nodes(panel: Panel, board: _Board, sites: Places, mask: np.ndarray) -> None:
+def _draw_nodes(panel: Panel, board: _Board, sites: Sites, mask: np.ndarray) -> None:
     """Draw the components, those of the circuit, where ``mask`` is true, filled."""
     height = _HEIGHT / (2 * board.half_height + 2)
     width = _WIDTH / (board.output[0] + 1)
@@ -254,7 +254,7 @@ def _draw_nodes(panel: Panel, board: _Board, sites: Places, mask: np.ndarray) ->
 def _draw_edges(
     panel: Panel,
     board: _Board,
-    sites: Places,
+    sites: Sites,
     mask: np.ndarray,
     edges: xr.Dataset,
     most: int,
@@ -278,7 +278,7 @@ def _draw_edges(
             f"the edges name {unknown[0]}, which is not a component of this circuit's"
             " result"
         )
-    noise = finding(edges, "score", "sender", "receiver")
+    noise = find_estimate(edges, "score", "sender", "receiver")
     if noise is not None:
         # an edge whose score is within rounding is not drawn
         scores = np.where(noise.acts > 0, scores, np.nan)
@@ -318,7 +318,7 @@ def _quality(ds: xr.Dataset) -> str:
     """Write faithfulness and completeness, medians over series with the range."""
     parts = []
     for name in ("faithfulness", "completeness"):
-        effect = finding(ds, name)
+        effect = find_estimate(ds, name)
         size = float(ds[name].median())
         if not np.isfinite(size):
             parts.append(f"no verdict on {name}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.viz.findings import finding, judged
+from tsfm_lens.viz.findings import find_estimate, read_estimate
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import array, find_unit, medians, names, shown
 from tsfm_lens.viz.summary import labelled, summarize
@@ -149,8 +149,8 @@ def _describe(ds: xr.Dataset, index: int) -> str:
     acting = one["moved_acts"] > 0
     known = one["moved"].notnull().any("way").values
     silent = one["series"].values[~known]
-    worth = finding(one, "worth", "way")
-    slope = judged(ds, "slope", "covariate")
+    worth = find_estimate(one, "worth", "way")
+    slope = read_estimate(ds, "slope", "covariate")
     scale, unit = _scale(ds)
     factor = float(scale[0])
     return " ".join(

@@ -1,4 +1,4 @@
-"""Figures as panels of one: two side by side, or several in rows with letters.
+"""Several figures drawn as one: two side by side, or more in rows with letters.
 
 :func:`compare` gives two figures shared axes, :func:`compose` makes a sheet for print.
 Traces and layouts are moved, nothing is computed anew. Read :func:`_arrange` for how,
@@ -42,7 +42,7 @@ def compare(
     Args:
         figures: two, of :mod:`tsfm_lens.viz`.
         names: over each half.
-        title: that of the first figure if "".
+        title: if "", that of the first figure.
 
     Raises:
         InputError: they cannot share a figure.
@@ -60,22 +60,23 @@ def compare(
         )
     min_width = 2 * max(map(least_width, figures))
     joint = _arrange([figures], min_width, [plain(name) for name in names])
-    # the same function made both, so the second half are the axes of the second figure
-    values = list(joint.select_yaxes())
-    colours = [axis for axis in joint.select_coloraxes() if axis.cmin is not None]
-    for axes, share in ((values, _share_values), (colours, _share_colours)):
+    y_axes = list(joint.select_yaxes())
+    colour_axes = [axis for axis in joint.select_coloraxes() if axis.cmin is not None]
+    for axes, share in ((y_axes, _share_values), (colour_axes, _share_colours)):
+        # the same function made both figures, so the second half of the axes is the
+        # second figure's, in the order of the first half
         for first, second in zip(axes, axes[len(axes) // 2 :], strict=False):
             share(first, second)
-    first, second = [figure.layout.meta for figure in figures]
-    subtitle = first["subtitle"]
-    if subtitle != second["subtitle"]:
-        subtitle = f"{names[0]}: {subtitle}; {names[1]}: {second['subtitle']}"
-    # finalize() adds title and legend to a height of panels, and _arrange() has margins
-    # in it
+    first_meta, second_meta = [figure.layout.meta for figure in figures]
+    subtitle = first_meta["subtitle"]
+    if subtitle != second_meta["subtitle"]:
+        subtitle = f"{names[0]}: {subtitle}; {names[1]}: {second_meta['subtitle']}"
+    # finalize() adds margins, title and legend to the height of the panels, so the
+    # margins that _arrange() has added are taken off
     margin = joint.layout.margin
     return finalize(
         joint,
-        title or first["title"],
+        title or first_meta["title"],
         subtitle,
         plot_height=joint.layout.height - margin.t - margin.b,
         above=margin.t,
@@ -89,13 +90,13 @@ def _share_values(first: Any, second: Any) -> None:
     if (first.title.text, first.type) != (second.title.text, second.type):
         return
     if first.range and second.range:
-        low, high = zip(first.range, second.range, strict=True)
+        lows, highs = zip(first.range, second.range, strict=True)
         # an axis that is turned round counts the rows of a map, not values
         if first.range[0] < first.range[1]:
-            first.range = second.range = [min(low), max(high)]
+            first.range = second.range = [min(lows), max(highs)]
         return
-    settings = (first.autorange, first.tickvals, second.matches)
-    if first.title.text and all(setting is None for setting in settings):
+    own_settings = (first.autorange, first.tickvals, second.matches)
+    if first.title.text and all(setting is None for setting in own_settings):
         # matched axes keep one range, also when a reader zooms
         second.matches = first.plotly_name.replace("axis", "")
 
@@ -124,10 +125,10 @@ def compose(
     """Put figures as panels a, b, c … on a sheet for print, with one legend.
 
     Args:
-        figures: of :mod:`tsfm_lens.viz`; a list among them is a row, others have one
-            each.
+        figures: of :mod:`tsfm_lens.viz`; a list of figures is one row, and a figure
+            outside a list is a row by itself.
         width: "single" (89 mm), "double" (183 mm), or in mm.
-        letters: whether each panel has one.
+        letters: whether each figure has a letter.
 
     Returns:
         A figure as of :func:`for_print`; ``layout.meta["title"]`` has the letters with
@@ -155,9 +156,9 @@ def compose(
             f"one to {len(ascii_lowercase)} figures can be composed, not {len(drawn)}"
         )
     min_width = max(sum(map(least_width, row)) for row in rows)
-    # in_print() shrinks a sheet that is wider than the page, so that everything fits
-    page = max(room * PIXELS_PER_MM / SCALE, min_width)
-    sheet = _arrange(rows, page, ascii_lowercase if letters else "")
+    # in pixels on the screen; in_print() shrinks a sheet that is wider than the page
+    sheet_width = max(room * PIXELS_PER_MM / SCALE, min_width)
+    sheet = _arrange(rows, sheet_width, ascii_lowercase if letters else "")
     titles = zip(ascii_lowercase, drawn, strict=False)
     text = ". ".join(f"{letter}, {one.layout.meta['title']}" for letter, one in titles)
     meta = {"title": text, "subtitle": "", "min_width": min_width}
@@ -181,7 +182,7 @@ def _arrange(
         rows: figures from left to right; each is as wide as its share of what the row
             needs.
         width: of the sheet, in pixels.
-        headings: over each figure; none of any if empty.
+        headings: one over each figure; if empty, no figure has one.
 
     Returns:
         A figure with the height and margins that its panels need, without room for its
@@ -193,32 +194,35 @@ def _arrange(
     below = max(meta["below"] for meta in metas)
     left = max(map(_left_width, figures))
     right = max(figure.layout.margin.r for figure in figures)
-    heights = [max(item.layout.meta["plot_height"] for item in row) for row in rows]
-    total = sum(heights) + (above + below) * (len(rows) - 1)
+    heights = [max(each.layout.meta["plot_height"] for each in row) for row in rows]
+    # pixels between the outer margins, to which domains from 0 to 1 refer
+    inner_height = sum(heights) + (above + below) * (len(rows) - 1)
     # axes for all panels; each figure sets their domains when it is added
     sheet = make_subplots(1, sum(map(_panel_count, figures)))
     margin = {"l": left, "r": right, "t": above, "b": below}
-    sheet.update_layout(margin=margin, height=total + above + below)
+    sheet.update_layout(margin=margin, height=inner_height + above + below)
     boxes: list[Box] = []
     n_before = 0  # panels of the figures that are on the sheet already
     top = 1.0
     for row, height in zip(rows, heights, strict=True):
-        gap = (
-            max(_left_width(figure) + figure.layout.margin.r for figure in row) / width
-        )
-        widths = list(map(least_width, row))
-        across = make_subplots(
-            1, len(row), column_widths=widths, horizontal_spacing=gap
+        side_margins = [_left_width(each) + each.layout.margin.r for each in row]
+        # made for the domains of its x axes alone; the spacing is a share of the width
+        columns = make_subplots(
+            1,
+            len(row),
+            column_widths=list(map(least_width, row)),
+            horizontal_spacing=max(side_margins) / width,
         )
         for column, figure in enumerate(row, 1):
             # rounding may leave it below 0, and plotly takes a domain from 0 to 1 alone
-            foot = max(0, top - figure.layout.meta["plot_height"] / total)
-            box = {"x": across.get_subplot(1, column).xaxis.domain, "y": (foot, top)}
+            foot = max(0, top - figure.layout.meta["plot_height"] / inner_height)
+            box = {"x": columns.get_subplot(1, column).xaxis.domain, "y": (foot, top)}
             _add_figure(sheet, figure, n_before, box)
             n_before += _panel_count(figure)
             boxes.append(box)
-        top -= (height + above + below) / total
+        top -= (height + above + below) / inner_height
     for box, heading in zip(boxes, headings, strict=False):
+        # in the first column, 8 pixels from the edge of the sheet
         placement = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
         over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
         style = {"xref": "paper", "yref": "paper", "font_size": 14}
@@ -234,14 +238,14 @@ def _arrange(
 
 
 def _left_width(fig: go.Figure) -> float:
-    """Return about the pixels that names at the left of a figure take.
+    """Return roughly the pixels that labels at the left of a figure take.
 
-    Plotly gives them room at the side of a sheet alone.
+    Plotly makes room for long labels at the edge of a sheet only, not between panels.
     """
-    # rows of a map are named by the trace itself, where the axis has no texts
-    names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
-    names += [trace.y for trace in fig.data if trace.y is not None]
-    labels = [text for name in names for text in name if isinstance(text, str)]
+    # where an axis has no tick texts, the rows of a map are labelled by the trace's y
+    sources = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
+    sources += [trace.y for trace in fig.data if trace.y is not None]
+    labels = [text for source in sources for text in source if isinstance(text, str)]
     result: float = max(
         fig.layout.margin.l, 40 + LETTER * max(map(len, labels), default=0)
     )
@@ -299,7 +303,7 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, n_before: int, box: Box) ->
             side = name[0]
             bounds = part.get("domain", (0, 1))
             part["domain"] = [_interpolate(box[side], end) for end in bounds]
-            # it names an axis of the figure; the axes of the sheet have their anchors
+            # an anchor names an axis of the figure; the sheet's axes have their own
             part.pop("anchor", None)
             # Plotly loses lines where an axis matches a later one and others match
             # across, so the first axis of a group leads it.
@@ -309,6 +313,7 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, n_before: int, box: Box) ->
                 part["matches"] = _shift_axis(leader, n_before)
             sheet.layout[_shift_axis(name, n_before)].update(part)
         elif name.startswith("coloraxis"):
+            # beside what the figure sets, plotly's defaults of a vertical bar
             bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
             side = "y"
             if bar.get("orientation") == "h":

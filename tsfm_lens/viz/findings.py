@@ -1,8 +1,8 @@
 """Tested effects of a result, as figures mark them and sentences report them.
 
-:func:`finding` reads an effect with its range, noise floor and significance into a
-:class:`Finding`, whose methods write sentences on its members, such as heads. The tests
-are made in :mod:`tsfm_lens.core.estimates`; nothing is tested here.
+:func:`find_estimate` reads an effect with its range, noise floor and significance into
+a :class:`EffectEstimate`, whose methods write sentences on its members, such as heads.
+The tests are made in :mod:`tsfm_lens.core.estimates`; nothing is tested here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ONCE = re.compile(
 
 
 @dataclass(frozen=True)
-class Finding:
+class EffectEstimate:
     """Tested effect over its members: unit-free sizes, ranges and significance.
 
     Arrays have the shape of the members, such as (layer, head).
@@ -51,8 +51,8 @@ class Finding:
         lead_share: share of bootstrap samples in which a member is largest.
         learned: whether a member exceeds those of untrained twins of the model; None
             where there are no twins.
-        facts: attributes of ``NAME_p``, see :func:`.estimates.judge`; also "twins",
-            their number, or "twins_refused", the reason why there are none.
+        facts: attributes of ``NAME_p``, see :func:`.estimates.add_estimates`; also
+            "twins", their number, or "twins_refused", the reason why there are none.
     """
 
     size: np.ndarray
@@ -68,7 +68,7 @@ class Finding:
     learned: np.ndarray | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def at(self, which: Any) -> Finding:
+    def at(self, which: Any) -> EffectEstimate:
         """Return the members at some positions, in the order given."""
         # who leads and what is learned was judged among all members, not these alone
         parts = {
@@ -94,11 +94,11 @@ class Finding:
         return bool((self.high > self.low).any())
 
     @property
-    def without_range(self) -> Finding:
-        """Finding without ranges, for marks that are not drawn at the size."""
+    def without_range(self) -> EffectEstimate:
+        """Estimate without ranges, for marks that are not drawn at the size."""
         return replace(self, low=self.size, high=self.size)
 
-    def with_another(self, value: float) -> Finding:
+    def with_another(self, value: float) -> EffectEstimate:
         """Add a member at the end, which has no range and is marked as significant."""
         parts: dict[str, Any] = {
             name: np.append(getattr(self, name), value)
@@ -351,7 +351,7 @@ def describe_flat(ds: xr.Dataset, series: int, members: str) -> list[str]:
     ]
 
 
-def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
+def central_sizes(effect: EffectEstimate | None, values: np.ndarray) -> np.ndarray:
     """Return the sizes that sentences report.
 
     They are those of the tested effect or, without one, medians of ``values`` over
@@ -362,7 +362,9 @@ def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
     return effect.size
 
 
-def describe_units(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> str:
+def describe_units(
+    ds: xr.Dataset, effect: EffectEstimate | None, rows: Sequence[int]
+) -> str:
     """Write over which series, and windows of them, a figure shows medians."""
     if effect is None:
         return over_series(ds, rows, "median")
@@ -375,16 +377,16 @@ def describe_units(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) 
     return over_series(ds, rows, "median")
 
 
-def mean_of_seeds(values: np.ndarray) -> Finding:
+def mean_of_seeds(values: np.ndarray) -> EffectEstimate:
     """Average (seed,) values, with a 95 % t interval from three values on."""
     # a finding of one member, (1,), that is not tested and so not marked as pale
     mean, low, high = (item[None] for item in mean_interval(values))
-    return Finding(mean, low, high, np.array([1]), np.array([True]))
+    return EffectEstimate(mean, low, high, np.array([1]), np.array([True]))
 
 
-def finding(
+def find_estimate(
     ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int
-) -> Finding | None:
+) -> EffectEstimate | None:
     """Read a tested effect over ``dims``; None where the result has no test of it.
 
     ``at`` selects a position along each other dimension.
@@ -423,7 +425,7 @@ def finding(
         metadata["twins_refused"] = ds.attrs["twins_refused"]
     if f"{name}_learned" in ds:
         metadata["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
-    return Finding(
+    return EffectEstimate(
         size,
         low,
         high,
@@ -437,12 +439,12 @@ def finding(
     )
 
 
-def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
-    """Read a tested effect as :func:`finding` does; refuse a result that lacks it."""
-    effect = finding(ds, name, *dims, **at)
+def read_estimate(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> EffectEstimate:
+    """Read a tested effect; refuse a result that lacks it."""
+    effect = find_estimate(ds, name, *dims, **at)
     if effect is None:
         raise InputError(
             f"the {ds.attrs.get('kind')!r} result has no test of {name} over series;"
-            " compute it again, or add one with tsfm_lens.core.estimates.judge"
+            " compute it again, or add one with tsfm_lens.core.estimates.add_estimates"
         )
     return effect

@@ -129,10 +129,10 @@ def forecast_fan(
     view = series_window(ds, series, context_steps)
     sheet = blank()
     panel = sheet.panel()
-    values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
+    values = array(ds, "quantile_forecast", "quantile", "step", series=view.index)
     paths = np.empty((0, len(view.future)))
     if samples and "sample" in ds:
-        paths = array(ds, "sample", "draw", "step", series=view.place)[:samples]
+        paths = array(ds, "sample", "draw", "step", series=view.index)[:samples]
     # paths first, so that the median lies over them
     for i, path in enumerate(paths):
         view.forecast(

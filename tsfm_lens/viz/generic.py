@@ -26,7 +26,7 @@ from tsfm_lens.core.registry import (
     find,
     frame,
 )
-from tsfm_lens.viz.findings import Finding, finding
+from tsfm_lens.viz.findings import EffectEstimate, find_estimate
 from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.panels import name_segments
@@ -57,7 +57,8 @@ _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # of the largest value of a map
 _MAP_WIDTH = 480  # pixels that the columns of a map share
 _SPREAD = 0.5  # of a row, over which its dots stand
-# endings of the variables that core.estimates.judge() adds to those that it tests
+# endings of the variables that core.estimates.add_estimates() adds to those that it
+# tests
 _TEST_PARTS = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
 _PARTS = (*_TEST_PARTS, "learned", "p", "floor")
 _DOCUMENTATION = """\
@@ -74,7 +75,7 @@ class _Drawn:
     ds: xr.Dataset
     dims: tuple[str, ...]
     values: np.ndarray
-    effect: Finding | None
+    effect: EffectEstimate | None
     label: str
     unit: str
     title: str
@@ -343,9 +344,9 @@ def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
 
 def _read_effect(
     ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
-) -> Finding | None:
+) -> EffectEstimate | None:
     """Read a tested effect, or the interval or the test that a variable has itself."""
-    tested = finding(ds, name, *dims, **at)
+    tested = find_estimate(ds, name, *dims, **at)
     if tested is not None or "series" in set(ds[name].dims) - set(at):
         return tested
     parts: dict[str, np.ndarray] = {}
@@ -358,7 +359,7 @@ def _read_effect(
     values = array(ds, name, *dims, **at)
     # no floor is known, so every member counts as above it
     yes = np.ones(values.shape)
-    return Finding(
+    return EffectEstimate(
         values,
         parts.get("low", values),
         parts.get("high", values),

@@ -76,8 +76,8 @@ def panel_grid(
         shared_xaxes=False if own_x else "all",
         shared_yaxes="all",
     )
-    positions = canvas.places[: len(titles)]
-    empty = canvas.places[len(titles) :]
+    positions = canvas.positions[: len(titles)]
+    empty = canvas.positions[len(titles) :]
     for row, column in empty:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
@@ -89,7 +89,7 @@ def panel_grid(
         )
         canvas.panel(row, column).y(showticklabels=column == 1)
     # whoever draws goes through the panels of the sheet, and is to meet no empty place
-    canvas.places = positions
+    canvas.positions = positions
     return canvas
 
 
@@ -98,14 +98,14 @@ def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
 
     The title of the value axis stands halfway down.
     """
-    middle = (max(row for row, _ in grid.places) + 1) // 2
+    middle = (max(row for row, _ in grid.positions) + 1) // 2
     grid.x(
         nticks={1: 8, 2: 6, 3: 4}.get(
-            max(column for _, column in grid.places), 4 if x_title else 3
+            max(column for _, column in grid.positions), 4 if x_title else 3
         )
     )
-    for row, column in grid.places:
-        if (row + 1, column) not in grid.places:
+    for row, column in grid.positions:
+        if (row + 1, column) not in grid.positions:
             grid.panel(row, column).x(x_title)
         if column == 1 and row == middle:
             grid.panel(row, column).y(y_title)

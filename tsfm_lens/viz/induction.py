@@ -1,8 +1,8 @@
 """Induction heads, and their overlap with sharp ones.
 
-:func:`past_both` decides which heads are significantly above both thresholds;
-:func:`induction_maps` frames them, and :func:`induction_corner` draws their scores in
-pairs.
+A sharp head has a low entropy of attention. :func:`past_both` decides which heads are
+significantly above both thresholds of induction; :func:`induction_maps` maps the scores
+and frames these heads, and :func:`induction_corner` draws the scores in pairs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import figure
 from tsfm_lens.core.stats import LEVEL, holm, sign_test
-from tsfm_lens.viz.findings import finding
+from tsfm_lens.viz.findings import find_estimate
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, name_model, names
@@ -42,31 +42,33 @@ _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Find the heads above both thresholds, and those that are undecided.
 
-    Both are (layer, head). The first are significantly above both thresholds; the
-    others are not, but are not significantly below either.
+    Returns two boolean arrays (layer, head). Heads of the first are significantly above
+    both thresholds. Those of the second are not, but are significantly below neither.
 
     The sign tests run over sequences and are corrected for all heads and both scores
     together.
     """
     if any(f"{name}_by_sequence" not in ds for name in _THRESHOLDS):
-        # without values of single sequences there is nothing to test, and means decide
+        # without values of single sequences there is nothing to test; ``induction``
+        # marks the heads whose mean scores reach both thresholds
         passing = array(ds, "induction", "layer", "head") > 0
         return passing, np.zeros_like(passing)
-    away = np.stack(
+    # (score, layer, head, sequence)
+    excess = np.stack(
         [
             array(ds, f"{name}_by_sequence", "layer", "head", "sequence")
             - float(ds.attrs[key])
             for name, key in _THRESHOLDS.items()
         ]
     )
-    # One-sided tests in both directions: a head that passes neither is undecided. The
-    # scores and heads of one direction are one family, (score, layer, head) flattened.
-    above, below = (
-        holm(sign_test(side, sides=1).ravel()).reshape(away.shape[:-1]) <= LEVEL
-        for side in (away, -away)
-    )
-    surely = above.all(0)
-    return np.asarray(surely), np.asarray(~surely & ~below.any(0))
+
+    def is_positive(values: np.ndarray) -> np.ndarray:
+        p = sign_test(values, sides=1)
+        return np.asarray(holm(p.ravel()).reshape(p.shape) <= LEVEL)
+
+    is_induction = np.asarray(is_positive(excess).all(0))
+    is_below = np.asarray(is_positive(-excess).any(0))
+    return is_induction, ~is_induction & ~is_below
 
 
 @figure(
@@ -88,10 +90,11 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
 
     The entropy is a third map where it is known.
     """
-    surely, perhaps = past_both(ds)
+    is_induction, is_undecided = past_both(ds)
     target = "the last instance"
     if ds.attrs.get("offset", 1):
         target = "the token after the last instance"
+    # title of the map, word and unit of its colours, and further options
     scores: dict[str, tuple[str, str, str, Style]] = {
         "prefix_matching": (
             "prefix matching",
@@ -108,7 +111,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
             title,
             word,
             unit,
-            noise=finding(ds, name, *_DIMS),
+            noise=find_estimate(ds, name, *_DIMS),
             **options,
         )
         for name, (title, word, unit, options) in scores.items()
@@ -124,20 +127,21 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     )
     motif = ds.attrs.get("motif", "?")
     repeats = ds.attrs.get("repeats", "?")
-    moment = {"last": "at the last decoder position", "first": "after the prompt"}.get(
-        ds.attrs.get("positions", "")
-    )
+    position = {
+        "last": "at the last decoder position",
+        "first": "after the prompt",
+    }.get(ds.attrs.get("positions", ""))
     return head_maps(
         ds,
         maps,
-        f"Induction heads of {name_model(ds)}: {int(surely.sum())} of {surely.size}"
-        " cross-attention heads",
+        f"Induction heads of {name_model(ds)}: {int(is_induction.sum())} of"
+        f" {is_induction.size} cross-attention heads",
         f"{motif} random tokens shown {repeats} times"
-        + (f", scores read {moment}" if moment else ""),
+        + (f", scores read {position}" if position else ""),
         f"framed: {thresholds or 'induction heads'}, significant over all heads"
         " together",
-        f"{int(perhaps.sum())} more are undecided" if perhaps.any() else "",
-        outlined=surely,
+        f"{int(is_undecided.sum())} more are undecided" if is_undecided.any() else "",
+        outlined=is_induction,
     )
 
 
@@ -151,8 +155,8 @@ _AXES = {
     "copy_score": "copy score (std)",
     "normalised": "normalised entropy",
 }
-# Name, induction head or not, sharp or not, and the form of its dots; drawn in this
-# order, so that heads that are both lie above.
+# name of the group, whether its heads are induction heads, whether they are sharp,
+# colour and symbol of its dots; the last group is drawn on top
 _GROUPS = (
     ("neither", False, False, PALE, "circle"),
     ("sharp", False, True, BLUE, "square"),
@@ -182,22 +186,26 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     thresholds = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}
     pairs = list(combinations(_AXES, 2))
     titles = []
-    for across, upwards in pairs:
+    for x_score, y_score in pairs:
         # a score that is the same for all heads correlates with nothing
-        r = float(ds["correlation"].sel(score=across, other_score=upwards))
+        r = float(ds["correlation"].sel(score=x_score, other_score=y_score))
         known = np.isfinite(r)
         titles.append(true_minus(f"r = {r:+.2f}") if known else "r undefined")
     canvas = sheet(
-        [260], [1] * len(pairs), titles=titles, column_gap=0.1, min_width=700
+        heights=[260],
+        widths=[1] * len(pairs),
+        titles=titles,
+        column_gap=0.1,
+        min_width=700,
     )
-    for panel, (across, upwards) in zip(canvas, pairs, strict=True):
-        scores = (array(ds, name, *_DIMS).ravel() for name in (across, upwards))
-        _draw_scores(panel, ds, *scores)
-        panel.x(_AXES[across], nticks=5)
-        panel.y(_AXES[upwards], nticks=5)
-        panel.vline(thresholds[across], dash="4px,3px")
-        panel.hline(thresholds[upwards], dash="4px,3px")
-    # (induction, sharp), each of which has "yes" first
+    for panel, (x_score, y_score) in zip(canvas, pairs, strict=True):
+        x, y = (array(ds, name, *_DIMS).ravel() for name in (x_score, y_score))
+        _draw_scores(panel, ds, x, y)
+        panel.x(_AXES[x_score], nticks=5)
+        panel.y(_AXES[y_score], nticks=5)
+        panel.vline(thresholds[x_score], dash="4px,3px")
+        panel.hline(thresholds[y_score], dash="4px,3px")
+    # (induction, sharp): index 0 counts the heads that are, index 1 those that are not
     count = ds["count"].values
     return canvas.finalize(
         f"Induction and sharpness of the {int(count.sum())} heads of {name_model(ds)}",
@@ -209,7 +217,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 
 
 def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
-    """Draw a dot for each head, by two of its scores, (layer × head,) each."""
+    """Draw a dot for each head at two of its scores, each (layer · head,)."""
     labels = np.array(
         [
             f"layer {layer}, head {head}"
@@ -217,7 +225,7 @@ def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> 
             for head in names(ds, "head")
         ]
     )
-    # array() returns floats, also of marks
+    # array() returns booleans as floats
     induction, sharp = (
         array(ds, name, "layer", "head").ravel() > 0 for name in ("induction", "sharp")
     )

@@ -49,9 +49,9 @@ def lens_logit_map(
     """
     indices = positions(ds, "layer", layers)
     view = series_window(ds, series, ds.sizes["step"])
-    centres = array(ds, "value", "bin", series=view.place)
+    centres = array(ds, "value", "bin", series=view.index)
     order = np.argsort(centres)
-    logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
+    logits = array(ds, "logit", "layer", "step", "bin", series=view.index)[..., order]
     centres = centres[order]
     # Softmax of the last layer, up to a factor. Unless the largest logit is subtracted,
     # exp could overflow.

@@ -1,6 +1,8 @@
 """Lines of thought: modes of the lens distribution through depth.
 
-:func:`thought_lines` draws them over the maps of :mod:`tsfm_lens.viz.logit_lens`.
+A line joins modes of one layer's distribution from step to step; see
+:mod:`tsfm_lens.probes.lines_of_thought`. :func:`thought_lines` draws the lines over the
+maps of :mod:`tsfm_lens.viz.logit_lens`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from tsfm_lens.viz.theme import (
 )
 
 __all__ = ["thought_lines"]
-_ROWS = 72  # of a panel
-_MAX_DISTANCE = 2.0  # ranges of the values beyond them up to which lines are followed
-
-
+# most rows of cells in the map of a panel
+_ROWS = 72
+# the value axis follows lines beyond the drawn values at most this many times the range
+# of the values
+_MAX_DISTANCE = 2.0
+# name, colour and marker of a line, by whether it is spurious
 _STYLES = {
     True: ("spurious line", VERMILION, "x"),
     False: ("other line", SKY, "circle"),
@@ -69,9 +73,10 @@ def thought_lines(
     Spurious lines have a colour and a symbol of their own.
     """
     indices = positions(ds, "layer", layers)
+    # as many context steps as the forecast has, but at least 12
     view = series_window(ds, series, max(ds.sizes["step"], 12))
     layers_drawn = ds["layer"].values[indices].tolist()
-    in_series = ds["line_series"].values == ds["series"].values[view.place]
+    in_series = ds["line_series"].values == ds["series"].values[view.index]
     lines = np.flatnonzero(in_series & np.isin(ds["line_layer"].values, layers_drawn))
     paths = array(ds, "path", "line", "step")
     bounds, is_cut = fitted_range(view.observations, paths[lines], _MAX_DISTANCE)
@@ -81,7 +86,8 @@ def thought_lines(
         _draw_line(
             panels[int(ds["line_layer"].values[line])], ds, view, int(line), paths[line]
         )
-    # labels of neighbouring panels would run into each other
+    # fewer ticks and wider panels, as the tick labels of neighbouring panels would run
+    # into each other
     grid.x(nticks=2 if len(panels) > 2 else 4)
     grid.min_width *= 1.15
     count = int(ds["spurious"].values[lines].sum())
@@ -98,22 +104,23 @@ def thought_lines(
 def _draw_line(
     panel: Panel, ds: xr.Dataset, view: SeriesWindow, line: int, path: np.ndarray
 ) -> None:
-    word, colour, symbol = _STYLES[bool(ds["spurious"].values[line])]
+    name, colour, symbol = _STYLES[bool(ds["spurious"].values[line])]
     born, died = (layer_name(int(ds[end].values[line])) for end in ("birth", "death"))
     if np.isfinite(ds["mass"].values[line]):
         mass = percent(float(ds["mass"].values[line]))
     else:
+        # the sign that figures show for a missing number
         mass = number(np.nan)
     panel.line(
         view.time.at(view.future),
         path,
-        word,
-        view.hover(f"{word}, from {born} to {died}, {mass} of the probability"),
+        name,
+        view.hover(f"{name}, from {born} to {died}, {mass} of the probability"),
         colour=colour,
         width=1.6,
         mode="lines+markers",
         connectgaps=True,
-        # a mark at every step would be a bar
+        # markers at every step of a long forecast would merge into a bar
         marker={"symbol": symbol, "size": 5, "color": colour, "maxdisplayed": 8},
     )
 

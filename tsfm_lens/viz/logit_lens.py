@@ -200,9 +200,9 @@ def logit_sheet(
     ``layers`` are positions.
     """
     probability = array(
-        ds.isel(layer=layers), "probability", "layer", "step", "bin", series=view.place
+        ds.isel(layer=layers), "probability", "layer", "step", "bin", series=view.index
     )
-    centres = array(ds, "value", "bin", series=view.place)
+    centres = array(ds, "value", "bin", series=view.index)
     order = np.argsort(centres)
     bounds = value_range or central_range(
         centres[order], probability[-1][:, order], view.observations
@@ -353,7 +353,7 @@ def lens_forecast(
     rows = positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
     values = array(
-        ds, "quantile_forecast", "layer", "quantile", "step", series=view.place
+        ds, "quantile_forecast", "layer", "quantile", "step", series=view.index
     )[rows]
     for panel, value in zip(grid, values, strict=True):
         draw_bands(panel, view, ds["quantile"].values, value)

@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.findings import Finding
+from tsfm_lens.viz.findings import EffectEstimate
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.sheet import PRINTED, Style, sheet, shortened
 from tsfm_lens.viz.theme import DIVERGING, LABEL_TYPE, SEQUENTIAL, VERMILION, plain
@@ -118,7 +118,7 @@ class HeadMap:
     reverse: bool = False
     write: Callable[[float], str] | None = None
     notes: Sequence[Sequence[str]] | None = None
-    noise: Finding | None = None
+    noise: EffectEstimate | None = None
 
     @property
     def hover(self) -> str:
@@ -228,7 +228,7 @@ def head_maps(
             **style,
         )
         if several:
-            subplot = canvas.fig.get_subplot(*canvas.places[index])
+            subplot = canvas.fig.get_subplot(*canvas.positions[index])
             canvas.fig.update_layout(
                 {
                     axis: head_map.colours(
@@ -250,7 +250,7 @@ def head_maps(
         dtick=1 if len(layers) <= 24 else 2,
     )
     # the last row may have more places than maps
-    for row, col in canvas.places[len(maps) :]:
+    for row, col in canvas.positions[len(maps) :]:
         canvas.panel(row, col).x(visible=False)
         canvas.panel(row, col).y(visible=False)
     return canvas.finalize(title, *remarks)

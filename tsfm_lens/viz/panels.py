@@ -33,7 +33,7 @@ class SeriesWindow:
     """One series around the start of its forecast, cut to what is drawn.
 
     Attributes:
-        place: position of the series in the result.
+        index: position of the series in the result.
         title: of the value axis.
         statistic: that the forecast is, such as "median".
         past, context: steps and values that the model was given.
@@ -41,7 +41,7 @@ class SeriesWindow:
         hidden: number of context steps that are not drawn.
     """
 
-    place: int
+    index: int
     id: str
     unit: str
     title: str
@@ -160,7 +160,7 @@ def series_window(
     else:
         truth = np.full(len(future), np.nan)
     return SeriesWindow(
-        place=at,
+        index=at,
         id=names(ds, "series")[at],
         unit=find_unit(ds, at),
         title=value_title(ds, at),

@@ -1,8 +1,9 @@
 """Context parroting, heads that copy, attention at a lag, and seasons.
 
+To copy at a lag is to repeat the last so many steps of the context; to parrot is to
+repeat what followed the best earlier match of its latest steps.
 :func:`generic_figure` makes the figures; :func:`read_parroting`, :func:`read_lag` and
-:func:`read_seasons` describe them. To parrot is to repeat what followed the best match
-of the latest steps in the context.
+:func:`read_seasons` describe them.
 """
 
 from __future__ import annotations
@@ -45,9 +46,12 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
     spread = one["context"].std()
     # in standard deviations of the context, as both errors of copies are
     error = np.abs(one["forecast"] - truth).mean() / spread.where(spread > 0)
-    # fmin takes the other one where there was no match to parrot
+    # where there was no match to parrot, its error is NaN, and fmin ignores it
     nearest = np.fmin(one["copy_error"], one["parrot_error"])
-    copies = "a copy of its context than to the truth"
+    if nearest < error:
+        comparison = "a copy of its context than to the truth"
+    else:
+        comparison = "the truth than to either copy"
     return summarize(
         ds.isel(series=[series]),
         "The forecast of {series} is {copy} standard deviations of the context away"
@@ -62,17 +66,19 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
         parrot_match=one["parrot_match"],
         parrot=one["parrot_error"],
         error=error,
-        nearer=copies if nearest < error else "the truth than to either copy",
+        nearer=comparison,
     )
 
 
-_MOST_SERIES = 6  # in a sentence
+# most series whose amplitudes and periods one sentence lists
+_MOST_SERIES = 6
 
 
 def read_lag(ds: xr.Dataset) -> list[str]:
     """Name the heads that read at the lag more than uniform attention would."""
     chance = float(ds["chance"])
-    # a share that attention has by chance nearly always tells no head from another
+    # where uniform attention alone has nearly all its mass at the lag, a head's mass
+    # there cannot tell whether the head prefers the lag
     if chance > 0.9:
         return [
             f"Forecast tokens cover so many steps that {percent(chance)} of the context"
@@ -94,10 +100,11 @@ def read_lag(ds: xr.Dataset) -> list[str]:
 def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         one = ds.isel(series=[i])
-        steps = frame(
-            one, *(name for name in ("forecast", "parrot", "truth") if name in ds)
+        forecasts = [name for name in ("forecast", "parrot", "truth") if name in ds]
+        # rows by step, then rows by lag
+        table = pd.concat(
+            [frame(one, *forecasts), frame(one, "lag_error")], ignore_index=True
         )
-        table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
         text = read_parroting(ds, i)
         label = names(ds, "series")[i]
         errors = draw_variable(ds, "lag_error", series=i)
@@ -120,7 +127,8 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
             "Amplitude of the forecast as a share of the context's, at its strongest"
             " period: {ratio:each percent}; periods: {periods:each}."
         )
-    # a comparison with NaN is False, and would count a series without a truth
+    # masked, since a comparison with NaN is False: a series without a truth would count
+    # as one whose forecast is not weaker
     known = ds.get("truth_amplitude", ratio * np.nan).where(np.isfinite(ratio))
     weaker = (ds["forecast_amplitude"] < known).where(np.isfinite(known))
     return summarize(

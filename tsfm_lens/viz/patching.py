@@ -18,11 +18,10 @@ import xarray as xr
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
-from tsfm_lens.viz.findings import Finding, finding
+from tsfm_lens.viz.findings import EffectEstimate, find_estimate
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import SeriesWindow, mark_start, series_window
-from tsfm_lens.viz.places import Places, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -31,6 +30,7 @@ from tsfm_lens.viz.select import (
     names,
 )
 from tsfm_lens.viz.sheet import Panel, Sheet, Style, sheet
+from tsfm_lens.viz.sites import Sites, find_positions
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -150,7 +150,7 @@ def patching_map(
         raise unknown_name("value", variable, available)
     pair = Contrast.of(ds, series)
     sites = find_positions(ds)
-    values = array(ds, variable, "component", "position", series=pair.view.place)[
+    values = array(ds, variable, "component", "position", series=pair.view.index)[
         sites.order
     ]
     noise = _noise(ds, variable, sites, pair.view.unit if variable == "effect" else "")
@@ -163,7 +163,7 @@ def patching_map(
     if ds.attrs.get("positions") == "all":
         about = f"{about}, all positions at once"
         return draw_variable(
-            ds, variable, series=pair.view.place, title=title, about=about
+            ds, variable, series=pair.view.index, title=title, about=about
         )
     canvas, remark = _draw_maps(ds, sites, values, variable, pair, noise)
     scale = ""
@@ -186,12 +186,14 @@ def patching_map(
     )
 
 
-def _noise(ds: xr.Dataset, value: str, sites: Places, unit: str) -> Finding | None:
+def _noise(
+    ds: xr.Dataset, value: str, sites: Sites, unit: str
+) -> EffectEstimate | None:
     """Read the noise of a value from the result, (place, position)."""
-    noise = finding(ds, value, "component", "position", unit=unit)
+    noise = find_estimate(ds, value, "component", "position", unit=unit)
     if (
         noise is None
-        and (alone := finding(ds, value, "component", unit=unit)) is not None
+        and (alone := find_estimate(ds, value, "component", unit=unit)) is not None
     ):
         # All positions of a place are tested together, so each gets the place's test:
         # the index is (component, position) and repeats a component along its row.
@@ -208,11 +210,11 @@ def _noise(ds: xr.Dataset, value: str, sites: Places, unit: str) -> Finding | No
 
 def _draw_maps(
     ds: xr.Dataset,
-    sites: Places,
+    sites: Sites,
     values: np.ndarray,
     value: str,
     pair: Contrast,
-    noise: Finding | None,
+    noise: EffectEstimate | None,
 ) -> tuple[Sheet, str]:
     """Draw the series over a heat map per variate; return a remark too."""
     axes = [
@@ -431,13 +433,13 @@ class Contrast:
         )
         view = series_window(ds, series, ds.sizes["time"])
         forecasts = tuple(
-            array(ds, f"{name}_forecast", "step", series=view.place)
+            array(ds, f"{name}_forecast", "step", series=view.index)
             for name in ("clean", "corrupted")
         )
         return cls(
             view,
             # the view has left out the padding of a shorter series
-            array(ds, "corrupted_context", "time", series=view.place)[
+            array(ds, "corrupted_context", "time", series=view.index)[
                 -len(view.past) :
             ],
             forecasts,

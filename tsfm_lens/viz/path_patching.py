@@ -10,13 +10,13 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.registry import frame
-from tsfm_lens.viz.findings import central_sizes, finding
+from tsfm_lens.viz.findings import central_sizes, find_estimate
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.places import OUTPUT
 from tsfm_lens.viz.select import (
     array,
     series_position,
 )
+from tsfm_lens.viz.sites import OUTPUT
 from tsfm_lens.viz.summary import summarize
 
 
@@ -54,7 +54,7 @@ def path_values(
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
-    sizes = central_sizes(finding(ds, value, "sender", "receiver"), values)
+    sizes = central_sizes(find_estimate(ds, value, "sender", "receiver"), values)
     return np.where(np.isnan(values).all(-1), np.nan, sizes)
 
 

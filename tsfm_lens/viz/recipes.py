@@ -74,7 +74,7 @@ def overlay(
     x = view.time.at(view.future)
     medians = []
     for position, (name, ds) in enumerate(forecasts.items()):
-        values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
+        values = array(ds, "quantile_forecast", "quantile", "step", series=view.index)
         levels = ds["quantile"].values
         order = np.argsort(levels)
         colour = CATEGORICAL[position % len(CATEGORICAL)]
@@ -131,9 +131,9 @@ def recipe_forecasts(
     """
     indices = positions(ds, "recipe", recipes)
     view = series_window(ds, series, context_steps, least=48)
-    grid = panel_grid([_title(ds, at, view.place) for at in indices], row_height=150)
+    grid = panel_grid([_title(ds, at, view.index) for at in indices], row_height=150)
     values = array(
-        ds, "quantile_forecast", "recipe", "quantile", "step", series=view.place
+        ds, "quantile_forecast", "recipe", "quantile", "step", series=view.index
     )
     medians = values[:, median_position(ds["quantile"].values)]
     for panel, recipe in zip(grid, indices, strict=True):

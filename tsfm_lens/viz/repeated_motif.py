@@ -170,7 +170,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
                 dash="dot",
             )
     canvas.x(**LOG_AXIS, showticklabels=False)
-    canvas.panel(*canvas.places[-1]).x(
+    canvas.panel(*canvas.positions[-1]).x(
         "optimiser step (logarithmic)", showticklabels=True
     )
     spread = ""

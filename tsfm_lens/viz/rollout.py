@@ -1,9 +1,9 @@
-"""Attention along rollouts, through layers, weighted by norms, and of patches.
+"""Maps of attention along a forecast, through the layers, and between patches.
 
 :func:`autoregressive_attention_map` follows heads along a forecast,
 :func:`attention_rollout_map` tokens through the layers, and
-:func:`patch_attention_grid` the patches of one layer. Patterns of one forward pass are
-in :mod:`tsfm_lens.viz.attention`.
+:func:`patch_attention_grid` the heads of one layer of a patch model. Patterns of one
+forward pass are in :mod:`tsfm_lens.viz.attention`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ __all__ = [
     "selected_patch",
 ]
 
-_HEADS = 9
-_CELLS = 300_000  # in the whole figure
-_PANEL = 60_000  # in a panel, which has no more dots to show them
-_LEAST = 0.01  # of the largest possible value: cells below are in no table
+_MAX_HEADS = 9
+_MAX_CELLS = 300_000  # in the whole figure
+_MAX_PANEL_CELLS = 60_000  # about as many as a panel has pixels
+# tables leave out cells below this share of the largest possible value
+_LEAST = 0.01
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
@@ -63,8 +64,9 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
     Heads that read special tokens are named too.
     """
     maps = array(ds, "attention", "layer", "head", "query", "key")
-    # of each head (layer, head), summed over special keys and averaged over queries
-    special = maps[..., token_axis(ds, "key", overlaps=True).aside].sum(-1).mean(-1)
+    special_keys = token_axis(ds, "key", overlaps=True).aside
+    # share of each head's attention on special tokens, mean over queries: (layer, head)
+    special_share = maps[..., special_keys].sum(-1).mean(-1)
     which = "Sharpest head on {series}: {entropy:lowest nats}."
     if heads != "sharp":
         which = "Most diffuse head on {series}: {entropy:highest nats}."
@@ -74,7 +76,7 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
         "Heads that give most of their attention to special tokens: {resting:which}.",
         noun="heads",
         series=single_series(ds),
-        resting=labelled(ds, special > 0.5, "layer", "head"),
+        resting=labelled(ds, special_share > 0.5, "layer", "head"),
     )
 
 
@@ -101,7 +103,7 @@ def read_flow(ds: xr.Dataset) -> list[str]:
 
 
 def _token(axis: TokenAxis, token: int) -> str:
-    """Write a token in words, as text and not as markup."""
+    """Write a token in words, without the escapes of :meth:`TokenAxis.words`."""
     if axis.special[token]:
         return f"the {axis.special[token]} token"
     first = int(axis.start[token])
@@ -123,8 +125,9 @@ def autoregressive_attention_map(
 
     Args:
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
-        count: panels; nine if None, of few heads half, so that none is among the
-            sharpest and the most diffuse.
+        count: number of panels; by default nine, or half of the heads where there are
+            fewer than 18, so that no head is both among the sharpest and the most
+            diffuse.
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
@@ -134,8 +137,9 @@ def autoregressive_attention_map(
     if count is None:
         count = count_drawn_heads(ranks.size)
     # rank 0 is the sharpest head of all layers
-    order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
-    indices = [divmod(int(flat), ranks.shape[1]) for flat in order]
+    sort_keys = ranks.ravel() if heads == "sharp" else -ranks.ravel()
+    chosen = np.argsort(sort_keys)[:count]
+    indices = [divmod(int(flat), ranks.shape[1]) for flat in chosen]
     keys, queries = (
         ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query")
     )
@@ -143,26 +147,29 @@ def autoregressive_attention_map(
         array(ds, "attention", "query", "key", layer=row, head=col)
         for row, col in indices
     ]
+    # Colours are scaled by tokens of the series, if there are any: special tokens may
+    # hold much more. A quantile keeps single outliers from leaving the rest white.
     if len(keys.axis.timed):
-        ordinary = keys.axis.timed
+        scaling = keys.axis.timed
     else:
-        ordinary = keys.axis.aside
-    # A quantile, so that single outliers do not leave the rest white. Special tokens
-    # may hold more, but stand nowhere in the series.
-    limit = max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
+        scaling = keys.axis.aside
+    limit = max(
+        0.1, *(float(np.nanquantile(pattern[:, scaling], 0.999)) for pattern in maps)
+    )
     entropy = array(ds, "entropy", "layer", "head")
     labels = [
         f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in indices
     ]
     notes = [
-        f"{format_nats(entropy[index])}{_special_share(one, keys)}"
-        for index, one in zip(indices, maps, strict=True)
+        f"{format_nats(entropy[index])}{_special_share(pattern, keys)}"
+        for index, pattern in zip(indices, maps, strict=True)
     ]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
     hover = "query step %{x} reads context step %{y}"
     group = _draw_maps(grid, maps, labels, keys, queries, hover, upwards=True)
     grid.colours(weight_colours(limit))
-    # the first step of the forecast is 0, whose cell starts at -0.5
+    # edges lie halfway between steps: the cell of step 0, the first of the forecast,
+    # begins at -0.5, and that of the last context step at -1.5
     are_forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
     title_axes(
         grid,
@@ -188,7 +195,7 @@ def count_drawn_heads(heads: int) -> int:
 
     None is drawn as both.
     """
-    return min(_HEADS, max(heads // 2, 1))
+    return min(_MAX_HEADS, max(heads // 2, 1))
 
 
 @figure(
@@ -208,10 +215,11 @@ def attention_rollout_map(
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys = ruler(token_axis(ds, "key"))
     queries = ruler(token_axis(ds, "query"))
-    # what a token keeps of itself is large, and would leave the rest white; so would a
-    # single token that takes nearly all from another
+    # What a token keeps of itself is large and would leave the rest white, so the
+    # diagonal does not count. A single token that takes nearly all from another would,
+    # too, so the limit is a quantile of each token's largest share from others.
     from_others = [
-        np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow
+        np.where(np.eye(*shares.shape) > 0, 0.0, shares).max(axis=-1) for shares in flow
     ]
     limit = float(np.quantile(from_others, 0.99)) or 1.0
     labels = [f"after {label}" for label in layer_names(ds, rows)]
@@ -253,12 +261,13 @@ def _draw_maps(
 ) -> tuple[int, int]:
     """Draw maps (query, key), and return how many keys and queries share a cell.
 
-    Keys go upwards, or to the right.
+    With ``upwards``, keys are on the y axis, and otherwise on the x axis.
     """
-    # all maps share a page, and one map has no more dots than its panel
-    group = choose_group(keys, queries, min(_CELLS // len(maps), _PANEL))
-    for panel, one, label in zip(grid, maps, labels, strict=True):
-        z, x, y = pooled(one, keys, queries, group)
+    # the maps share the cells of the figure, and none needs more than its panel shows
+    most_cells = min(_MAX_CELLS // len(maps), _MAX_PANEL_CELLS)
+    group = choose_group(keys, queries, most_cells)
+    for panel, pattern, label in zip(grid, maps, labels, strict=True):
+        z, x, y = pooled(pattern, keys, queries, group)
         if upwards:
             z = z.T
             x, y = y, x
@@ -272,11 +281,14 @@ def _draw_maps(
             ygap=0,
         )
         if keys.timed and len(keys.axis.aside):
-            (panel.hline if upwards else panel.vline)(keys.end, dash="dot")
+            draw_line = panel.hline if upwards else panel.vline
+            draw_line(keys.end, dash="dot")
     across, up = (queries, keys) if upwards else (keys, queries)
-    columns = max(col for _, col in grid.places)
+    columns = max(col for _, col in grid.positions)
+    # the more columns, the narrower each panel
+    most_ticks = {1: 8, 2: 6}.get(columns, 4)
     grid.x(
-        tickvals=across.ticks({1: 8, 2: 6}.get(columns, 4)),
+        tickvals=across.ticks(most_ticks),
         range=[across.edges[0], across.edges[-1]],
     )
     # queries go downwards, as the rows of a matrix do
@@ -290,11 +302,11 @@ def _special_share(weights: np.ndarray, keys: Ruler) -> str:
 
     It is "" below 1 %.
     """
-    rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
-    if rest < 0.01:
+    share = float(weights[:, keys.axis.aside].sum(axis=1).mean())
+    if share < 0.01:
         return ""
     tokens = sorted(set(keys.axis.special[keys.axis.aside]))
-    return f", {percent(round(rest, 2))} on {' and '.join(tokens)}"
+    return f", {percent(round(share, 2))} on {' and '.join(tokens)}"
 
 
 generic_figure(
@@ -330,7 +342,7 @@ def _rollout(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
 
 
-_FEW = 5  # rows that are all numbered
+_ALL_TICKS = 5  # up to so many queries, each has a tick
 
 
 @figure("patch_attention", "Attention matrices of the first layer, head by head.")
@@ -370,16 +382,18 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
             xgap=0,
             ygap=0,
         )
-    ticks: Style = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
+    ticks: Style = {"nticks": 5} if ds.sizes["query"] > _ALL_TICKS else {"dtick": 1}
     grid.y(autorange="reversed", **ticks)
     grid.x(nticks=4)
-    # a causal model has queries in its context too
-    ahead = "query_start" not in ds.coords or bool((ds["query_start"] >= 0).all())
-    for row, col in grid.places:
-        if (row + 1, col) not in grid.places:
+    # in a causal model, tokens of the context are queries too
+    are_forecasts = "query_start" not in ds.coords or bool(
+        (ds["query_start"] >= 0).all()
+    )
+    for row, col in grid.positions:
+        if (row + 1, col) not in grid.positions:
             grid.panel(row, col).x("context token")
         if col == 1:
-            grid.panel(row, col).y("forecast token" if ahead else "query token")
+            grid.panel(row, col).y("forecast token" if are_forecasts else "query token")
     grid.colours(weight_colours(limit))
     special = [str(word) for word in ds["key_special"].values if str(word)]
     width = int((ds["key_stop"] - ds["key_start"]).max())
@@ -406,7 +420,8 @@ def selected_patch(
     A dashed line stands at the start of the patch.
 
     Args:
-        head: number; the one with the largest mean weight on one patch if None.
+        head: number of the head; by default the one with the largest mean weight on one
+            patch.
     """
     at = position(ds, "layer", layer)
     weights = array(ds, "argmax_weight", "layer", "head")[at]

@@ -18,7 +18,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from tsfm_lens.viz.findings import NOT_SIGNIFICANT, Finding
+from tsfm_lens.viz.findings import NOT_SIGNIFICANT, EffectEstimate
 from tsfm_lens.viz.theme import (
     GREY,
     INK,
@@ -53,7 +53,7 @@ class Sheet:
     """Panels in rows and columns, and the room that they take.
 
     Attributes:
-        places: row and column of each panel; empty on a sheet of one panel.
+        positions: row and column of each panel; empty on a sheet of one panel.
         plot_height: height of all panels with the gaps between them, in pixels.
         min_width: least width of the figure, in pixels.
         above, below: pixels over and under the panels.
@@ -65,7 +65,7 @@ class Sheet:
     """
 
     fig: go.Figure
-    places: list[tuple[int, int]]
+    positions: list[tuple[int, int]]
     plot_height: int
     min_width: float = 360
     below: int = 52
@@ -78,12 +78,12 @@ class Sheet:
     def panel(self, row: int = 1, col: int = 1) -> Panel:
         """Return one panel."""
         # a figure that make_subplots did not make refuses row and col
-        return Panel(self, {"row": row, "col": col} if self.places else {})
+        return Panel(self, {"row": row, "col": col} if self.positions else {})
 
     def __iter__(self) -> Iterator[Panel]:
-        if not self.places:
+        if not self.positions:
             return iter([self.panel()])
-        return (self.panel(*position) for position in self.places)
+        return (self.panel(*position) for position in self.positions)
 
     def x(self, title: str | None = None, **settings: Any) -> None:
         """Set every horizontal axis."""
@@ -110,7 +110,7 @@ class Sheet:
         margin = _BAR_MARGIN + 16 * title.count("<br>")
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
-    def noisy(self, noise: Finding, sign: str = "") -> None:
+    def noisy(self, noise: EffectEstimate, sign: str = "") -> None:
         """Keep for the subtitle an effect's noise floor, and the mark ``sign``.
 
         The mark is that of members that are not significant.
@@ -325,7 +325,7 @@ class Panel:
         size: float = 7,
         symbol: Any = None,
         edge: str | None = None,
-        noise: Finding | None = None,
+        noise: EffectEstimate | None = None,
         across: bool = False,
         **more: Any,
     ) -> None:
@@ -363,14 +363,14 @@ class Panel:
 
     def bars(
         self,
-        places: Any,
+        positions: Any,
         lengths: Any,
         name: str = "",
         hover: str = "",
         *,
         colour: Any = GREY,
         across: bool = False,
-        noise: Finding | None = None,
+        noise: EffectEstimate | None = None,
         **more: Any,
     ) -> None:
         """Draw bars, upwards or, with ``across``, to the right.
@@ -379,9 +379,9 @@ class Panel:
         is hatched, and whiskers span its range.
         """
         if across:
-            placement = {"x": lengths, "y": places, "orientation": "h"}
+            placement = {"x": lengths, "y": positions, "orientation": "h"}
         else:
-            placement = {"x": places, "y": lengths}
+            placement = {"x": positions, "y": lengths}
         marker: Style = {"color": colour}
         if noise is not None:
             shapes = ["/" if faint else "" for faint in noise.pale]
@@ -411,7 +411,7 @@ class Panel:
         *,
         write: Callable[[float], str] | None = None,
         printed: int = PRINTED,
-        noise: Finding | None = None,
+        noise: EffectEstimate | None = None,
         **more: Any,
     ) -> None:
         """Draw a heat map of ``z`` (row, column) in the sheet's colours.
@@ -602,7 +602,7 @@ class Panel:
         return {ref: name.replace("axis", "") for ref, name in names.items()}
 
     def floor(
-        self, noise: Finding | None, *, signed: bool = True, across: bool = False
+        self, noise: EffectEstimate | None, *, signed: bool = True, across: bool = False
     ) -> None:
         """Draw a grey band over the noise floor, where it is known.
 
@@ -670,7 +670,9 @@ class Panel:
         self.sheet.fig.update_yaxes(**_titled(title), **settings, **self.at)
 
 
-def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, Any]:
+def _whiskers(
+    noise: EffectEstimate | None, values: Any, *, across: bool
+) -> dict[str, Any]:
     """Return error bars from the drawn values to the ends of an effect's ranges.
 
     There are none where no member has a range.

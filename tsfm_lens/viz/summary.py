@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.axes import EMBEDDING, layer_name
-from tsfm_lens.viz.findings import Finding, finding, judged
+from tsfm_lens.viz.findings import EffectEstimate, find_estimate, read_estimate
 from tsfm_lens.viz.select import find_unit, kind_word, shown, varying
 from tsfm_lens.viz.theme import nats, percent
 from tsfm_lens.viz.words import after_number, listed, measured, num, signed
@@ -68,7 +68,7 @@ def summarize(
             or {NAME:UNIT} if it is a single number. A unit is "percent", "signed",
             "nats", "whole", "unit" for that of the data ("signed unit" with a sign), or
             any other.
-        effect: tested variable, see :func:`.estimates.judge`.
+        effect: tested variable, see :func:`.estimates.add_estimates`.
         noun: plural noun of the members, such as "heads".
         labels: function that names the members; by their coordinates if None.
         side: 1 or -1 to leave out members of the opposite sign; 0 for all members.
@@ -85,7 +85,7 @@ def summarize(
         if all(value is not None for value in values.values()):
             out.append(sentence.format_map(values))
     if effect:
-        members = reader.judged(effect)
+        members = reader.read_estimate(effect)
         report = members.effect.standing(members.labels, noun, members.mask)
         out += report
     return out
@@ -100,7 +100,7 @@ class Members:
     A statement is the name of a public method, or median, mean, max, min or sum.
     """
 
-    effect: Finding
+    effect: EffectEstimate
     labels: list[str]
     noun: str
     side: int
@@ -224,13 +224,13 @@ class _Reader:
         # what the caller gives is not the tested variable of the same name
         if name not in self.given:
             dims = map(str, self._size(name).dims)
-            if finding(self.ds, name, *dims) is not None:
-                return self._finite(self.judged(name))
+            if find_estimate(self.ds, name, *dims) is not None:
+                return self._finite(self.read_estimate(name))
         value = _over_series(value, self.ds)
         sizes = np.asarray(value.values, dtype=float)
         # without a test there is no range, nothing is significant, and every size is
         # worth a mention
-        untested = Finding(
+        untested = EffectEstimate(
             size=sizes,
             low=sizes,
             high=sizes,
@@ -240,10 +240,10 @@ class _Reader:
         )
         return self._finite(self._members(untested, value))
 
-    def judged(self, name: str) -> Members:
+    def read_estimate(self, name: str) -> Members:
         """Return the members of a tested effect."""
         size = self._size(name)
-        return self._members(judged(self.ds, name, *map(str, size.dims)), size)
+        return self._members(read_estimate(self.ds, name, *map(str, size.dims)), size)
 
     def _size(self, name: str) -> xr.DataArray:
         """Return the sizes of a tested effect, or one NaN if it has no test."""
@@ -255,7 +255,7 @@ class _Reader:
             return members
         return None
 
-    def _members(self, effect: Finding, value: xr.DataArray) -> Members:
+    def _members(self, effect: EffectEstimate, value: xr.DataArray) -> Members:
         if self.labels:
             labels = self.labels(self.ds)
         else:

@@ -1,7 +1,8 @@
-"""Heavy ablations and rules of selection across datasets, and changes by dataset.
+"""Figures of sweeps with recipes, by choice of heads, and by dataset.
 
-:func:`generic_figure` draws the tables; :func:`recipe_rows` names the entries of
-recipes. Forecasts of single series under recipes are in :mod:`tsfm_lens.viz.recipes`.
+A recipe ablates many heads and MLPs together. :func:`generic_figure` draws the tables;
+:func:`recipe_rows` names their rows. Forecasts of single series under recipes are in
+:mod:`tsfm_lens.viz.recipes`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _KEYS = (
     "upper",
     "significant",
 )
-_SIZES = ("metric", "heads_ablated", "heads_total", "n_mlps")
+_RECIPE_COLUMNS = ("metric", "heads_ablated", "heads_total", "n_mlps")
 
 measurement(
     "sweep_recipes",
@@ -85,12 +86,12 @@ def read_selection(table: pd.DataFrame) -> list[str]:
 
 
 def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the entries of recipes with ``label`` and ``chosen``.
+    """Return the rows of recipes with two more columns, ``label`` and ``chosen``.
 
     ``label`` is the model and what is ablated, ``chosen`` how the heads were chosen.
     """
-    check(table, "sweep_recipes", *_KEYS, *_SIZES)
-    # a recipe without a result on some metrics still has a row
+    check(table, "sweep_recipes", *_KEYS, *_RECIPE_COLUMNS)
+    # only a table without rows is refused: a row whose change is NaN is drawn, too
     sweep.check_finished("heavy recipes", np.ones(len(table)))
     # random choices have a figure of their own, unless a sweep has nothing else
     informed = table[table["selection"] != "random"]
@@ -100,7 +101,7 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
         [f"{row['model']} ({sweep.describe_recipe(row)})" for row in sweep.told(table)],
         index=table.index,
     )
-    # two recipes of the same size need their names
+    # a label states sizes alone, so recipes of the same size get their names as well
     several = table["recipe"].groupby(labels).transform("nunique") > 1
     choices = [
         sweep.describe_selection(row["selection"], row["seed"])
@@ -114,7 +115,8 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
 def _recipes(table: pd.DataFrame) -> xr.Dataset:
     """Return the change of every metric by recipe, (entry, metric)."""
     rows = recipe_rows(table)
-    # a map has a row for each entry, so two choices of the same size need two names
+    # each entry is one row of the map, so choices of heads for one recipe need a name
+    # each
     rows["entry"] = rows["label"]
     if rows["chosen"].nunique() > 1:
         rows["entry"] += ", " + rows["chosen"]
@@ -126,7 +128,7 @@ def _recipes(table: pd.DataFrame) -> xr.Dataset:
 def _choices(table: pd.DataFrame) -> xr.Dataset:
     """Return the change of MASE by choice of heads, (entry,).
 
-    Tested are differences from random choices.
+    What counts as significant is the difference from random choices.
     """
     labels = [
         f"{row['model']}, {row['recipe']}, "
@@ -142,7 +144,7 @@ draw_recipes = generic_figure(
     "change",
     "Heavy ablations on every metric.",
     prepare=_recipes,
-    variables=(*_KEYS, *_SIZES),
+    variables=(*_KEYS, *_RECIPE_COLUMNS),
 )
 draw_choices = generic_figure(
     "sweep_selection",
@@ -182,19 +184,21 @@ measurement(
 
 
 def read_datasets(table: pd.DataFrame) -> list[str]:
-    """State on how many datasets a layer can lose its heads; of one model."""
+    """State on how many datasets a layer of one model can lose its heads."""
     out = []
     tolerance = percent(sweep.find_tolerance(table))
     for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
         total = int(rows["of"].iloc[0])
         n_kept = int(rows["kept"].iloc[0])
-        # without any ablation the error has not risen, so 0 heads can always go
-        largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
-        datasets = sweep.counted(len(largest), "dataset")
+        # -1 says that no number of ablated heads in the table is within the tolerance;
+        # 0 heads are, since the error does not rise without an ablation
+        tolerated = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
+        datasets = sweep.counted(len(tolerated), "dataset")
         out.append(
             f"Layer {layer} (keeps {n_kept} of {total} heads over all datasets): all"
-            f" {total} heads can go within {tolerance} on {(largest == total).sum()} of"
-            f" {datasets}; the median dataset tolerates {num(float(largest.median()))}."
+            f" {total} heads can go within {tolerance} on"
+            f" {(tolerated == total).sum()} of {datasets}; the median dataset tolerates"
+            f" {num(float(tolerated.median()))}."
         )
     return out
 

@@ -209,7 +209,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         panel.y(row.title, **(LOG_AXIS if is_logarithmic else {}))
         _draw_references(panel, ds, row.name)
     canvas.x(showticklabels=False)
-    canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
+    canvas.panel(*canvas.positions[-1]).x("optimiser step", showticklabels=True)
     several = "run" in ds.dims
     mean = ""
     if several and "layer" in ds.dims:

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.registry import measurement
-from tsfm_lens.viz.findings import judged
+from tsfm_lens.viz.findings import read_estimate
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import (
     array,
@@ -77,7 +77,7 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
 
     A sentence says how few components undo half of it.
     """
-    change = judged(ds, "base_error_change")
+    change = read_estimate(ds, "base_error_change")
     together = array(ds, "cumulative_error_change_size", "back")
     gain = float(change.size)
     # change is of no dimensions: one number over series, and how many it acts on

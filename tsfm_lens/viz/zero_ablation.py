@@ -18,16 +18,15 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import FigurePanel, check, figure, panels
 from tsfm_lens.viz.findings import (
-    Finding,
+    EffectEstimate,
     central_sizes,
     describe_units,
-    finding,
-    judged,
+    find_estimate,
+    read_estimate,
 )
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fit, series_window
-from tsfm_lens.viz.places import Places, coordinate, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -42,6 +41,7 @@ from tsfm_lens.viz.select import (
     varying,
 )
 from tsfm_lens.viz.sheet import Sheet, Style, sheet
+from tsfm_lens.viz.sites import Sites, coordinate, find_positions
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
@@ -52,7 +52,7 @@ __all__ = ["ablation_forecasts", "ablation_heatmap"]
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     """Describe the heads and MLPs with the largest effects, and their significance."""
-    effect = judged(ds, metric, "component")
+    effect = read_estimate(ds, metric, "component")
     labels = names(ds, "component")
     measure = MEASURES[metric]
     unit = ""
@@ -80,14 +80,14 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     ]
 
 
-def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
+def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
     """Name the component that moves the forecast farthest.
 
     A sentence says how it can differ from the leader in shape.
     """
     # a whole layer holds several of the others, and would lead them
     parts = ds["kind"].values.astype(str) != "layer"
-    farthest = judged(ds, "mean_shift", "component").named(1, parts)
+    farthest = read_estimate(ds, "mean_shift", "component").named(1, parts)
     if not farthest:
         return []
     first = shape.named(1, parts)
@@ -110,7 +110,7 @@ def name_improvements(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
     """Name those of the components, by position, without which the error falls."""
     if "mae_change_size" not in ds:
         return []
-    change = judged(ds, "mae_change", "component")
+    change = read_estimate(ds, "mae_change", "component")
     labels = names(ds, "component")
     better = [at for at in components if change.large[at] and change.size[at] < 0]
     falls = [f"{labels[at]} ({change.told(at, percent)})" for at in better]
@@ -214,7 +214,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
         raise unknown_name("metric", metric, available)
     measure = MEASURES[metric]
     effect = array(ds, metric, "component", "series")
-    noise = finding(ds, metric, "component")
+    noise = find_estimate(ds, metric, "component")
     middle = central_sizes(noise, effect)
     canvas = _draw_blocks(ds, middle, measure, noise)
     # by the root, since layers reach far beyond heads
@@ -248,26 +248,26 @@ def ablation_forecasts(
     view = series_window(ds, series, context_steps, least=24)
     if components is None:
         check(ds, "ablation_effects", "spearman_distance")
-        components = strongest(ds, view.place)
+        components = strongest(ds, view.index)
     if not components:
         flat = (
             f"the forecast of {view.id} is flat, so that no component is the"
             " strongest; "
         )
         reason = "components is empty; "
-        if flat_series(ds)[view.place]:
+        if flat_series(ds)[view.index]:
             reason = flat
         example = names(ds, "component")[0]
         raise InputError(f"{reason}name at least one, such as components=[{example!r}]")
     rows = positions(ds, "component", list(components))
     titles: list[tuple[str, ...]] = [(names(ds, "component")[i],) for i in rows]
     if "spearman_distance" in ds:
-        distance = array(ds, "spearman_distance", "component", series=view.place)[rows]
+        distance = array(ds, "spearman_distance", "component", series=view.index)[rows]
         notes = [f"distance {d:.2g}" if np.isfinite(d) else "" for d in distance]
         titles = [(*title, note) for title, note in zip(titles, notes, strict=True)]
     grid = panel_grid(titles, row_height=140)
-    baseline = array(ds, "baseline_forecast", "step", series=view.place)
-    ablated = array(ds, "forecast", "component", "step", series=view.place)[rows]
+    baseline = array(ds, "baseline_forecast", "step", series=view.index)
+    ablated = array(ds, "forecast", "component", "step", series=view.index)[rows]
     for panel, values in zip(grid, ablated, strict=True):
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
@@ -316,7 +316,7 @@ class Measure:
         return number(value)
 
 
-def _blocks(sites: Places) -> list[tuple[str, int]]:
+def _blocks(sites: Sites) -> list[tuple[str, int]]:
     """List kinds of components with their number of heads, 0 for a single column.
 
     Heads come first, then single columns, layers as a whole last.
@@ -330,7 +330,7 @@ def _blocks(sites: Places) -> list[tuple[str, int]]:
 
 
 def _grid(
-    sites: Places, layers: list[int], stack: str, kind: str, heads: int
+    sites: Sites, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
     """Return the index in the result of the component at (layer, column) of a block.
 
@@ -347,7 +347,7 @@ def _grid(
 
 
 def _draw_blocks(
-    ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: Finding | None
+    ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: EffectEstimate | None
 ) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
     sites = find_positions(ds)
@@ -438,7 +438,11 @@ def _draw_blocks(
 
 
 def _describe_component(
-    ds: xr.Dataset, i: int, middle: np.ndarray, measure: Measure, noise: Finding | None
+    ds: xr.Dataset,
+    i: int,
+    middle: np.ndarray,
+    measure: Measure,
+    noise: EffectEstimate | None,
 ) -> str:
     """Describe a component for a hover box."""
     name = plain(names(ds, "component")[i])

@@ -217,7 +217,7 @@ def test_every_press_shows_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # as Jupyter marks its dark pages
-    dark = "false" * (samples(lens) is None)
+    dark = "false" if samples(lens) is None else ""
     script = view._esm.replace("export default", "const exported =")
     state = json.dumps({"state": view.state, "reply": view.reply}).replace(
         "<", "\\u003c"

@@ -36,10 +36,10 @@ from tsfm_lens.studies.papers.verdicts import (
     Interval,
     Resampled,
     Verdict,
+    combine_tests,
     exactly,
     fewest,
     interval,
-    judged,
     judged_together,
     judged_trends,
     larger,
@@ -59,7 +59,7 @@ def outcomes(draw: Draw, parts: int = 1, studies: int = STUDIES) -> Counter[str]
     found: Counter[str] = Counter()
     for _ in range(studies):
         claim = [ClaimPart(str(number), draw(rng), "x") for number in range(parts)]
-        found[judged(claim, range(claim[0].margins.shape[-1])).outcome] += 1
+        found[combine_tests(claim, range(claim[0].margins.shape[-1])).outcome] += 1
     return found
 
 
@@ -132,11 +132,13 @@ def test_series_with_many_windows_count_once() -> None:
 
     rng = np.random.default_rng(2)
     found = Counter(
-        judged([ClaimPart("", draw(rng), "x")], labels).outcome for _ in range(STUDIES)
+        combine_tests([ClaimPart("", draw(rng), "x")], labels).outcome
+        for _ in range(STUDIES)
     )
     assert found[HOLDS] <= MOST
     separate = Counter(
-        judged([ClaimPart("", draw(rng), "x")], range(160)).outcome for _ in range(50)
+        combine_tests([ClaimPart("", draw(rng), "x")], range(160)).outcome
+        for _ in range(50)
     )
     assert separate[UNDECIDED] < 25
 
@@ -146,7 +148,7 @@ def test_middles_are_compared_with_each_end() -> None:
     first, middle, last = of_means(0.98, 0.41, 0.18)
     # the mean of both ends lies above the middle, and the claim is false
     assert ((first + last) / 2 > middle).mean() > 0.9
-    verdict = judged(
+    verdict = combine_tests(
         [
             ClaimPart("first", first - middle, "x"),
             ClaimPart("last", last - middle, "x"),
@@ -158,9 +160,11 @@ def test_middles_are_compared_with_each_end() -> None:
     for layers in ((0.98, 0.41, 0.18), (0.18, 0.41, 0.98), (0.41, 0.98, 0.18)):
         distance = of_means(*layers)[:, None]
         parts = ablatable_parts(distance)
-        assert judged(parts, range(16)).outcome == FAILS
+        assert combine_tests(parts, range(16)).outcome == FAILS
     assert (
-        judged(ablatable_parts(of_means(0.98, 0.18, 0.41)[:, None]), range(16)).outcome
+        combine_tests(
+            ablatable_parts(of_means(0.98, 0.18, 0.41)[:, None]), range(16)
+        ).outcome
         == HOLDS
     )
 
@@ -174,15 +178,17 @@ def test_too_few_windows_are_undecided() -> None:
             < 2 * 0.5 ** (fewest(parts) - 1) * parts
         )
     for count, outcome in ((5, UNDECIDED), (6, HOLDS)):
-        verdict = judged([ClaimPart("", np.linspace(1, 2, count), "x")], range(count))
+        verdict = combine_tests(
+            [ClaimPart("", np.linspace(1, 2, count), "x")], range(count)
+        )
         assert verdict.outcome == outcome
-    few = judged(
+    few = combine_tests(
         [ClaimPart("", np.ones(5), "x"), ClaimPart("b", np.ones(5), "x")], range(5)
     )
     assert few.why == "5 series or windows, too few for a test: 2 parts need 7 or more"
-    unknown = judged([ClaimPart("", np.full(9, np.nan), "x")], range(9))
+    unknown = combine_tests([ClaimPart("", np.full(9, np.nan), "x")], range(9))
     assert (unknown.outcome, unknown.why) == (UNDECIDED, "it is not defined here")
-    mixed = judged([ClaimPart("", np.array([1.0, -1.0] * 6), "x")], range(12))
+    mixed = combine_tests([ClaimPart("", np.array([1.0, -1.0] * 6), "x")], range(12))
     assert mixed.why == "interval contains 0"
 
 

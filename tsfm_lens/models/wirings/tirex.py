@@ -1,7 +1,7 @@
 """TiRex: recurrent blocks of xLSTM and gated MLPs over patches; no attention.
 
-Read :class:`TirexAdapter` first. The recurrence runs in bfloat16, so that there are no
-true gradients.
+Read :class:`TirexAdapter` first. The recurrence computes in bfloat16, which rounds
+small changes of its input away, so that finite differences do not confirm gradients.
 """
 
 from __future__ import annotations
@@ -52,20 +52,22 @@ LIBRARY = Extra(
 
 
 def _wiring(model: Any) -> Wiring:
+    # reads the input of the block itself, which the empty path stands for
     slstm = Branch("slstm", Site("slstm_layer"), Site("", "in"), norm="norm_slstm")
     gate = Projection("ffn.proj_up", "d_mlp")
     mlp = mlp_row(
-        "ffn",
-        "norm_ffn",
-        ("ffn.proj_up_gate", "ffn.proj_down"),
-        "silu",
+        write="ffn",
+        reads="norm_ffn",
+        layers=("ffn.proj_up_gate", "ffn.proj_down"),
+        act="silu",
         gate=gate,
         norm="norm_ffn",
+        # the input of norm_ffn is that of the branch alone, not the stream
         aside=True,
     )
     stack = Stack(
-        "",
-        "blocks",
+        name="",
+        blocks="blocks",
         n_layers=len(model.blocks),
         n_heads=0,
         d_model=model.out_norm.weight.shape[0],
@@ -76,10 +78,16 @@ def _wiring(model: Any) -> Wiring:
         upstream=("input_patch_embedding",),
     )
     unembed = Site("output_patch_embedding", layout="batch pos d_out")
-    steps = model.config.output_patch_size
-    # small steps vanish in bfloat16, in which the recurrence runs
-    inside: dict[str, Any] = {"precision": torch.bfloat16, "true_gradients": False}
-    return Wiring(NAME, (stack,), unembed, "input_patch_embedding", steps, **inside)
+    return Wiring(
+        NAME,
+        (stack,),
+        unembed,
+        embed="input_patch_embedding",
+        steps_per_readout=model.config.output_patch_size,
+        # finite differences vanish where the recurrence rounds to bfloat16
+        precision=torch.bfloat16,
+        true_gradients=False,
+    )
 
 
 class TirexAdapter(Adapter):
@@ -91,6 +99,7 @@ class TirexAdapter(Adapter):
     architecture = NAME
     rollout = "refeed"
     feeds_gaps = True
+    # what a rollout appends is the same for all levels, so that it has a single path
     unrolled = (0.5,)
     package = "tirex-ts"
 
@@ -106,8 +115,8 @@ class TirexAdapter(Adapter):
         """Scale and patch each context, padded with gaps to the model's own length."""
         context = _common.padded(batch, self.context_length).to(self.device)
         tokens, state = self.model.tokenizer.input_transform(context)
-        # as the library's ``_forward_model_tokenized`` marks gaps, before it calls the
-        # model
+        # gaps are marked as the library does in ``_forward_model_tokenized``, before it
+        # calls the model
         observed = torch.isnan(tokens).logical_not().to(tokens.dtype)
         values = torch.nan_to_num(tokens, nan=self.model.config.nan_mask_value)
         inputs = {
@@ -115,35 +124,32 @@ class TirexAdapter(Adapter):
             "loc": state.loc[:, 0],
             "scale": state.scale[:, 0],
         }
-        width = self.prediction_length
-        spans = {
-            "": TokenSpans.patches(
-                -self.context_length, self.context_length // width, width
-            )
-        }
+        # patches of the input are as long as those of the output
+        steps = self.prediction_length
+        n_patches = self.context_length // steps
+        spans = {"": TokenSpans.patches(-self.context_length, n_patches, steps)}
         return Encoded(inputs, spans, inputs["loc"], inputs["scale"], batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
-        return self._in_data_units(
-            self.model._forward_model(inputs["tokens"]), inputs["loc"], inputs["scale"]
-        )
+        raw = self.model._forward_model(inputs["tokens"])
+        return self._in_data_units(raw, inputs["loc"], inputs["scale"])
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
-        return self._in_data_units(
-            self.model.output_patch_embedding(normalized), encoded.loc, encoded.scale
-        )
+        raw = self.model.output_patch_embedding(normalized)
+        return self._in_data_units(raw, encoded.loc, encoded.scale)
 
     def _in_data_units(self, raw: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """Read quantiles (…, batch, quantile, step) off the last token.
 
-        ``raw`` is (…, batch, pos, quantile and step).
+        The last axis of ``raw``, (…, batch, pos, quantile · step), holds the steps of
+        each quantile in turn.
         """
-        ahead = raw[..., -1, :].unflatten(
+        quantiles = raw[..., -1, :].unflatten(
             -1, (len(self.levels), self.prediction_length)
         )
-        result: Tensor = ahead * scale[:, None, None] + loc[:, None, None]
+        result: Tensor = quantiles * scale[:, None, None] + loc[:, None, None]
         return result
 
     @declare_row_independent
@@ -151,9 +157,9 @@ class TirexAdapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run ``TiRexZero.forecast``."""
-        # the library pads to the model's own length by itself, whatever the batch
+        # series are padded to the longest; the library pads that to the context length
         context = _common.padded(batch, max(batch.lengths))
-        # the second result is the median, which ``at`` takes for the mean by itself
+        # the library's mean is the median, which ``at`` uses as the mean anyway
         quantiles, _ = self.native.forecast(
             context, prediction_length=horizon, batch_size=max(1, len(batch))
         )
@@ -169,7 +175,7 @@ def _built(config: Mapping[str, Any]) -> Any:
 
 def _config(native: Any) -> dict[str, Any]:
     settings = dict(vars(native.config))
-    # the constructor sets it by itself, and takes no such argument
+    # the constructor sets this value itself, and takes no argument for it
     settings.pop("nan_mask_value")
     context_length = settings.pop("train_ctx_len")
     return {"train_ctx_len": context_length, "model_config": settings}

@@ -22,8 +22,8 @@ from tsfm_lens.studies.papers.verdicts import (
     ClaimPart,
     Interval,
     Verdict,
+    combine_tests,
     interval,
-    judged,
     median,
 )
 
@@ -115,7 +115,7 @@ class Context:
 
     def verdict(self, *parts: ClaimPart) -> Verdict:
         """Test the parts of a claim over the windows."""
-        return judged(parts, self.select_series(parts[0].margins.shape[-1]))
+        return combine_tests(parts, self.select_series(parts[0].margins.shape[-1]))
 
     def mean(self, values: np.ndarray) -> Interval:
         """Average (window,) or (seed, window) values, with the interval."""
@@ -235,4 +235,4 @@ def describe_seeds(record: xr.Dataset, *counts: int) -> str:
 
 def judge_parts(unit: str, *parts: ClaimPart) -> Verdict:
     """Test the parts of a claim over runs, seeds or draws, each an independent unit."""
-    return judged(parts, range(parts[0].margins.shape[-1]), unit)
+    return combine_tests(parts, range(parts[0].margins.shape[-1]), unit)

@@ -110,12 +110,13 @@ def reproduce(
         parts follow it (``part_of`` names the claim). Claims and parts have a
         ``verdict``: "holds", "does not hold", "undecided" or "depends on ε" (``ours``
         is then 1, 0 or NaN), and a reason ``why`` if it is undecided; see
-        :func:`tsfm_lens.studies.papers.verdicts.judged`. For a part, ``estimate`` is
-        the median ``margin`` by which it is true, and ``p`` its p-value after Holm. An
-        item of which nothing is measured has one row, "not run", with the reason. Over
-        ``setting`` are the settings that differ: ``our_setting`` and ``paper_setting``,
-        empty where the paper states none. The attribute ``note`` says why the two may
-        not compare, and ``over`` is the unit of the tests, windows or draws.
+        :func:`tsfm_lens.studies.papers.verdicts.combine_tests`. For a part,
+        ``estimate`` is the median ``margin`` by which it is true, and ``p`` its p-value
+        after Holm. An item of which nothing is measured has one row, "not run", with
+        the reason. Over ``setting`` are the settings that differ: ``our_setting`` and
+        ``paper_setting``, empty where the paper states none. The attribute ``note``
+        says why the two may not compare, and ``over`` is the unit of the tests, windows
+        or draws.
 
     Raises:
         UnknownNameError: no such id.

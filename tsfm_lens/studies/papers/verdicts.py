@@ -1,9 +1,10 @@
 """Tests of claims: each part over windows, seeds or runs, at each ε, with its outcome.
 
 A claim is a list of :class:`ClaimPart` (margins by which it is true, one per window) or
-:class:`Resampled` (one number with bootstrap draws). Read :func:`judged` first: it
-tests the parts, corrects their p-values once by Holm, and returns a :class:`Verdict`.
-The measurements themselves are in :mod:`tsfm_lens.studies.papers.measures`.
+:class:`Resampled` (one number with bootstrap draws). Read :func:`combine_tests` first:
+it tests the parts, corrects their p-values once by Holm, and returns a
+:class:`Verdict`. The measurements themselves are in
+:mod:`tsfm_lens.studies.papers.measures`.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Verdict:
         return ""
 
 
-def judged(
+def combine_tests(
     parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW
 ) -> Verdict:
     """Test every part of a claim on the median window by the sign test."""
@@ -160,7 +161,7 @@ def judged(
 
 
 def judged_trends(
-    parts: Sequence[ClaimPart], places: Sequence[float], over: str
+    parts: Sequence[ClaimPart], positions: Sequence[float], over: str
 ) -> Verdict:
     """Test that margins rise with the positions of their few units.
 
@@ -169,12 +170,12 @@ def judged_trends(
     """
     intervals = []
     p_values = []
-    centred = rankdata(places) - (len(places) + 1) / 2
+    centred = rankdata(positions) - (len(positions) + 1) / 2
     for part in parts:
         # the first order is the one at hand; ranks are halves of whole numbers, so that
         # ties are exact
         orders = np.array(
-            list(permutations(rankdata(part.margins) - (len(places) + 1) / 2))
+            list(permutations(rankdata(part.margins) - (len(positions) + 1) / 2))
         )
         products = orders @ centred
         size = float(np.sqrt(np.square(orders[0]).sum() * np.square(centred).sum()))
@@ -183,7 +184,7 @@ def judged_trends(
                 float(products[0]) / size if size else 0.0,
                 math.nan,
                 math.nan,
-                len(places),
+                len(positions),
             )
         )
         p_values.append(

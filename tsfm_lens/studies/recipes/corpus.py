@@ -1,4 +1,4 @@
-"""Series that training draws from, in a file made once by seed.
+"""Series that training draws from, kept in a file that sizes and a seed determine.
 
 Read :func:`load_corpus` first: it reads the file, or draws every family, adds the real
 series and saves them. The generators of synthetic families are in
@@ -26,11 +26,12 @@ from tsfm_lens.studies.recipes.families import FAMILIES, chaotic, kernelsynth, u
 from tsfm_lens.training.series_source import LENGTH, Corpus
 
 OVERLAP = 160
-"""Real series longer than a row become rows that start this many steps apart."""
+"""Steps of a piece; the pieces of a long real series decide its number of rows."""
 
 PERIOD_SCALES = (1.0, 1.0, 0.5, 2.0)
-"""What multiplies the periods of KernelSynth in each quarter of its rows: contexts are
-shorter than the paper's.
+"""Factors on the periods of KernelSynth, each for a quarter of its rows.
+
+Contexts are shorter than in the paper of KernelSynth.
 """
 
 REAL = "real"
@@ -57,23 +58,22 @@ def read_corpus(path: Path) -> Corpus:
     """Read a file of :func:`save_corpus`."""
     with open_arrays(path) as arrays:
         bounds = {
-            str(name): (int(a), int(b))
-            for name, (a, b) in zip(arrays["names"], arrays["bounds"], strict=True)
+            str(name): (int(start), int(stop))
+            for name, (start, stop) in zip(
+                arrays["names"], arrays["bounds"], strict=True
+            )
         }
         return Corpus(arrays["values"], bounds)
 
 
 def known_families() -> tuple[str, ...]:
-    """Return every name that a mixture may contain."""
+    """Return every name that a mixture of training series may contain."""
     return (*FAMILIES, "kernelsynth", "chaotic", REAL, "tsmixup")
 
 
 @contextmanager
 def open_arrays(path: Path) -> Iterator[NpzFile]:
-    """Open the arrays of a file of training series.
-
-    `tools/build_training_series.py` or :func:`save_corpus` wrote it.
-    """
+    """Open a file of `tools/build_training_series.py` or :func:`save_corpus`."""
     advice = f"make it with tools/build_training_series.py {path}"
     try:
         arrays = np.load(path)
@@ -93,16 +93,16 @@ def real_rows(path: Path) -> NDArray[np.float32]:
         for name in sorted(key for key in arrays if key.startswith("training/")):
             series = arrays[name]
             if len(series) <= LENGTH:
-                pieces = 1
+                n_pieces = 1
             else:
-                pieces = -(-len(series) // OVERLAP)
-            series = np.concatenate(
-                [np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series]
-            )
-            # rows grow as the root of the length, or long series would fill the corpus
-            starts = np.linspace(
-                0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))
-            ).astype(int)
+                n_pieces = -(-len(series) // OVERLAP)
+            # a Corpus pads short series with NaN on the left
+            padding = np.full(max(0, LENGTH - len(series)), np.nan, np.float32)
+            series = np.concatenate([padding, series])
+            # the number of rows grows as the root of the length, or long series would
+            # fill the corpus
+            n_rows = int(np.ceil(4 * n_pieces**0.5))
+            starts = np.linspace(0, len(series) - LENGTH, n_rows).astype(int)
             rows.extend(
                 series[start : start + LENGTH].astype(np.float32) for start in starts
             )
@@ -118,6 +118,7 @@ def draw_family(
     name: str, count: int, *, seed: int, device: str = "cpu"
 ) -> NDArray[np.float32]:
     """Draw `count` rows of one synthetic family: (count, LENGTH)."""
+    # with its name in the seed, a family is the same whatever others are drawn
     rng = np.random.default_rng([seed, *name.encode()])
     if name == "kernelsynth":
         quarters = np.array_split(np.arange(count), len(PERIOD_SCALES))
@@ -129,8 +130,8 @@ def draw_family(
     if name == "chaotic":
         return unit(chaotic(rng, count, LENGTH)).astype(np.float32)
     if name in FAMILIES:
-        # a shorter draw has shorter periods, so that a context holds several of most
-        # seasons
+        # half of the rows are drawn at half the length, which makes their periods
+        # shorter, so that a context holds several of most seasons
         short = FAMILIES[name](rng, count // 2, LENGTH // 2)
         padded = np.concatenate([np.full_like(short, np.nan), short], axis=1)
         return np.concatenate(
@@ -154,6 +155,7 @@ def build_corpus(
 def _assemble(
     sizes: Mapping[str, int], seed: int, real: NDArray[np.float32] | None, device: str
 ) -> Corpus:
+    """Draw every family of `sizes`, and add rows (row, LENGTH) of real series."""
     parts = {
         name: draw_family(name, count, seed=seed, device=device)
         for name, count in sorted(sizes.items())
@@ -180,7 +182,7 @@ def load_corpus(
 
     If it is not there, it is drawn and saved.
     """
-    title = repr(
+    contents = repr(
         (
             sorted(sizes.items()),
             seed,
@@ -189,7 +191,7 @@ def load_corpus(
             real and hashlib.sha256(real.read_bytes()).hexdigest(),
         )
     )
-    path = cache / f"corpus-{hashlib.sha256(title.encode()).hexdigest()[:12]}.npz"
+    path = cache / f"corpus-{hashlib.sha256(contents.encode()).hexdigest()[:12]}.npz"
     if not path.exists():
         # a wrong file is refused before the user has to wait
         if real is None:

@@ -16,7 +16,7 @@ import xarray as xr
 from tsfm_lens.core.registry import declare_measurements, figure, frame
 from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.studies.curves import curve_sheet
-from tsfm_lens.viz.findings import finding
+from tsfm_lens.viz.findings import find_estimate
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, plain
@@ -32,7 +32,7 @@ def read_training(ds: xr.Dataset) -> list[str]:
     """
     out = []
     arms = names(ds, "arm")
-    verdict = finding(ds, "mase_rise", "arm")
+    verdict = find_estimate(ds, "mase_rise", "arm")
     assert verdict is not None
     share = array(ds, "stored_ratio", "arm")
     time = array(ds, "step_time", "arm")

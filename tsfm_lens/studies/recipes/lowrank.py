@@ -22,7 +22,7 @@ import xarray as xr
 from tsfm_lens.compress import BlockShape, compute_ratio, matrices, quality, sizes
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.io import check_writable, replacing
 from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.core.stats import mean_interval
@@ -230,7 +230,7 @@ def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
             logs = np.log(values) - np.log(values[dense])
         # a series that one arm forecasts without error has no ratio
         rise = np.expm1(np.nanmean(np.where(np.isfinite(logs), logs, np.nan), axis=-1))
-    result = judge(
+    result = add_estimates(
         data.assign({f"{name}_rise": (("arm", "seed"), rise)}),
         f"{name}_rise",
         floor=0.0,

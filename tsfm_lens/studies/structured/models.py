@@ -1,4 +1,4 @@
-"""Attention with any scoring function, and small models of it.
+"""Attention with any scoring function, and small models made of it.
 
 :class:`ScoredAttention` is the layer and :class:`Encoder` a stack of it;
 :class:`InContextRegressor` and :class:`StepForecaster` are the models, made by name in
@@ -38,10 +38,12 @@ __all__ = [
 class ScoredAttention(nn.Module):
     """Multi-head attention of (batch, token, width) with a scoring function.
 
-    Queries and keys are as the form makes them; values and output are dense.
+    The form makes the projections of queries and keys; those of values and output are
+    dense.
 
     Raises:
-        InputError: the heads do not divide the width, or as the form says.
+        InputError: ``n_heads`` does not divide the width, or the form refuses
+            the sizes.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ScoredAttention(nn.Module):
         self.form = form
         self.causal = causal
         self.d_head = check_divisible(width, n_heads, "a width for heads")
+        # d_score is the number of features of a head's queries and keys
         self.q, self.k, self.d_score = form.projections(width, n_heads, self.d_head)
         self.v = nn.Linear(width, n_heads * self.d_head, bias=False)
         self.o = nn.Linear(n_heads * self.d_head, width, bias=False)
@@ -110,9 +113,9 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Blocks and a last LayerNorm, with a scoring function.
+    """Blocks with a scoring function each, and a last LayerNorm.
 
-    A pattern of several functions repeats over the layers.
+    Several ``forms`` are a pattern that repeats over the layers.
     """
 
     def __init__(
@@ -145,7 +148,10 @@ class Encoder(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Linear read-in of a token's inputs, and a learned vector for every position."""
+    """Linear read-in of a token's inputs, and a learned vector for every position.
+
+    ``inputs`` is how many numbers a token has, ``tokens`` the largest number of tokens.
+    """
 
     def __init__(
         self,
@@ -172,16 +178,18 @@ class TokenEmbedding(nn.Module):
 class InContextRegressor(nn.Module):
     """Regressor that predicts y of each x from the pairs before it.
 
-    There are at most ``points`` pairs, whose x have ``d_input`` numbers.
-
     Args:
-        encoder, width: causal, and of its stream.
-        tokens: "single", x_1, y_1, x_2, y_2, …, y filled up with zeros, as in the paper
-            (S2-ICL); or "pairs", where token i holds x_i and the pair before it.
+        d_input: how many numbers each x has; y is one number.
+        points: largest number of pairs.
+        encoder: stack that reads the tokens; it must be causal.
+        width: width of the encoder's stream.
+        tokens: with "single", as in the paper (S2-ICL), tokens are x_1, y_1, x_2, y_2,
+            …, each y filled up with zeros; with "pairs", token i is x_i and the pair
+            before it.
 
     Raises:
         InputError: the encoder is not causal.
-        UnknownNameError: other tokens.
+        UnknownNameError: ``tokens`` is neither of these.
     """
 
     def __init__(
@@ -209,6 +217,7 @@ class InContextRegressor(nn.Module):
                 "the encoder is not causal, so that every y would be seen; make it with"
                 " causal=True"
             )
+        # the untrained model predicts 0
         nn.init.zeros_(self.read_out.weight)
         nn.init.zeros_(self.read_out.bias)
 
@@ -218,9 +227,9 @@ class InContextRegressor(nn.Module):
         x is (batch, point, d_input) and y (batch, point).
         """
         if self.paired:
-            earlier_pairs = F.pad(
-                torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0)
-            )
+            pairs = torch.cat([x, y[..., None]], -1)
+            # one point later, with zeros before the first
+            earlier_pairs = F.pad(pairs[:, :-1], (0, 0, 1, 0))
             tokens = torch.cat([x, earlier_pairs], -1)
         else:
             padded = F.pad(y[..., None], (0, self.d_input - 1))
@@ -228,16 +237,18 @@ class InContextRegressor(nn.Module):
         out: Tensor = self.read_out(self.encoder(self.embed(tokens)))
         if self.paired:
             return out[..., 0]
+        # every other token is an x, and there its y is predicted
         return out[:, ::2, 0]
 
 
 @extensible
 class StepForecaster(nn.Module):
-    """Forecaster whose token t reads step t and forecasts step t ahead (S2-ETT).
+    """Forecaster whose token t reads step t and forecasts step T + t (S2-ETT).
 
-    It maps windows (batch, channel, T) to (batch, channel, T). Linear maps read the
-    channels of a time step into the stream and those of a forecast out of it, between
-    RevIN and its inverse. It opens behind a lens: ``load(model)``.
+    It maps windows (batch, channel, T) to the T steps after them, of the same shape.
+    RevIN normalises the window. One linear map takes the channels of a step into the
+    stream, another takes the last stream to the channels of a forecast step, and the
+    inverse of RevIN restores the units. ``load(model)`` opens a lens on it.
     """
 
     def __init__(
@@ -262,9 +273,10 @@ class StepForecaster(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, T) to forecasts of the same shape and units."""
         mean, scale = self.revin.statistics(x)
-        return self.forecast(
-            self.encoder(self.embed(self.revin(x, mean, scale).mT)), (mean, scale)
-        )
+        # (batch, T, channel)
+        tokens = self.revin(x, mean, scale).mT
+        stream = self.encoder(self.embed(tokens))
+        return self.forecast(stream, (mean, scale))
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return RevIN's statistics of windows (…, channel, T)."""
@@ -291,17 +303,17 @@ def make_forecaster(
     seed: int = 0,
     **form: Any,
 ) -> StepForecaster:
-    """Make a forecaster of time steps with drawn weights.
+    """Make a forecaster of time steps with random weights.
 
     Args:
-        name, form: of ``REGRESSORS``, the names of scoring functions, and its
-            arguments, such as ``ranks``.
-        length, horizon, channels: of windows and forecasts; the first two are the same
-            T.
+        name: scoring function, one of ``REGRESSORS``.
+        length, horizon: steps of windows and of forecasts, which must be equal.
+        channels: number of channels of both.
+        form: arguments of the scoring function, such as ``ranks``.
 
     Raises:
-        UnknownNameError: an unknown name.
-        InputError: sizes do not go together.
+        UnknownNameError: there is no such scoring function.
+        InputError: sizes do not fit each other.
 
     Example:
         >>> model = structured.make_forecaster(

@@ -82,9 +82,9 @@ class Window:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of names, start and values.
+        """SHA-256 of item, index, start and the values of context and label.
 
-        It is equal on every machine, and for every float type of equal values.
+        It is the same on every machine, and whichever float type holds the values.
         """
         hasher = hashlib.sha256(
             repr((self.item, int(self.index), str(self.start))).encode()
@@ -102,7 +102,7 @@ class Window:
 class EvaluationSet:
     """Windows of one dataset that are scored together.
 
-    NaN and infinite values are missing.
+    NaN and infinite values of contexts and labels count as missing.
 
     Attributes:
         name: unique in a sweep, as in "ett1/H/short", "bundled/co2" or "dysts/Lorenz".
@@ -110,8 +110,8 @@ class EvaluationSet:
         horizon: steps of every label.
         freq: pandas alias, None if unknown.
         seasonality: m of the scaled errors, in steps.
-        domain, source: field that the series come from, and where they come from, in
-            words.
+        domain: field that the series belong to, in words.
+        source: where they come from, in words.
         notes: remarks from reading, e.g. what was left out.
 
     Raises:
@@ -127,7 +127,8 @@ class EvaluationSet:
     domain: str = ""
     source: str = ""
     notes: tuple[str, ...] = ()
-    # by window: a sweep reads them again for every variant
+    # seasonal errors of its series by window index, kept since a sweep asks for them
+    # again for every variant
     _scales: dict[int, list[float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -210,16 +211,17 @@ class EvaluationSet:
     ) -> tuple[SeriesBatch, np.ndarray]:
         """Return the contexts of some windows as a batch, and their truth.
 
-        Where a (cropped) context has no value, its last step gets the last value before
-        it, else 0, and a note says so.
+        Where a context has no value in the steps that are kept, its last step gets the
+        last value before these, or 0 if there is none, and a note says so.
 
         Args:
-            indices: numbers of windows.
+            indices: of windows.
             context_length: the most recent steps to keep; all if None.
 
         Returns:
-            Series ``item/window`` or ``item/window/variate``; and the truth (series,
-            horizon), NaN where missing.
+            The batch, whose series have ids ``item/index``, or ``item/index/variate``
+            if the item has several variates; and the truth (series, horizon), NaN where
+            missing.
 
         Raises:
             InputError: an index is out of range, there is none, or a value is beyond
@@ -230,8 +232,8 @@ class EvaluationSet:
         rows: list[dict[str, Any]] = []
         for window in windows:
             length = window.context.shape[1]
+            # number of earliest steps that are cut off
             skip = max(0, length - (context_length or length))
-            # a cropped context begins later than the window says
             start = self._stamp(window, skip)
             for number, context in enumerate(window.context):
                 variate = ""
@@ -263,30 +265,30 @@ class EvaluationSet:
         It is that of the full context, whatever part of it a model gets.
 
         Returns:
-            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has
-            no pair of values.
+            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0, or
+            where no two values lie one season apart.
 
         Source:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask
             of invalid values.
         """
-        numbers = [self._checked_index(index) for index in indices]
-        for number in set(numbers) - set(self._scales):
-            self._scales[number] = [
+        checked = [self._checked_index(index) for index in indices]
+        for index in set(checked) - set(self._scales):
+            self._scales[index] = [
                 seasonal_error(row, self.seasonality)
-                for row in self.windows[number].context
+                for row in self.windows[index].context
             ]
-        return np.array([scale for number in numbers for scale in self._scales[number]])
+        return np.array([scale for index in checked for scale in self._scales[index]])
 
     def seasonal_naive(
         self, indices: Sequence[int], levels: Sequence[float]
     ) -> np.ndarray:
         """Repeat the last season, with Gaussian quantiles around it.
 
-        Their variance grows with the number of seasons ahead.
+        Their variance is that of seasonal differences, times the seasons ahead.
 
         Args:
-            indices: numbers of windows.
+            indices: of windows.
             levels: of the quantiles, between 0 and 1.
 
         Returns:
@@ -298,8 +300,8 @@ class EvaluationSet:
         """
         # quantiles of the standard normal distribution, (level,)
         normal = np.array([NormalDist().inv_cdf(level) for level in levels])
-        # season ahead in which a step lies, from 1 on, (step,): errors of as many
-        # seasons add up in a random walk
+        # how many seasons ahead a step lies, from 1 on, (step,): in a seasonal random
+        # walk, the error there is the sum of as many independent differences
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
         quantiles = []
         for window in self._pick(indices):
@@ -314,20 +316,22 @@ class EvaluationSet:
         return np.stack(quantiles)
 
     def fingerprint(self, indices: Iterable[int] | None = None) -> str:
-        """Compute the SHA-256, in hex, of all that is scored.
+        """Compute the SHA-256, in hex, of some windows and of how they are scored.
 
-        These are values, labels, names, horizon, frequency and season. The order of the
-        indices (all if None), the set's name and the float type of equal values do not
-        change it.
+        It depends on :attr:`Window.digest` of each, the horizon, frequency and season,
+        but not on the set's name or the order of the windows.
+
+        Args:
+            indices: of windows; all if None.
         """
-        numbers: Iterable[int] = range(len(self))
+        checked: Iterable[int] = range(len(self))
         if indices is not None:
-            # negative indices name the same windows as their positive ones
-            numbers = {self._checked_index(index) for index in indices}
+            # as a set without negative indices, in which each window stands once
+            checked = {self._checked_index(index) for index in indices}
         # plain numbers, since those of numpy have another repr
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
-        # a set of windows: neither their order nor a repetition counts
-        digests = sorted(self.windows[index].digest for index in numbers)
+        # sorted, so that the order of the windows does not count
+        digests = sorted(self.windows[index].digest for index in checked)
         return hashlib.sha256(b"".join([header.encode(), *digests])).hexdigest()
 
     def _checked_index(self, index: int) -> int:
@@ -346,9 +350,10 @@ class EvaluationSet:
         return windows
 
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
-        """Compute the timestamp of the context's first step after ``skip``.
+        """Compute the timestamp of a context without its first ``skip`` steps.
 
-        It is None where it is unknown, or beyond the range of pandas' timestamps.
+        It is None where it is unknown, or where the window leaves the range of pandas'
+        timestamps.
         """
         if window.start is None or self.freq is None:
             if not skip:
@@ -356,27 +361,28 @@ class EvaluationSet:
             return None
         offset = read_offset(self.freq)
         try:
-            # in nanoseconds, whose range is checked: a coarser unit would reach further
-            # than a batch does
+            # in nanoseconds, as in a batch: in coarser units, timestamps that a batch
+            # cannot hold would raise nothing
             first = offset.rollforward(window.start.as_unit("ns"))
-            # the label has timestamps too, and must end within pandas' range
+            # raises if the label ends beyond the range
             _ = first + (window.context.shape[1] + self.horizon) * offset
             if skip:
                 return first + skip * offset
+            # as it was given: the batch itself moves it onto the grid
             return window.start
         except (pd.errors.OutOfBoundsDatetime, OverflowError):
             return None
 
 
 def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str]]:
-    """Return the context after ``skip`` steps, with at least one value.
+    """Return the context without its first ``skip`` steps, with at least one value.
 
-    If that value was filled in, a note says so.
+    The list has a note if that value was filled in, else it is empty.
     """
     context = known_values(row[skip:])
     if not np.isnan(context).all():
         return context, []
-    # a model needs one value at least; steps before the crop may have one
+    # a model needs one value at least: the last one of the steps that were cut off
     finite = row[np.isfinite(row)]
     value = 0.0
     origin = "0, as the series has no value"
@@ -475,7 +481,7 @@ def matching(
         selected = {
             name
             for name in names
-            # fnmatch alone would ignore cases on some systems only
+            # fnmatch would ignore case on Windows, and only there
             if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*")
         }
         if not selected:

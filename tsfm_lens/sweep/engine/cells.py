@@ -1,8 +1,8 @@
 """Cells of a sweep, forecast and scored.
 
-A cell is one model, one variant, and a chunk of windows of one dataset. Read
-:func:`run` first: it computes the cells of a table that a store lacks. Which cells
-there are is decided in :mod:`tsfm_lens.sweep.planner`.
+A cell is one model, one variant (a set of ablated components), and a chunk of windows
+of one dataset. Read :func:`run` first: it computes those cells of a table that a store
+lacks. Which cells there are is decided in :mod:`tsfm_lens.sweep.planner`.
 """
 
 from __future__ import annotations
@@ -49,19 +49,21 @@ def run(
     """Compute the cells of a plan that a store lacks.
 
     Args:
-        cells: a table as ``plan`` gives it.
-        store: of the results.
+        cells: a table returned by ``plan``, one row per cell: its ``key`` in the store,
+            and what computes it, its ``spec`` (a variant) and ``task`` (a chunk).
+        store: where results are written, and finished cells are found.
         engine: "single", "processes" or "ray".
-        workers: of the engine; one per device or core if None.
+        workers: number of workers of the engine; one per device or core if None.
         devices: torch devices over which workers are distributed.
-        address: of a Ray cluster.
-        block: variants that are computed and kept as one.
-        lenses: open models by name, for the engine "single"; other workers open their
-            own.
+        address: address of a Ray cluster.
+        block: largest number of variants in a group, which is computed and stored as
+            one.
+        lenses: open models by name. They are used by the engine "single" alone; workers
+            of the others open their own.
         on_done: called with the outcome of each group of cells.
 
     Returns:
-        The outcomes of the groups; one that failed raises no exception.
+        The outcomes of the groups; a failure is an outcome, not an exception.
 
     Raises:
         StoreError: the store cannot be written.
@@ -75,27 +77,28 @@ def run(
         >>> {group.how for group in sweep.run(sweep.plan(config), store)}
         {'finished'}
     """
-    # cell by cell: an earlier run may have grouped them otherwise, as before a change
-    # of ``block`` or of the variants
+    # cells are looked up one by one, since an earlier run with another ``block`` or
+    # other variants has grouped them differently
     missing = cells[~cells["key"].isin(store.done())].drop_duplicates("key")
     tasks = []
     chunks = missing.groupby(["model", "dataset", "chunk"], sort=False)
-    for (model, dataset, number), chunk_cells in chunks:
+    for (model, dataset, chunk), chunk_cells in chunks:
         for first in range(0, len(chunk_cells), block):
             group = chunk_cells.iloc[first : first + block]
-            label = f"{model} on {dataset}, chunk {number}, {len(group)} variants"
+            label = f"{model} on {dataset}, chunk {chunk}, {len(group)} variants"
             keys = tuple(group["key"])
             specs = tuple(group["spec"])
             # cells of one chunk share their task
-            tasks.append(GroupTask(keys, specs, group["task"].iloc[0], label))
+            chunk_task = group["task"].iloc[0]
+            tasks.append(GroupTask(keys, payload=specs, data=chunk_task, label=label))
     # workers in other processes open their own models
-    shared = lenses
+    open_lenses = lenses
     if lenses is None or engine != "single":
-        shared = {}
+        open_lenses = {}
     return run_groups(
         tasks,
         CellWorker,
-        shared,
+        open_lenses,
         store,
         engine=engine,
         workers=workers,
@@ -106,9 +109,10 @@ def run(
 
 
 class CellWorker:
-    """Worker that runs groups of cells with the given open lenses.
+    """Worker that runs groups of cells.
 
-    Of other lenses, the one used last stays open.
+    It uses the open lenses that it is given, by name in ``common``, and opens other
+    models itself; of these the one used last stays open.
     """
 
     def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
@@ -120,11 +124,12 @@ class CellWorker:
         )
 
     def __call__(self, task: GroupTask) -> pa.Table:
-        """Compute the rows of a task.
+        """Compute the rows of a task for the store.
 
-        Its payload are variants, and its data is a :class:`ChunkTask`.
+        ``task.payload`` holds the variants, and ``task.data`` is a :class:`ChunkTask`.
         """
         model = task.data.model
+        # the seasonal naive forecast needs none
         if model is None:
             return run_naive(task.data.chunk, task.cells)
         lens = self._lenses.get(model.title) or self._open_model(model)
@@ -136,6 +141,7 @@ def run_cells(
 ) -> pa.Table:
     """Forecast and score variants on a chunk, together with the plain model.
 
+    ``shared`` is what all variants have in common: the chunk, the model and settings.
     ``cells`` are the keys of the variants' cells, in the order of ``specs``.
     """
     windows = shared.chunk.load()
@@ -144,18 +150,19 @@ def run_cells(
     horizon = windows.truth.shape[1]
     reference = None
     if hows := sorted({spec.how for spec in specs} & {"mean", "resample"}):
-        # a sweep with one of them has reference windows
+        # a plan with one of these ablations has reference windows
         assert shared.reference is not None
         reference_windows = shared.reference.load()
         reference = reference_activations(
             lens,
+            # what is recorded is the same for both: the name is for error messages
             hows[0],
             reference_windows.batch,
             reference_windows.truth.shape[1],
         )
     variants = [
-        # first and in the same call, with the same seed: distances are from its
-        # forecast
+        # the plain model comes first, and in the same call under the same seed: the
+        # variants' distances are measured from its forecast
         Variant("plain", ()),
         *(spec.to_variant(lens, reference, horizon) for spec in specs),
     ]
@@ -167,11 +174,12 @@ def run_cells(
         quantiles=LEVELS,
         num_samples=model.num_samples,
         seed=shared.seed,
-        # such a variant's metrics are undefined, and the others go on
+        # an ablated model may forecast NaN: its metrics are then undefined, and other
+        # variants go on
         non_finite="keep",
     )
     count = len(specs)
-    # all variants are scored at once: series of every variant stand one below the other
+    # all variants are scored at once, (variant · series, level, step)
     quantiles = _stack_variants(forecasts.quantiles[1:])
     if forecasts.samples is None:
         samples = None
@@ -196,13 +204,10 @@ def run_cells(
 
 
 def run_naive(chunk: Chunk, cells: Sequence[str]) -> pa.Table:
-    """Score the seasonal naive forecast.
-
-    The errors of all models are divided by its error.
-    """
+    """Score the seasonal naive forecast, by which reports divide the models' errors."""
     windows = chunk.load()
     scores = window_scores(windows.truth, chunk.seasonal_naive(), LEVELS, windows.scale)
-    # there is no plain forecast that it could be near to
+    # distances are from a plain model's forecast, which does not exist here
     scores |= {name: np.full(len(windows.batch), np.nan) for name in DISTANCES}
     return _table(windows, cells, SEASONAL_NAIVE, [SEASONAL_NAIVE], scores)
 
@@ -219,23 +224,25 @@ def _table(
     variants: Sequence[str],
     scores: Mapping[str, np.ndarray],
 ) -> pa.Table:
-    # one variant after the other, and within it one series after the other
-    variant = np.repeat(np.arange(len(cells)), len(windows.batch))
-    series = np.tile(np.arange(len(windows.batch)), len(cells))
-    same = np.zeros_like(variant)
+    """Make the stored rows, one for each variant and series, in the scores' order."""
+    # indices by row: one variant after the other, and within it one series after the
+    # other
+    variant_index = np.repeat(np.arange(len(cells)), len(windows.batch))
+    series_index = np.tile(np.arange(len(windows.batch)), len(cells))
+    always_first = np.zeros_like(variant_index)
 
     def encode(values: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
-        # each text once, and a code for every row
+        # each text is stored once, and every row has its code
         return pa.array(values).dictionary_encode().take(pa.array(codes))
 
     columns: dict[str, Any] = {
-        "cell": encode(cells, variant),
-        "model": encode([model], same),
-        "variant": encode(variants, variant),
-        "dataset": encode([windows.dataset], same),
-        "item": encode(windows.items, series),
-        "window": np.array(windows.windows, dtype=np.int32)[series],
-        "variate": np.array(windows.variates, dtype=np.int32)[series],
+        "cell": encode(cells, variant_index),
+        "model": encode([model], always_first),
+        "variant": encode(variants, variant_index),
+        "dataset": encode([windows.dataset], always_first),
+        "item": encode(windows.items, series_index),
+        "window": np.array(windows.windows, dtype=np.int32)[series_index],
+        "variate": np.array(windows.variates, dtype=np.int32)[series_index],
     }
     for name, values in scores.items():
         columns[name] = np.asarray(values, dtype=np.float64)

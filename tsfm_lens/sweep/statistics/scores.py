@@ -1,8 +1,9 @@
 """Scores of a forecast: sums for the benchmark metrics, and distances.
 
 Read :func:`window_scores` first (the sums of each series, which a store holds), then
-:func:`pooled` (metrics from added-up sums) and :func:`forecast_distances` (how far a
-forecast is from the plain model's). Tests of changes are in ``changes.py``.
+:func:`pooled` (metrics from added-up sums) and :func:`forecast_distances` (how far an
+ablated model's forecast is from the plain model's, with nothing ablated). Tests of
+changes are in ``changes.py``.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ SUMS = (
     "symmetric_error",
     "n_symmetric",
 )
-"""Sums of a window; a metric is a ratio of such sums over all windows, not a mean of
-ratios.
+"""Names of the sums that are stored for each series of a window.
+
+A metric is a ratio of such sums over all windows, not a mean of ratios. ``n`` counts
+the scored steps, and ``n_invalid`` those with a truth but no finite forecast;
+``n_scaled`` and its like count the steps of one sum, which leaves out divisions by 0.
 """
 DISTANCES = (
     "spearman_distance",
@@ -45,7 +49,7 @@ DISTANCES = (
     "slope_disagreement",
     "mean_shift",
 )
-# distances that ask for the shape of a forecast, which a flat one does not have
+# distances that compare the shapes of two forecasts; a flat one has no shape
 _OF_SHAPE = (
     "spearman_distance",
     "pearson_distance",
@@ -54,13 +58,13 @@ _OF_SHAPE = (
 )
 # levels of the quantile losses by which the benchmarks approximate the CRPS
 CRPS_LEVELS = tuple(k / 10 for k in range(1, 10))
-# share outside the interval of the scaled interval score
+# share of values expected outside the interval that the interval score rates
 ALPHA = 0.05
 # gluonts wants a date, and none of these scores looks at it
 _ANY_DATE = pd.Period("2000-01", freq="M")
 
-# columns of sums: what is added up over the steps, and the column that counts the steps
-# added
+# by sum: the function of ``gluonts.ev.stats`` whose values are added up over the steps,
+# its options, and the sum that counts these steps, if it is not that of another entry
 _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "abs_label": ("absolute_label", {}, "n"),
     "abs_error": ("absolute_error", {"forecast_type": "0.5"}, None),
@@ -81,16 +85,18 @@ _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
 }
 
 
-def _parts(
+def _quantiles_and_mean(
     arrays: dict[str, np.ndarray], levels: Sequence[float]
 ) -> dict[str, np.ndarray]:
-    """Return the parts of a forecast that gluonts' measures need.
+    """Return the quantiles and the mean of a forecast that gluonts' measures read.
 
-    Each is (series, step).
+    Each is (series, step); quantiles are named by their levels.
     """
     has_samples = "samples" in arrays
+    # (series, sample or level, step)
     source = arrays["samples" if has_samples else "quantiles"]
-    # (row, all steps of all series), so that one gluonts forecast holds all series
+    # (sample or level, series · step), as if of one long series: one gluonts forecast
+    # then holds all of them
     rows = np.moveaxis(source, 1, 0).reshape(source.shape[1], -1)
     shape = (len(source), source.shape[-1])
     forecasts = gluonts_module("model.forecast")
@@ -99,10 +105,12 @@ def _parts(
     else:
         names = [str(float(level)) for level in levels]
         forecast = forecasts.QuantileForecast(rows, _ANY_DATE, names)
-    levels_read = ("0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS))
-    parts = {name: forecast[name].reshape(shape) for name in levels_read}
-    mean = forecast.mean.reshape(shape) if has_samples else parts["0.5"]
-    return {**parts, "mean": arrays.get("mean", mean)}
+    interval_ends = (str(ALPHA / 2), str(1.0 - ALPHA / 2))
+    names_read = ("0.5", *interval_ends, *map(str, CRPS_LEVELS))
+    quantiles = {name: forecast[name].reshape(shape) for name in names_read}
+    # gluonts takes the median for a missing mean, too, but logs a warning
+    mean = forecast.mean.reshape(shape) if has_samples else quantiles["0.5"]
+    return {**quantiles, "mean": arrays.get("mean", mean)}
 
 
 def window_scores(
@@ -114,9 +122,19 @@ def window_scores(
     samples: np.ndarray | None = None,
     mean: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Sum over the known steps of each series, by gluonts' measures and rules.
+    """Sum gluonts' measures of each series over the steps whose truth is known.
 
-    Returns a (series,) array for each of SUMS.
+    Args:
+        truth: (series, step), NaN where it is not known.
+        quantiles: (series, level, step); not read if there are samples, since gluonts
+            takes the quantiles of a sampling model from its samples.
+        levels: levels of the quantiles, between 0 and 1.
+        scale: seasonal errors, (series,), by which scaled errors are divided.
+        samples: (series, sample, step).
+        mean: (series, step); that of the samples, or the median, if None.
+
+    Returns:
+        A (series,) array for each of SUMS.
     """
     truth = np.asarray(truth, dtype=float)
     scale = np.asarray(scale, dtype=float)
@@ -129,24 +147,25 @@ def window_scores(
         if array is not None
     }
     with np.errstate(all="ignore"):
-        parts = _parts(arrays, levels)
-        finite = np.all([np.isfinite(part) for part in parts.values()], axis=0)
+        forecast = _quantiles_and_mean(arrays, levels)
+        finite = np.all([np.isfinite(part) for part in forecast.values()], axis=0)
         has_label = np.isfinite(truth)
-        # a masked array leaves out a NaN result silently, so that steps without a
-        # forecast are masked and counted here
+        # divisions of masked arrays silently leave out results that are not finite;
+        # steps without a forecast are therefore masked here, and counted as n_invalid
         label = np.ma.masked_array(
             np.where(has_label, truth, 0.0), mask=~(has_label & finite)
         )
-        data = {name: np.where(finite, part, 0.0) for name, part in parts.items()}
+        data = {name: np.where(finite, part, 0.0) for name, part in forecast.items()}
         data["label"] = label
+        # divided by 0, all steps of a series without a scale are masked
         data["seasonal_error"] = np.where(np.isfinite(scale), scale, 0.0)[:, None]
         sums = {"n_invalid": (has_label & ~finite).sum(axis=1).astype(float)}
         stats = gluonts_module("ev.stats")
-        for name, (stat, options, count) in _STATS.items():
+        for name, (stat, options, count_name) in _STATS.items():
             values = getattr(stats, stat)(data, **options)
             sums[name] = np.ma.filled(values.sum(axis=1), 0.0)
-            if count is not None:
-                sums[count] = values.count(axis=1).astype(float)
+            if count_name is not None:
+                sums[count_name] = values.count(axis=1).astype(float)
         losses = [
             np.ma.filled(stats.quantile_loss(data, level).sum(axis=1), 0.0)
             for level in CRPS_LEVELS
@@ -162,16 +181,16 @@ def forecast_distances(
     steps: int = 64,
     flat: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Compute each of DISTANCES of point forecasts from the plain model's.
+    """Compute each of DISTANCES between point forecasts and the plain model's.
 
-    Forecasts are (series, step), and the first ``steps`` are compared.
+    Both are (series, step), and their first ``steps`` are compared.
 
     A series has no shape if its plain forecast varies by float32's rounding alone, or
     if it is marked as ``flat`` (series,). Distances of shape are then NaN, so that the
     series counts for nothing. A forecast that is flat where the plain one is not has
     kept nothing of its shape: these distances are then 1.
     """
-    # the package of the engine loads torch, which a report of stored rows does not need
+    # the package ``ablation`` loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
 
     point = np.asarray(point, dtype=float)[:, :steps]
@@ -188,32 +207,30 @@ def forecast_distances(
             shapeless = _is_flat(plain)
             if flat is not None:
                 shapeless = shapeless | flat
+            has_lost_shape = np.isfinite(point).all(axis=1) & _is_flat(point)
             for name in _OF_SHAPE:
-                finite = np.isfinite(point).all(axis=1)
-                lost = np.where(finite & _is_flat(point), 1.0, distances[name])
-                distances[name] = np.where(shapeless, np.nan, lost)
+                distance = np.where(has_lost_shape, 1.0, distances[name])
+                distances[name] = np.where(shapeless, np.nan, distance)
         shift = np.abs(point - plain).mean(axis=1)
         distances["mean_shift"] = np.where(np.isfinite(shift), shift, np.nan)
     return {name: distances[name] for name in DISTANCES}
 
 
 def _is_flat(forecasts: np.ndarray) -> np.ndarray:
-    """Mark forecasts (series, step) that do not vary.
-
-    They vary by no more than four roundings of float32.
-    """
+    """Mark forecasts (series, step) whose range is within four roundings of float32."""
     tolerance = 4 * np.finfo(np.float32).eps * np.abs(forecasts).max(axis=1)
     return np.asarray(np.ptp(forecasts, axis=1) <= tolerance)
 
 
 KEYS = ("model", "variant", "dataset", "item")
-# names under which the rows of the plain model and of the seasonal naive forecast are
-# stored
+"""Columns that tell the series of a table of stored rows from one another."""
+# variants under which the rows of the plain model and of the seasonal naive forecast
+# are stored
 PLAIN = "plain"
 SEASONAL_NAIVE = "seasonal_naive"
 
 
-# by metric: the sums of which it is made, and the function that takes them
+# by metric: the names of the sums that it is made of, and the function of these sums
 _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "MASE": (("scaled_error", "n_scaled"), truediv),
     "sMAPE": (("symmetric_error", "n_symmetric"), truediv),
@@ -232,6 +249,7 @@ _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 }
 METRICS = tuple(_FORMULAS)
 MEASURES = (*METRICS, *DISTANCES)
+# added after METRICS is made, since a distance is no metric: it is a mean over rows
 _FORMULAS |= {
     distance: ((distance, f"n_{distance}"), truediv) for distance in DISTANCES
 }
@@ -243,9 +261,9 @@ LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
 
 def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    """Return how a metric or distance is computed from columns of `per_series`.
+    """Return the columns of `per_series` behind a measure, and the function of them.
 
-    Returns the names of the columns, and the function that takes them.
+    The function gives the metric or distance and takes the columns in their order.
     """
     if measure not in _FORMULAS:
         raise unknown_name("metric", measure, MEASURES)
@@ -257,22 +275,28 @@ def pooled(
 ) -> dict[str, Any]:
     """Compute metrics from added-up sums.
 
-    They are as gluonts gives them for all those steps at once (axis=None).
+    They equal those that gluonts computes over all the summed steps at once
+    (``axis=None``), and are NaN if a step has no finite forecast.
     """
     with np.errstate(all="ignore"):
-        valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
-        values = {
-            name: formula(name)[1](*(sums[c] for c in formula(name)[0]))
-            for name in metrics
-        }
-        return {
-            name: (np.where(np.isfinite(value), value, np.nan) * valid)[()]
-            for name, value in values.items()
-        }
+        nan_if_invalid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
+        metric_values = {}
+        for name in metrics:
+            columns, compute = formula(name)
+            value = compute(*(sums[column] for column in columns))
+            finite = np.where(np.isfinite(value), value, np.nan)
+            # [()] makes a number of an array without axes
+            metric_values[name] = (finite * nan_if_invalid)[()]
+        return metric_values
 
 
 def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
-    """Sum over the windows and variates of each series."""
+    """Sum stored rows over the windows and variates of each series.
+
+    Added to the sums of the measures are ``n_rows``, for a distance the number of rows
+    that have it (``n_DISTANCE``), and ``windows``, a hash by which two variants can be
+    tested for equal windows and variates.
+    """
     inputs = [column for measure in measures for column in formula(measure)[0]]
     sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in inputs if c in SUMS)]))
     distances = [measure for measure in measures if measure in DISTANCES]
@@ -282,14 +306,16 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     count = len(series)
     window = frame["window"].to_numpy().astype(np.int64)
     variate = frame["variate"].to_numpy().astype(np.int64)
-    # the sum of 64-bit hashes tells one set of windows and variates from another
-    window_sets = np.zeros(count, dtype=np.uint64)
-    np.add.at(window_sets, group, pd.util.hash_array((window << 20) + variate))
+    # one number for each pair, as long as an item has fewer than 2^20 variates; a sum
+    # of 64-bit hashes then tells sets of pairs apart, whatever their order
+    pair = (window << 20) + variate
+    window_hash = np.zeros(count, dtype=np.uint64)
+    np.add.at(window_hash, group, pd.util.hash_array(pair))
     columns: dict[str, Any] = {
         **{str(name): series[name] for name in series},
-        "windows": window_sets,
+        "windows": window_hash,
     }
-    # column by column and without a copy of all: a report should hold the rows once
+    # column by column, so that a report of many rows needs no second copy of them
     for name in sums:
         columns[name] = np.bincount(group, frame[name].to_numpy(), count)
     for name in distances:
@@ -297,14 +323,14 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
         valid = ~np.isnan(values)
         columns[name] = np.bincount(group, np.where(valid, values, 0.0), count)
         columns[f"n_{name}"] = np.bincount(group, valid, count)
-    # categories, as stores give them, sort by their codes; series are compared by their
-    # names
+    # stores give keys as categories, which sort by their codes; as strings they sort by
+    # name, by which the series of two variants are aligned
     table = columns | {key: columns[key].astype(str) for key in KEYS}
     return pd.DataFrame(table, copy=False).sort_values(list(KEYS), ignore_index=True)
 
 
 def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """Return `per_series` of stored rows, or the frame itself if it is that already."""
+    """Apply `per_series` to stored rows; its own result is returned as it is."""
     if "n_rows" in frame:
         return frame
     return per_series(frame, measures)

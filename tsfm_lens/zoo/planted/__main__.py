@@ -1,4 +1,4 @@
-"""Command that builds one planted model.
+"""Command that builds one planted model, whose weights are set and not trained.
 
 ``python -m tsfm_lens.zoo.planted MECHANISM ARCHITECTURE --out DIR``
 """
@@ -45,7 +45,8 @@ def main(
 
     Checkpoint and card are written.
     """
-    # before the model is built, which takes longer than the check
+    # a folder that cannot be written is refused before the model is built, which
+    # takes longer than this check
     check_writable(out)
     model = plant(
         mechanism,

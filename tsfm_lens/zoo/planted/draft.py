@@ -1,4 +1,4 @@
-"""Draft of a planted model: directions of its streams, its parts, and its proof.
+"""Draft of a planted model: directions of its streams, its parts, and its error.
 
 :class:`Draft` collects the parts while weights are set, and measures at the end how far
 the model's forecasts are from its rule; :class:`Basis` holds the directions.
@@ -37,12 +37,12 @@ BACK: Mapping[Reads, Sequence[float]] = {
     "middle": [0.5],
     "spread": [0.25, 0.75],
 }
-"""Shares of the way back, within `SPAN`.
+"""Places that are read: 0 at the end of the context, 1 as far back as `SPAN` allows.
 
 Together they read no part of the context much more often than another.
 """
 HALF_OPEN = 4e-3
-"""Distance from a gate's threshold, in its own units, within which it is half open."""
+"""Size of ``Gate.margin`` up to which a model's gate is neither open nor shut."""
 
 Array = NDArray[np.float64]
 Trials = tuple[Array, Array, Sequence[Array]]
@@ -54,9 +54,10 @@ def rule_error(
 ) -> float:
     """Compute the largest difference of median forecast and rule.
 
-    It is in mean absolute values of the contexts, which are (time,) each.
+    Contexts are (time,) each. Each difference is divided by the mean absolute value of
+    its context.
     """
-    # its forecast needs a covariate, which contexts do not have
+    # this rule needs a covariate, which contexts do not have
     assert not isinstance(rule, CovariateTimes)
     series = list(contexts)
     expected = np.stack([rule.forecast(context, horizon) for context in series])
@@ -77,10 +78,10 @@ class Draft:
     """Ground truth of a model while its weights are set.
 
     Attributes:
-        context: observed values that the rule needs and takes.
+        context: least and largest number of observed values that the rule takes.
         horizon: steps of one forecast.
         squash: the model's transform of standardised values.
-        scale: its divisor of a context.
+        scale: function of a context that gives the model's divisor of its values.
     """
 
     rule: Any
@@ -130,8 +131,10 @@ class Draft:
         """Measure the error on some contexts, and put the card together."""
         quantiles, rule, series = self.tried(model, contexts)
         names = [metadata[key] for key in ("mechanism", "architecture", "seed")]
+        # a rule that reads up to the end of the context has an ``ago`` of 0, no suffix
+        moved_back = [ago for ago in self.rule.ago if ago]
         card = Card(
-            name="-".join(map(str, [*names, *filter(None, self.rule.ago)])),
+            name="-".join(map(str, [*names, *moved_back])),
             rule=self.rule,
             parts=tuple(sorted(self.parts, key=lambda part: part.component)),
             edges=tuple(self.edges),
@@ -153,7 +156,7 @@ class Draft:
         return Planted(model, card)
 
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
-        """Forecast series by the model and by the rule.
+        """Return what the model and the rule forecast, and the series that were tried.
 
         Series near a gate's threshold are left out.
         """
@@ -174,22 +177,23 @@ class Draft:
     def offsets(self, model: Any) -> Array:
         """Compute how far quantiles are from the rule, (quantile, step).
 
-        Offsets are medians over series, in the scale of the readout.
+        Offsets are medians over series, in the squashed units that the readout gives.
         """
         quantiles, rule, contexts = self.tried(model, self.easy())
+        # both (series, 1, 1), beside quantiles of (series, quantile, step)
         loc, scale = (
-            np.array([values(context) for context in contexts])[:, None, None]
-            # (series, quantile, step), as the quantiles that they are to scale
-            for values in (np.mean, self.scale)
+            np.array([statistic(context) for context in contexts])[:, None, None]
+            for statistic in (np.mean, self.scale)
         )
         actual, target = (
             self.squash((values - loc) / scale) for values in (quantiles, rule[:, None])
         )
-        # the median, since single outliers of a series bend the norms
+        # a median, since an outlier of a series changes the model's norms, and so the
+        # error
         return np.median(actual - target, axis=0)
 
     def easy(self) -> Iterable[Array]:
-        """Return series on which the constant part of the error is measured."""
+        """Return the series on which :meth:`offsets` are measured."""
         # always the same series, so that a seed's model does not depend on anything
         # else
         return np.random.default_rng(0).standard_normal((N_CENTRING, self.context[1]))
@@ -200,10 +204,9 @@ class Draft:
 
 
 def steps_ago(reads: Reads, needed: int, unit: int) -> tuple[int, ...]:
-    """Return the steps by which what a mechanism reads is moved back.
+    """Return how many last steps of the context a rule leaves out, for each place read.
 
-    They are multiples of the unit, so that the ``needed`` steps before the end of each
-    stretch stay within `SPAN`.
+    They are multiples of ``unit``. The ``needed`` steps before each stay within `SPAN`.
     """
     room = (SPAN - needed) // unit
     return tuple(round(fraction * room) * unit for fraction in BACK[reads])

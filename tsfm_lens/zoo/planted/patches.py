@@ -1,4 +1,4 @@
-"""Base of the planted patch models.
+"""Base of the planted patch models, whose weights are set to a known mechanism.
 
 :class:`PatchModel` has residual streams of named directions (:class:`Stream`) and heads
 that are set along them (:class:`Head`); :func:`declare` turns a function that sets
@@ -30,35 +30,40 @@ from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Reads, SeasonalCopy
 
 SIGNAL = 0.004
-"""Length, in the stream, of a value of one standard deviation of the context.
+"""Coordinate of the stream for a value of one standard deviation of the context.
 
-Coordinates have a root mean square of 1. A larger signal is bent by the norms, a
-smaller one is rounded in single precision; at 0.004 both cost about 1e-5.
+All coordinates together have a root mean square of 1. A larger signal would change that
+and so be bent by the norms, a smaller one is rounded in single precision; at 0.004 both
+cost about 1e-5.
 """
 FLAG = 10 * SIGNAL
-"""Length of a direction that says yes or no."""
+"""Coordinate of the stream that stands for a true condition, where 0 is a false one."""
 SPREAD = 0.1
-"""Standard deviation of the quantiles, in standard deviations of the context.
+"""Standard deviation of the forecast distribution around the rule's value.
 
-They lie around the rule's value.
+It is in standard deviations of the context.
 """
 SHARP = 40.0
-"""Logits by which a key stands out.
+"""Logits by which the key that a planted head looks for exceeds every other.
 
 All other keys together get less than 1e-15 of the attention.
 """
 LOUD = 5.0
 """Gain of a decoy's output, where a mechanism's is 1."""
 LARGEST_ERROR = 1e-3
-"""Largest error without weight noise, at outliers of a series.
+"""Largest error that is allowed without weight noise, in mean absolute values.
 
-It comes from single precision in the stream (see `SIGNAL`).
+It occurs at outliers of a series, and comes from single precision in the stream (see
+`SIGNAL`).
 """
 DECILES = tuple(level / 10 for level in range(1, 10))
 PATCH = 8
+"""Steps of a patch."""
 CONTEXT = 128
+"""Most steps of a context."""
 WIDTH = 64
 CHANNELS = 16
+"""Channels of a head."""
 HEADS = 4
 PATCHES = {
     "context_length": CONTEXT,
@@ -67,6 +72,7 @@ PATCHES = {
     "quantiles": list(DECILES),
     "use_reg_token": True,
 }
+"""Settings of patches and quantiles that the T5-like formats share."""
 SIZES = {
     "d_model": WIDTH,
     "d_kv": CHANNELS,
@@ -75,8 +81,9 @@ SIZES = {
     "vocab_size": 2,
     "dropout_rate": 0.0,
 }
+# the two tokens of the vocabulary
 SIZES |= {"pad_token_id": 0, "reg_token_id": 1}
-"""Entries that the configurations of the T5-like formats share."""
+"""Other entries that the configurations of the T5-like formats share."""
 
 
 def deviates() -> Tensor:
@@ -90,24 +97,29 @@ def deviates() -> Tensor:
 
 
 class Stream:
-    """Named, orthogonal directions of a residual stream.
+    """Coordinates of a residual stream, in named blocks, until the stream is turned.
 
-    The remaining ones are called "junk" and read by nobody.
+    Coordinates outside all blocks are the block "junk", which no part of the mechanism
+    reads.
+
+    Args:
+        width: number of coordinates.
+        sizes: number of coordinates of each block, in order.
     """
 
     def __init__(self, width: int, **sizes: int) -> None:
         self.width = width
-        self.places = allot(width, sizes)
+        self.positions = allot(width, sizes)
 
     def __getitem__(self, name: str) -> slice:
-        return self.places[name]
+        return self.positions[name]
 
     def size(self, name: str) -> int:
-        """Return the number of directions under a name."""
+        """Return the number of coordinates of a block."""
         return int(self[name].stop - self[name].start)
 
     def rest(self, name: str) -> slice:
-        """Return the first directions of "junk", as many as there are under a name."""
+        """Return a part of "junk" as large as a block, for writing without effect."""
         return slice(self["junk"].start, self["junk"].start + self.size(name))
 
 
@@ -129,27 +141,35 @@ class Head:
     def carry(
         self, source: slice, target: slice, *, gain: float = 1.0, channel: int = 0
     ) -> Head:
-        """Read a block of the attended token, and add it to one of the attending token.
+        """Copy coordinates from the attended to the attending token, times the gain.
 
-        It is multiplied by the gain. To a block of one direction, its mean is added.
+        If ``target`` is a single coordinate, the mean of ``source`` is added to it.
+
+        Args:
+            source: coordinates that are read.
+            target: coordinates that the result is added to.
+            gain: factor of the copy.
+            channel: the first channel of the head that is used.
         """
         n_source, n_target = (block.stop - block.start for block in (source, target))
-        # into a block of one direction, all values go through the same channel, which
-        # holds their mean
+        takes_mean = n_target == 1
         for index in range(n_source):
-            source_channel = channel + (index if n_target > 1 else 0)
-            self.v[source_channel, source.start + index] = (
-                1.0 if n_target > 1 else 1.0 / n_source
-            )
+            # for a mean, all values are summed in one channel
+            source_channel = channel if takes_mean else channel + index
+            weight = 1.0 / n_source if takes_mean else 1.0
+            self.v[source_channel, source.start + index] = weight
         for index in range(n_target):
             self.o[target.start + index, channel + index] = gain
         return self
 
     def whisper(self, stream: Stream) -> Head:
-        """Write noise of what is read, about as long as a value, to "junk"."""
+        """Write a random linear map of the attended token to "junk".
+
+        The vector written has a length of about `SIGNAL`.
+        """
         junk = stream["junk"]
-        # summed over the channels and spread over "junk", the whole is about SIGNAL
-        # long
+        # each channel is about SIGNAL, as a token has the length √width; this gain
+        # offsets the sum over channels and the number of coordinates of "junk"
         gain = (stream.size("junk") * self.v.shape[0]) ** -0.5
         self.v.copy_(
             SIGNAL * stream.width**-0.5 * torch.randn(self.v.shape, dtype=self.v.dtype)
@@ -166,14 +186,18 @@ Mlp = tuple[Sequence[Tensor], Tensor]
 class PatchModel:
     """Model in which heads and MLPs write noise until they get a task.
 
-    Nobody reads the noise.
+    The noise goes to "junk", so that it does not reach the forecast.
 
     Attributes:
-        streams: by stack, that of the patches first and that of the forecast last.
-        stream: the first, with "one" (constant) and "values" (those of the patch).
-        numbers: by stack, head numbers in random order.
-        one: length of the constant direction of a patch.
-        columns: where the input block reads its values.
+        streams: residual stream of each stack: the first holds the patches, the last
+            the forecast.
+        stream: the first of these, with the blocks "one", constant, and "values", those
+            of the patch.
+        numbers: numbers of the heads of a layer in random order, by stack.
+        channels: number of channels of a head.
+        projections: names of a native attention's query, key, value and output layers.
+        one: coordinate "one" of a patch.
+        columns: inputs of the input block that hold the values of the patch.
     """
 
     channels = CHANNELS
@@ -185,19 +209,19 @@ class PatchModel:
         self.model = model
         self.streams = streams
         self.stream = next(iter(streams.values()))
-        # in random order, so that no task belongs to a number
+        # in random order, so that the number of a head does not tell its task
         self.numbers: dict[str, list[int]] = {
             stack: torch.randperm(HEADS).tolist() for stack in streams
         }
         for stack, stream in streams.items():
             self._fill_with_noise(stack, stream)
         for block in self.blocks():
-            # a residual block gives 0, whatever it reads
+            # the linear skip and the layers beside it both give 0, whatever they read
             block.output_layer.weight.zero_()
             block.residual_layer.weight.zero_()
             for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
                 layer.bias.zero_()
-        # the skip of a residual block is linear, and its other way is shut above
+        # the skip alone carries the patch, as the layers beside it give 0
         linear = self.blocks()[0].residual_layer
         linear.weight[self.stream["values"], self.columns] = SIGNAL * torch.eye(
             PATCH, dtype=torch.float64
@@ -210,8 +234,8 @@ class PatchModel:
         junk = stream["junk"]
         for attention, number in product(attentions, range(HEADS)):
             head = self.view_head(attention, number)
-            # scores of a logit or so, which no head that is held somewhere by 40 of
-            # them feels
+            # scores of about one logit: they do not move a head whose position bias
+            # exceeds the others by SHARP
             for weight in (head.q, head.k):
                 gain = (stream.width * self.channels**0.5) ** -0.5
                 weight.copy_(gain * torch.randn(weight.shape, dtype=weight.dtype))
@@ -226,6 +250,7 @@ class PatchModel:
             out_weight[junk] = gain * torch.randn(
                 out_weight[junk].shape, dtype=out_weight.dtype
             )
+        # T5's position biases, which all layers share, are weaker than these scores
         bias = getattr(attentions[0], "relative_attention_bias", None)
         if bias is not None:
             bias.weight.copy_(0.3 * torch.randn(bias.weight.shape))
@@ -243,18 +268,18 @@ class PatchModel:
         return self.model.input_patch_embedding, self.model.output_patch_embedding
 
     def embeddings(self, stack: str) -> list[Tensor]:
-        """Return the embeddings of tokens that stand in a stack."""
+        """Return the embeddings (token, stream) of the stack's special tokens."""
         return [self.model.shared.weight]
 
     def keys_from(self, stack: str, attention: Any) -> str:
-        """Name the stack whose stream keys and values read."""
+        """Name the stack whose stream an attention's keys and values read."""
         return stack
 
     def complete(self, draft: Draft) -> None:
-        """Write down the parts that follow from the format."""
+        """Add to the draft what the format makes heads do besides the mechanism."""
 
     def view_head(self, attention: Any, number: int) -> Head:
-        """View the weights of a head."""
+        """Return the weights of a head as views, to be written to."""
         rows = slice(number * self.channels, (number + 1) * self.channels)
         q, k, v, o = self._list_weights(attention)
         return Head(q[rows], k[rows], v[rows], o[:, rows])
@@ -263,23 +288,24 @@ class PatchModel:
         return [getattr(attention, name).weight for name in self.projections]
 
     def read_out(self, **weights: Tensor) -> None:
-        """Make the forecast of blocks of the last stream.
+        """Make the median forecast a linear map of blocks of the last stream.
 
-        ``weights`` are (step, direction), by block.
+        ``weights`` are (step, coordinate) for each block, by its name.
         """
         linear = self.blocks()[1].residual_layer
         stream = list(self.streams.values())[-1]
         for name, weight in weights.items():
-            # the output is quantile by quantile, each of all steps; the stream has
-            # values in units of SIGNAL
+            # repeated, as rows of the output are (quantile, step), steps innermost;
+            # divided, as the stream holds values times SIGNAL
             linear.weight[:, stream[name]] = (
                 weight.double().repeat(len(DECILES), 1) / SIGNAL
             )
-        # quantiles have a fixed distance from the rule's value, whatever the series
+        # in standard deviations of the context, all quantiles keep their distances from
+        # the rule's value
         linear.bias.copy_(deviates().repeat_interleave(PATCH))
 
     def finish(self, *, rotate: bool) -> Any:
-        """Turn the streams at random, and return the model in single precision."""
+        """Return the model in single precision, with streams turned if ``rotate``."""
         if rotate:
             width = self.stream.width
             turns = {
@@ -291,15 +317,15 @@ class PatchModel:
         return self.model.float()
 
     def _turn(self, turns: dict[str, Tensor]) -> None:
-        """Turn streams by orthogonal matrices.
+        """Turn each stream by its orthogonal matrix T (stream, stream).
 
-        Nothing that is computed changes, since RMSNorms of unit gain are invariant to
-        it.
+        All weights that read or write the stream are turned with it. The output stays
+        the same, since RMSNorms of unit gain keep the length of a turned stream.
         """
 
         def read(stack: str, *weights: Tensor) -> None:
             for weight in weights:
-                # rows are read directions: x turned is Tx, and (W Tᵀ)(T x) = W x
+                # a stream x becomes T x, and (W Tᵀ)(T x) = W x
                 weight.copy_(weight @ turns[stack].T)
 
         def write(stack: str, *weights: Tensor) -> None:
@@ -316,22 +342,22 @@ class PatchModel:
             for in_weights, out_weight in self.mlps(stack):
                 read(stack, *in_weights)
                 write(stack, out_weight)
-        # twice, so that a model of one stack also has a first and a last
-        (first, *_, last), (into, out) = [*turns, *turns], self.blocks()
+        stacks = list(turns)
+        into, out = self.blocks()
         for layer in (into.output_layer, into.residual_layer):
-            write(first, layer.weight, layer.bias)
+            write(stacks[0], layer.weight, layer.bias)
         # ``into.hidden_layer`` reads values and ``out.output_layer`` writes quantiles,
         # neither of them in a stream
-        read(last, out.hidden_layer.weight, out.residual_layer.weight)
+        read(stacks[-1], out.hidden_layer.weight, out.residual_layer.weight)
 
 
 Build = Callable[[Reads], tuple[PatchModel, Draft]]
 
 
 def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
-    """Declare a function that sets the weights of a mechanism.
+    """Register a planter that sets the weights of a mechanism by a function.
 
-    It returns the model and its draft.
+    The function returns the model and the draft of its ground truth.
     """
 
     def wrap(build: Build) -> Build:
@@ -347,14 +373,13 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
                 builder.complete(draft)
                 model = builder.finish(rotate=rotate)
                 add_weight_noise(model, weight_noise, seed)
-                # after the noise, whose constant part is corrected, too
+                # the constant part of the error is subtracted from the bias, after the
+                # noise, so that what the noise adds to it is subtracted, too
                 bias = builder.blocks()[1].residual_layer.bias.view(len(DECILES), PATCH)
                 error = draft.offsets(model) - deviates().numpy()[:, None]
-                # the error is (quantile, step), and all patches of a forecast share the
-                # bias
-                bias -= torch.as_tensor(
-                    error.reshape(len(error), -1, PATCH).mean(1), dtype=bias.dtype
-                )
+                # (quantile, patch of the forecast, step); all patches share the bias
+                by_patch = error.reshape(len(error), -1, PATCH)
+                bias -= torch.as_tensor(by_patch.mean(1), dtype=bias.dtype)
                 return draft.finish(
                     model,
                     draft.hard(),
@@ -372,22 +397,32 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
 
 
 class RotaryModel(PatchModel):
-    """Model whose stream also has "found", which the forecast is read from."""
+    """Model of one stack, whose heads find tokens at a distance by rotary positions.
+
+    Its stream also has the block "found", to which copying heads write, and from which
+    the forecast is read.
+    """
 
     layers: int
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """Return a head that attends, from every token, so many tokens back."""
+        """Return a head that attends from every token to the one ``tokens`` before."""
         raise NotImplementedError
 
     def named(self, layer: int, number: int) -> str:
-        """Name such a head as a component."""
+        """Name the component of a head that :meth:`back` returns."""
         raise NotImplementedError
 
     def plant_decoys(self, draft: Draft, tokens: int) -> None:
-        """Plant heads that look right, write much, or look sharply, without effect."""
+        """Plant heads that look like mechanisms, but do not move the forecast.
+
+        One attends where the copying head does, ``tokens`` back, one writes much, and
+        one attends to a single token.
+        """
         values = self.stream["values"]
         unread = self.stream.rest("values")
+        # (layer, number) each; the only stack has no name, and its first number is the
+        # copying head's
         lookalike, loud, sharp = (
             (draw_choice(*range(self.layers)), number)
             for number in self.numbers[""][1:]
@@ -414,9 +449,14 @@ def declare_copies(
     horizon: int,
     **scale: Any,
 ) -> None:
-    """Declare seasonal copies, with decoys and without.
+    """Register planters of seasonal copies, without decoys and with them.
 
-    The token of the forecast is ``later`` tokens after the last patch.
+    Args:
+        architecture: name of the format.
+        make: builds a model without a mechanism.
+        later: tokens from the last patch to the token that the forecast is read from.
+        horizon: steps of one forecast.
+        scale: ``squash`` and ``scale`` of the model, as in :class:`.Draft`.
     """
 
     def build(reads: Reads, *, decoys: bool = False) -> tuple[RotaryModel, Draft]:
@@ -425,18 +465,20 @@ def declare_copies(
         model = make()
         draft = Draft(
             SeasonalCopy(period=period, ago=ago),
-            (period + max(ago), CONTEXT),
-            horizon,
+            context=(period + max(ago), CONTEXT),
+            horizon=horizon,
             **scale,
         )
         model.read_out(found=torch.eye(PATCH))
-        # one head for each stretch, in layers of their own
+        # tokens from that of the forecast back to the patch to copy, which is a period
+        # and ``steps`` older than the patch after the last one
+        distances = [(period + steps) // PATCH - 1 + later for steps in ago]
+        # one head for each stretch that the mechanism reads, each in another layer
         layer = draw_choice(*range(model.layers))
         number = model.numbers[""][0]
-        for index, steps in enumerate(ago):
-            # the same number in both layers, since the others are kept for decoys
+        for index, tokens in enumerate(distances):
+            # the same number in all layers, since the others are kept for decoys
             head = ((layer + index) % model.layers, number)
-            tokens = (period + steps) // PATCH - 1 + later
             model.back(*head, tokens).carry(
                 model.stream["values"], model.stream["found"], gain=1 / len(ago)
             )
@@ -447,7 +489,7 @@ def declare_copies(
             )
             draft.path(name, "output")
         if decoys:
-            model.plant_decoys(draft, tokens)
+            model.plant_decoys(draft, distances[-1])
         return model, draft
 
     declare("seasonal-copy", architecture)(build)
@@ -457,10 +499,11 @@ def declare_copies(
 def rotary_query_and_key(
     frequencies: Tensor, lag: int, far: int
 ) -> tuple[Tensor, Tensor]:
-    """Return a constant query and key, (pair, 2) each, that attend `lag` tokens back.
+    """Return a constant query and key that attend ``lag`` tokens back.
 
     Their rotated product is `SHARP` larger there than at any other distance up to
-    ``far``.
+    ``far`` tokens. Both are (pair, 2), for the pairs of channels that are rotated at
+    ``frequencies``, in radians a token.
     """
     distance = torch.arange(-far, far + 1, dtype=torch.float64)
     # later keys, at negative distances, count as well, since not every format masks

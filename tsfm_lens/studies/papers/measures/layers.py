@@ -1,8 +1,9 @@
 """Measures of layers: sizes of models, what a layer adds, and forecasts without it.
 
-One function a figure, registered by its id; :func:`distances` is the one to read first.
-Claims compare the middle third of the layers with the layers before and after it. The
-ablated forecasts come from :mod:`tsfm_lens.studies.papers.measures.heads`.
+There is one function for each figure of the paper, registered by the figure's id. Read
+:func:`distances` first. Claims compare the middle third of the layers with the layers
+before and after it. The ablated forecasts come from
+:mod:`tsfm_lens.studies.papers.measures.heads`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import entropic_rank, layer_gain, logit_lens
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.measures.heads import forecast_ablated
-from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, judged
+from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, combine_tests
 from tsfm_lens.sweep.planner.recipes import middle_third
 from tsfm_lens.testing import published
 
+# by architecture: the name that the paper gives the model, and its published size
 SIZES = {
     "timesfm-2.5": ("TimesFM 2.5", "200m"),
     "chronos": ("Chronos", "base"),
@@ -32,31 +34,33 @@ SIZES = {
     "toto-1": ("Toto 1.0", "Open-Base-1.0"),
     "moirai-1.1": ("Moirai 1.1", "base"),
 }
-# an improvement by less, in percent of the error, is none: the paper's own tolerance of
-# heads@1pp
+# percent of the error by which a layer must improve the forecast to count; the paper
+# tolerates as much where it ablates heads (heads@1pp)
 SMALLEST_GAIN = 1.0
 
 
 @measure("S3-SYS")
 def sizes(context: Context) -> MeasuredValues:
-    """Count parameters, layers, heads and steps per token.
+    """Count parameters in millions, layers, heads and steps per token.
 
     If no model is given, models are built at the published sizes.
     """
     if context.optional_run is not None:
         architecture = context.model.wiring.architecture
-        return MeasuredValues(
-            _size(SIZES[architecture][0], context.model)
-            if architecture in SIZES
-            else {}
-        )
+        if architecture not in SIZES:
+            return MeasuredValues()
+        name, _ = SIZES[architecture]
+        return MeasuredValues(_model_sizes(name, context.model))
     values = {}
     missing = []
     for architecture, (name, size) in SIZES.items():
         try:
-            values.update(_size(name, load(published(architecture, size), check=False)))
+            # unchecked, since nothing is forecast
+            lens = load(published(architecture, size), check=False)
+            values.update(_model_sizes(name, lens))
         except MissingExtraError:
             missing.append(name)
+    # of this second size the paper gives the number of parameters alone
     small = load(published("chronos-bolt", "small"), check=False)
     values["Chronos-Bolt small: parameters"] = _millions(small)
     return MeasuredValues(
@@ -64,16 +68,17 @@ def sizes(context: Context) -> MeasuredValues:
     )
 
 
-def _size(name: str, lens: Lens) -> dict[str, float]:
+def _model_sizes(name: str, lens: Lens) -> dict[str, float]:
     stack = lens.wiring.output_stack
-    # the longest token of the stack that reads the series, which comes first
-    spans = lens.encode(as_series(np.sin(np.arange(256.0)))).spans[
-        lens.wiring.stacks[0].name
-    ]
+    # the first stack is the one that reads the series
+    reading_stack = lens.wiring.stacks[0]
+    encoded = lens.encode(as_series(np.sin(np.arange(256.0))))
+    spans = encoded.spans[reading_stack.name]
     return {
         f"{name}: parameters": _millions(lens),
         f"{name}: layers": stack.n_layers,
         f"{name}: heads per layer": stack.n_heads,
+        # of the longest token, since special tokens cover no step
         f"{name}: steps per token": max(
             stop - start for start, stop in zip(spans.start, spans.stop, strict=True)
         ),
@@ -81,11 +86,12 @@ def _size(name: str, lens: Lens) -> dict[str, float]:
 
 
 def _millions(lens: Lens) -> float:
+    """Count the parameters in millions."""
     return sum(part.numel() for part in lens.parameters()) / 1e6
 
 
 def _layer_values(data: xr.DataArray) -> np.ndarray:
-    """Select the values of the numbered layers, the layer first."""
+    """Return (layer, …) the values of all layers, without the embedding."""
     layers = [layer for layer in data["layer"].values if layer != EMBEDDING]
     return np.asarray(data.sel(layer=layers).transpose("layer", ...).values)
 
@@ -111,6 +117,7 @@ def logit_entropy(context: Context) -> MeasuredValues:
             " of token models"
         )
     groups = context.in_groups("entropy after each layer")
+    # (layer, window)
     entropy = np.concatenate(
         [_layer_values(logit_lens(run)["entropy"].mean("step")) for run in groups],
         axis=1,
@@ -126,18 +133,18 @@ def logit_entropy(context: Context) -> MeasuredValues:
         )
         for layers in (before, after)
     ]
-    falls = ClaimPart(
+    fall = ClaimPart(
         "it lies below that of the middle layers",
         middle_entropy - entropy[-1],
         quantity,
     )
     statements = {
         "raise_entropy": context.verdict(*rises),
-        "consolidates": context.verdict(falls),
+        "consolidates": context.verdict(fall),
     }
     result = MeasuredValues(settings=context.settings(), claims=statements)
-    for layer, of_windows in enumerate(entropy):
-        result.add(f"median entropy, layer {layer}", np.median(of_windows))
+    for layer, by_window in enumerate(entropy):
+        result.add(f"median entropy, layer {layer}", np.median(by_window))
     _add_means(result, context, "mean entropy", entropy)
     result.units = dict.fromkeys(result.values, "nats")
     return result
@@ -146,12 +153,15 @@ def logit_entropy(context: Context) -> MeasuredValues:
 def _add_means(
     result: MeasuredValues, context: Context, label: str, values: np.ndarray
 ) -> None:
-    """Add one mean per layer, of (layer, window) or (layer, seed, window) values."""
-    for layer, of_windows in enumerate(values):
+    """Add the mean over windows of each layer, with its interval.
+
+    ``values`` are (layer, window) or (layer, seed, window).
+    """
+    for layer, by_window in enumerate(values):
         result.mean(
             f"{label}, layer {layer}",
-            of_windows,
-            context.select_series(of_windows.shape[-1]),
+            by_window,
+            context.select_series(by_window.shape[-1]),
         )
 
 
@@ -159,6 +169,7 @@ def _add_means(
 def entropic_ranks(context: Context) -> MeasuredValues:
     """Measure the entropic rank of the heads of each layer."""
     groups = [entropic_rank(run) for run in context.in_groups("entropic rank")]
+    # (layer, window)
     entropy = np.concatenate(
         [_layer_values(group["entropy"]) for group in groups], axis=1
     )
@@ -176,14 +187,15 @@ def entropic_ranks(context: Context) -> MeasuredValues:
     result = MeasuredValues(
         settings=context.settings(), claims={"higher_rank": context.verdict(*parts)}
     )
-    # the mean over tokens is that over windows where all have as many
+    # the interval is of the mean over windows; the estimate is the mean over tokens,
+    # which is the same only if all windows have equally many tokens
     equal_tokens = len(set(tokens.tolist())) == 1
-    for layer, of_windows in enumerate(entropy):
-        mean = context.mean(of_windows)
+    for layer, by_window in enumerate(entropy):
+        mean = context.mean(by_window)
         bounds = np.exp([mean.low, mean.high]) if equal_tokens else (np.nan, np.nan)
         result.add(
             f"entropic rank, layer {layer}",
-            np.exp(np.average(of_windows, weights=tokens)),
+            np.exp(np.average(by_window, weights=tokens)),
             *bounds,
         )
     return result
@@ -195,7 +207,8 @@ def entropic_ranks(context: Context) -> MeasuredValues:
 def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
     """Measure how far forecasts move without the heads, the MLP, or both, of a layer.
 
-    The distance is Spearman's, between forecasts with and without them.
+    The distance is Spearman's, between the ablated and the full model's forecasts.
+    Whatever is not attention counts as the MLP.
     """
     stack = context.model.wiring.output_stack
     recipes = {
@@ -206,9 +219,9 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
         ]
         for layer in range(stack.n_layers)
     }
-    distance = forecast_ablated(context, recipes, "forecasts without layers")[
-        "spearman_distance"
-    ].values
+    ablated = forecast_ablated(context, recipes, "forecasts without layers")
+    # (layer, seed, window)
+    distance = ablated["spearman_distance"].values
     statements = {"ablatable": context.verdict(*ablatable_parts(distance))}
     if len(kinds) == 1:
         statements["varies"] = _varies(context, distance)
@@ -220,13 +233,14 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
 
 
 def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
-    """Compare the middle layers with earlier and later ones.
+    """Compare the middle layers with all earlier, all later, the first and the last.
 
     ``distance`` is (layer, seed, window).
     """
     before, middle, after = _thirds(len(distance))
     middle_distance = distance[middle].mean(0)
     text = "the middle layers move the forecast less than "
+    # in a small model the first layer is the only earlier one, and counts once
     rest = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
     return [
         ClaimPart(
@@ -246,27 +260,31 @@ def _varies(context: Context, distance: np.ndarray) -> Verdict:
     """
     labels = np.array(context.select_series(distance.shape[-1]))
     names = list(dict.fromkeys(labels.tolist()))
-    # the extreme layers of the same windows would differ by their choice alone
+    # on the windows on which they are chosen as the extremes, any two layers differ
     first = np.isin(labels, names[: len(names) // 2])
+    # a single series has no first half: a part without margins stays undecided
     if not first.any():
         text = "two layers chosen on the first half of the windows differ on the second"
-        return judged([ClaimPart(text, np.empty(0), "")], [])
-    mean = distance[..., first].mean((1, 2))
-    max_layer = int(mean.argmax())
-    min_layer = int(mean.argmin())
+        return combine_tests([ClaimPart(text, np.empty(0), "")], [])
+    mean_by_layer = distance[..., first].mean((1, 2))
+    max_layer = int(mean_by_layer.argmax())
+    min_layer = int(mean_by_layer.argmin())
     text = (
         f"layer {max_layer} moves the forecast more than layer {min_layer},"
         " chosen on the first half of the windows"
     )
     margins = (distance[max_layer] - distance[min_layer])[:, ~first]
-    return judged(
+    return combine_tests(
         [ClaimPart(text, margins, "Spearman distance")], labels[~first].tolist()
     )
 
 
 @measure("S3-F22")
 def gains(context: Context) -> MeasuredValues:
-    """Measure the gain of each layer over the one before."""
+    """Measure the gain of each layer over the one before.
+
+    It is the change of the error in percent: a negative gain is an improvement.
+    """
     gain = xr.concat(
         [
             layer_gain(logit_lens(run))["gain"]
@@ -278,8 +296,8 @@ def gains(context: Context) -> MeasuredValues:
     parts = []
     for metric in gain["metric"].values:
         values = _layer_values(gain.sel(metric=metric))
-        for layer, of_windows in enumerate(values):
-            median = context.median(of_windows)
+        for layer, by_window in enumerate(values):
+            median = context.median(by_window)
             result.add(
                 f"median gain, {metric}, layer {layer}",
                 median.estimate,
@@ -290,6 +308,7 @@ def gains(context: Context) -> MeasuredValues:
         for layer in middle_third(len(values)):
             text = f"no improvement by layer {layer}: {metric}"
             quantity = f"gain + {SMALLEST_GAIN:g} %"
+            # positive unless the error falls by more than the tolerance
             parts.append(ClaimPart(text, values[layer] + SMALLEST_GAIN, quantity))
     result.claims["no_improvement"] = context.verdict(*parts)
     return result

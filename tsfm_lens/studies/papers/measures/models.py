@@ -32,8 +32,8 @@ from tsfm_lens.studies.papers.verdicts import (
     ClaimPart,
     Tested,
     Verdict,
+    combine_tests,
     exactly,
-    judged,
     undecided,
 )
 from tsfm_lens.studies.rank_theory.of_models import (
@@ -502,7 +502,7 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
         clusters = range(flow.sizes["series"])
     table.claims = {
         "deeper_weights": Verdict(tuple(weights)),
-        "deeper_input": judged(inputs, clusters),
+        "deeper_input": combine_tests(inputs, clusters),
     }
     return table
 

@@ -1,9 +1,13 @@
-"""Measures of the experiments and theorems on rank; of no model, from a seed.
+"""Measures of the experiments and theorems on rank, on random inputs without a model.
 
 The functions ``by_rank`` to ``chebyshev`` run an experiment of
-:mod:`tsfm_lens.studies.rank_theory`; those after them count how often random examples
-break the bound of a theorem (``above_…``, ``below_…``), of which a true theorem has
-none. Read :func:`by_rank` and :func:`embeddings` first.
+:mod:`tsfm_lens.studies.rank_theory`. Those after them count how often random examples
+break the bound of a theorem (``above_…``, ``below_…``): 0 times if the theorem is true.
+Read :func:`by_rank` and :func:`embeddings` first.
+
+Numbers that the paper gives are named by their key there (``slope_of_rank``), others by
+their description. Symbols are the paper's: width d, L tokens, h heads of width d_h,
+rank d̃, and σ_j the j-th singular value.
 """
 
 from __future__ import annotations
@@ -25,29 +29,39 @@ from tsfm_lens.studies.papers.verdicts import ClaimPart
 from tsfm_lens.studies.rank_theory.compression import residual_layer
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 
-COMPARABLE_WITHIN = 1.25  # a factor
+# errors of sparse and dense sketches are comparable up to this ratio
+COMPARABLE_WITHIN = 1.25
 CHEBYSHEV_RANKS = (1, 2, 4, 8, 16, 32)
-# of theorem 2
+# of theorem 2: the thresholds ε of singular values, and the steps of a patch
 EPSILONS = (0.2, 0.3, 0.5, 0.7, 1.0)
 PATCH = 4
-HEADS = (1, 2, 4)  # of theorem 4
-SKETCHES = ((2, 8, 3), (3, 6, 2), (4, 8, 3), (8, 6, 2))  # h, d_h and d̃ of theorem 6
-_VARIANCES = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
+# numbers of heads in theorem 4 and corollary 1
+HEADS = (1, 2, 4)
+# (h, d_h, d̃) in theorem 6
+SKETCHES = ((2, 8, 3), (3, 6, 2), (4, 8, 3), (8, 6, 2))
+_WEIGHTS_SETTING = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
 
 
 @measure("S0-J1A")
 def by_rank(
     context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks: int = 40
 ) -> MeasuredValues:
-    """Measure the slope over the singular value cut off, and distances from bounds."""
+    """Measure how the error of a compressed layer falls with σ_{d̃+1}, and its bounds.
+
+    The slope is that of the error over the first singular value that is cut off, both
+    as logarithms.
+    """
     data = rank_theory.compression_by_rank(
         width=width, n_tokens=n_tokens, n_ranks=n_ranks, **_draws(context, 1)
     )
     ranks = data["rank"].values
-    tested = {"ranks": f"{len(ranks)} from {ranks[0]} to {ranks[-1]}", **_VARIANCES}
-    result = _result(
-        context, 1, {"d": str(width), "tokens": str(n_tokens), **tested}, intervals=True
-    )
+    settings = {
+        "d": str(width),
+        "tokens": str(n_tokens),
+        "ranks": f"{len(ranks)} from {ranks[0]} to {ranks[-1]}",
+        **_WEIGHTS_SETTING,
+    }
+    result = _result(context, 1, settings, intervals=True)
     for name, slope in (
         ("slope_of_rank", "slope"),
         ("slope with all ranks", "slope_of_all"),
@@ -67,28 +81,32 @@ def by_width(
     widths: Sequence[int] = (32, 64, 128, 256, 512),
     n_tokens: int = 1024,
 ) -> MeasuredValues:
-    """Measure the slope over the width with its interval, and that of other weights."""
+    """Measure how the error of a layer of fixed rank grows with its width.
+
+    The slope of its logarithm over that of the width is given with its interval, for
+    the weights of the theorem and for two other kinds.
+    """
     data = rank_theory.compression_by_width(
         widths=widths, n_tokens=n_tokens, **_draws(context, 50)
     )
-    sizes = {
+    settings = {
         "d": ", ".join(map(str, widths)),
         "tokens": str(n_tokens),
         "rank": str(data.attrs["rank"]),
-        **_VARIANCES,
+        **_WEIGHTS_SETTING,
     }
-    result = _result(context, 50, sizes, intervals=True)
+    result = _result(context, 50, settings, intervals=True)
     for weights, name in (
         ("theorem", "slope_of_width"),
         ("orthogonal", "slope with W_V √d times orthogonal"),
         ("normalised", "slope with all weights of variance 1/d"),
     ):
+        of_weights = data.sel(weights=weights)
         result.add(
             name,
-            *(
-                data[end].sel(weights=weights)
-                for end in ("slope", "slope_low", "slope_high")
-            ),
+            of_weights["slope"],
+            of_weights["slope_low"],
+            of_weights["slope_high"],
         )
     return result
 
@@ -101,14 +119,15 @@ def sketching(
     heads: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
     decay: float = 200.0,
 ) -> MeasuredValues:
-    """Measure growth of the effective rank with the heads.
+    """Measure how the effective rank of sketches grows with the number of heads.
 
-    Sparse sketches are compared with dense ones.
+    Errors of sparse sketches are compared with those of dense ones.
     """
     data = rank_theory.sketching_by_heads(
         width=width, heads=heads, decay=decay, **_draws(context, 6)
     )
     sparse, dense = (data["distance"].sel(sketch=name) for name in ("sparse", "dense"))
+    # mean over the numbers of heads, (draw,)
     deviations = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
     margin = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
     settings = {
@@ -137,9 +156,9 @@ def head_spectra(
     n_tokens: int = 256,
     heads: Sequence[int] = (1, 2, 4, 8, 16, 32),
 ) -> MeasuredValues:
-    """Test that rank grows from each number of heads to the next.
+    """Test that a layer's ε-rank grows from each number of heads to the next.
 
-    It is measured again where softmax is even.
+    The rank is measured again on an input of norm 1, on which softmax is nearly even.
     """
     data = rank_theory.spectra_by_heads(
         width=width, n_tokens=n_tokens, heads=heads, **_draws(context, 8)
@@ -147,8 +166,8 @@ def head_spectra(
     ranks = data["rank"].sel(input="times √L")
     increase = ranks.diff("heads").transpose("heads", "draw").values
     parts = [
-        ClaimPart(f"from {one} to {other}", margins, "ε-rank")
-        for one, other, margins in zip(heads[:-1], heads[1:], increase, strict=True)
+        ClaimPart(f"from {fewer} to {more}", margins, "ε-rank")
+        for fewer, more, margins in zip(heads[:-1], heads[1:], increase, strict=True)
     ]
     settings = {
         "d": str(width),
@@ -161,8 +180,8 @@ def head_spectra(
     for count in heads:
         result.mean(f"rank with {count} heads", ranks.sel(heads=count).values)
     result.add("rank of the input", data["input_rank"])
-    even = data["rank"].sel(input="of norm 1") - data["input_rank"]
-    result.add("rank added at most where softmax is even", even.max())
+    added_rank = data["rank"].sel(input="of norm 1") - data["input_rank"]
+    result.add("rank added at most where softmax is even", added_rank.max())
     result.add(
         "deviation of scores", data["logit_deviation"].sel(input="times √L").mean()
     )
@@ -173,96 +192,103 @@ def head_spectra(
 def chebyshev(
     context: Context, *, dimension: int = 768, n_points: int = 4096
 ) -> MeasuredValues:
-    """Measure the rank of every embedding."""
+    """Measure the ranks of Chebyshev embeddings that are made for given ranks."""
     data = rank_theory.chebyshev_curves(
         dimension=dimension, ranks=CHEBYSHEV_RANKS, n_points=n_points, seed=context.seed
     )
-    pairs = zip(data["rank"].values, data["found_rank"].values, strict=True)
+    ranks = zip(data["rank"].values, data["found_rank"].values, strict=True)
     values = {
-        f"rank of the embedding made for rank {rank}": float(number)
-        for rank, number in pairs
+        f"rank of the embedding made for rank {rank}": float(found_rank)
+        for rank, found_rank in ranks
     }
-    sizes = {
+    settings = {
         "d": str(dimension),
         "points": str(n_points),
         "largest value": f"{data.attrs['largest']:g}",
     }
-    return MeasuredValues(values, sizes)
+    return MeasuredValues(values, settings)
 
 
 @measure("S0-TH1", key="above_theorem_1", gated=False)
 @measure("S0-C2", key="above_corollary_2", gated=True)
 def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
-    """Check theorem 1, or corollary 2, on embedded points of [−1, 1].
+    """Count singular values above the bounds of theorem 1, or of corollary 2.
 
-    Singular values above their bounds are counted.
+    They are those of embedded points of [−1, 1], for corollary 2 of gated embeddings.
     """
-    sizes = d, n_tokens = 64, 1000
+    d, n_tokens = sizes = 64, 1000
     rng = np.random.default_rng(context.seed)
     points = rng.uniform(-1, 1, n_tokens)
+    # c, and w or a, of each coordinate
     knots = rng.uniform(-0.9, 0.9, d)[:, None]
     rates = rng.uniform(-2, 2, d)[:, None]
-    # the ellipse of radius 1.5 reaches this far up: the poles of 1/(1 + a²x²) stand at
-    # i/2 or further
-    up = (1.5 - 1 / 1.5) / 2
-    one, three = (
-        rank_theory.differentiable_bound(*sizes, order=n, variation=v)
-        for n, v in ((1, 2.0), (3, 12.0))
+    # the Bernstein ellipse of radius ρ has the semi-axes (ρ ± 1/ρ)/2. At ρ = 2.5 it
+    # reaches to x = 1.45, where exp(wx) is at most exp(2.9)
+    exponential_bound = rank_theory.analytic_bound(
+        *sizes, radius=2.5, largest=float(np.exp(2.9))
     )
+    # at ρ = 1.5 it stays below the poles of 1/(1 + a²x²), at i/2 or further
+    semi_minor = (1.5 - 1 / 1.5) / 2
+    rational_bound = rank_theory.analytic_bound(
+        *sizes, radius=1.5, largest=1 / (1 - 4 * semi_minor**2)
+    )
+    # the first derivative of |x − c| jumps by 2, the third of |x − c|³ by 12
+    kink_bound, cubic_bound = (
+        rank_theory.differentiable_bound(*sizes, order=order, variation=jump)
+        for order, jump in ((1, 2.0), (3, 12.0))
+    )
+    # by name: the tokens (d, token) and the bounds of their singular values (d,)
     smooth = {
-        "exp(wx)": (
-            np.exp(rates * points),
-            rank_theory.analytic_bound(*sizes, radius=2.5, largest=float(np.exp(2.9))),
-        ),
-        "1/(1 + a²x²)": (
-            1 / (1 + (rates * points) ** 2),
-            rank_theory.analytic_bound(*sizes, radius=1.5, largest=1 / (1 - 4 * up**2)),
-        ),
-        "|x − c|": (np.abs(points - knots), one),
-        "|x − c|³": (np.abs(points - knots) ** 3, three),
+        "exp(wx)": (np.exp(rates * points), exponential_bound),
+        "1/(1 + a²x²)": (1 / (1 + (rates * points) ** 2), rational_bound),
+        "|x − c|": (np.abs(points - knots), kink_bound),
+        "|x − c|³": (np.abs(points - knots) ** 3, cubic_bound),
     }
-    gates = (
-        rank_theory.GatedEmbedding.random(d, seed=context.seed)(points),
-        rank_theory.gated_bound(*sizes, beta=1.0),
-    )
+    if gated:
+        gated_tokens = rank_theory.GatedEmbedding.random(d, seed=context.seed)(points)
+        cases = [(gated_tokens, rank_theory.gated_bound(*sizes, beta=1.0))]
+        settings = {"β": "1"}
+    else:
+        cases = list(smooth.values())
+        settings = {"embeddings": ", ".join(smooth)}
     above = 0
-    for tokens, bound in [gates] if gated else smooth.values():
+    for tokens, bound in cases:
         singular = np.linalg.svd(tokens, compute_uv=False)
         # smaller values are rounding in double precision
         above += int((singular > bound + 1e-12 * singular[0]).sum())
-    if gated:
-        about = {"β": "1"}
-    else:
-        about = {"embeddings": ", ".join(smooth)}
-    return MeasuredValues({key: above}, {**about, "d": str(d), "tokens": str(n_tokens)})
+    settings |= {"d": str(d), "tokens": str(n_tokens)}
+    return MeasuredValues({key: above}, settings)
 
 
 @measure("S0-TH2")
 def residual_mlps(context: Context) -> MeasuredValues:
-    """Check theorem 2."""
+    """Check theorem 2: few singular values of a residual MLP's tokens are large."""
     d = 64
     n_tokens = 1000
-    counts = []
-    columns = np.random.default_rng(context.seed).normal(size=(PATCH, n_tokens))
+    # large singular values beyond the bound, (MLP, ε)
+    excess = []
+    patches = np.random.default_rng(context.seed).normal(size=(PATCH, n_tokens))
     for child in children(context.seed, context.draws(10)):
         for activation in rank_theory.ACTIVATIONS:
             mlp = rank_theory.ResidualMlpEmbedding.random(
                 d, PATCH, activation=activation, seed=child
             )
-            counts.append(np.subtract(*rank_theory.mlp_count(mlp, columns, EPSILONS)))
+            count, bound = rank_theory.mlp_count(mlp, patches, EPSILONS)
+            excess.append(count - bound)
     result = _result(
         context, 10, {"patch": str(PATCH), "d": str(d), "tokens": str(n_tokens)}
     )
-    result.add("above_theorem_2", (np.array(counts) > 0).sum())
-    result.add("residual MLPs and thresholds", np.size(counts))
+    result.add("above_theorem_2", (np.array(excess) > 0).sum())
+    result.add("residual MLPs and thresholds", np.size(excess))
     return result
 
 
 @measure("S0-TH3")
 def compression(context: Context) -> MeasuredValues:
-    """Check theorems 3 and 5: errors, a repeated token, and incompressible inputs.
+    """Check theorems 3 and 5 on what attention loses when it is cut to a rank.
 
-    The last are inputs that no value matrix compresses.
+    Errors on random tokens must stay below the bound, with its factor √L. Errors on
+    inputs that no value matrix compresses must stay above σ_{d̃+1}/4.
     """
     d = 32
     n_tokens = 64
@@ -276,97 +302,114 @@ def compression(context: Context) -> MeasuredValues:
         )
         tokens = vocabulary[:, rng.integers(0, 4 * d, n_tokens)]
         for count in heads:
+            # another seed than the input's, whose numbers they would repeat
             weights = rank_theory.AttentionWeights.random(d, count, seed=child + 1)
-            errors = [
-                _output_distance(
-                    tokens, weights, rank_theory.compressed(weights, vocabulary, rank)
-                )
-                for rank in ranks
-            ]
-            exceeded.append(
-                errors
-                > rank_theory.compression_bound(vocabulary, weights, ranks, n_tokens)
-            )
-    # a repeated second-best token, of a vocabulary as bad as any
-    steep = np.diag(np.append(1.0, np.full(d - 1, 0.1)))
+            errors = []
+            for rank in ranks:
+                reduced = rank_theory.compressed(weights, vocabulary, rank)
+                errors.append(_output_distance(tokens, weights, reduced))
+            bound = rank_theory.compression_bound(vocabulary, weights, ranks, n_tokens)
+            exceeded.append(errors > bound)
+    # the factor √L is needed: rank 1 keeps the first token of this vocabulary and loses
+    # the second, whose error grows by √L when it is repeated L times
+    vocabulary = np.diag(np.append(1.0, np.full(d - 1, 0.1)))
     weights = rank_theory.AttentionWeights.random(d).with_value(np.sqrt(d) * np.eye(d))
-    less = rank_theory.compressed(weights, steep, 1)
+    reduced = rank_theory.compressed(weights, vocabulary, 1)
     once, often = (
-        _output_distance(np.repeat(steep[:, 1:2], length, axis=1), weights, less)
-        for length in (1, 256)
+        _output_distance(
+            np.repeat(vocabulary[:, 1:2], n_copies, axis=1), weights, reduced
+        )
+        for n_copies in (1, 256)
     )
     singular = np.exp(-np.arange(d) / d)
+    # up to 4d + 1 tokens the layer with the printed constant would do, too
     layers = [
         rank_theory.incompressible(singular, length, seed=context.seed)
         for length in (d, 4 * d + 1, 16 * d)
     ]
-    smallest = np.array(
+    # (layer, rank)
+    least_errors = np.array(
         [
             [rank_theory.least_value_error(*layer, rank) for rank in ranks]
             for layer in layers
         ]
     )
-    sizes = {"heads": ", ".join(map(str, heads)), "d": str(d), "tokens": str(n_tokens)}
-    result = _result(context, 20, sizes)
+    floors = singular[1:] / 4
+    settings = {
+        "heads": ", ".join(map(str, heads)),
+        "d": str(d),
+        "tokens": str(n_tokens),
+    }
+    result = _result(context, 20, settings)
     result.add("above_theorem_3", np.sum(exceeded))
-    result.add("below_theorem_3", (smallest < singular[1:] / 4).sum())
+    result.add("below_theorem_3", (least_errors < floors).sum())
     result.add("error of one token 256 times over that of the token once", often / once)
     result.add("errors", np.size(exceeded))
-    result.add("smallest loss over σ/4", (smallest / (singular[1:] / 4)).min())
+    result.add("smallest loss over σ/4", (least_errors / floors).min())
     return result
 
 
 def _output_distance(
     tokens: np.ndarray,
     full: rank_theory.AttentionWeights,
-    less: rank_theory.AttentionWeights,
+    reduced: rank_theory.AttentionWeights,
 ) -> np.floating[Any]:
-    """Compute the distance of a compressed layer's output, in the Frobenius norm."""
+    """Compute the Frobenius distance between the outputs of a layer in full and cut."""
     return np.linalg.norm(
-        rank_theory.attention(tokens, full) - rank_theory.attention(tokens, less)
+        rank_theory.attention(tokens, full) - rank_theory.attention(tokens, reduced)
     )
 
 
 @measure("S0-TH4")
 def growth(context: Context) -> MeasuredValues:
-    """Check theorem 4.
+    """Check theorem 4, which bounds a layer's spectrum from both sides.
 
-    The upper bound is checked with the fewest layers that it is about, the lower one
-    with the construction for one layer.
+    The upper bound is checked on random layers of models with as few layers as the
+    theorem allows, the lower one on the construction for a model of one layer.
     """
+    # √D ≥ 2e²h
     depths = [int(np.ceil((2 * np.exp(2) * count) ** 2)) for count in HEADS]
     singular, spectra, result = _growth(context, depths)
     relative = spectra / spectra[..., :1]
+    # (heads, index), as are all arrays below
     upper = np.array(
-        [flow_bound(singular, *bounds) for bounds in zip(HEADS, depths, strict=True)]
+        [
+            flow_bound(singular, count, depth)
+            for count, depth in zip(HEADS, depths, strict=True)
+        ]
     )
     constructions = [
         rank_theory.growing(singular, count, 2 * len(singular)) for count in HEADS
     ]
-    largest = np.array(
+    construction_spectra = np.array(
         [
             np.linalg.svd(residual_layer(*construction), compute_uv=False)
             for construction in constructions
         ]
     )
     floors = np.array([rank_theory.flow_floor(singular, count, 1) for count in HEADS])
-    share = largest / largest[:, :1] / np.where(floors > 0, floors, np.nan)
+    construction_relative = construction_spectra / construction_spectra[:, :1]
+    # a floor of 0 stands for no bound
+    ratio = construction_relative / np.where(floors > 0, floors, np.nan)
     result.settings = {
         "layers": f"{', '.join(map(str, depths))} above, 1 below",
         **result.settings,
     }
     result.add("above_theorem_4", (relative > upper[:, None]).sum())
-    result.add("below_theorem_4", (share < 1).sum())
+    result.add("below_theorem_4", (ratio < 1).sum())
     result.add("singular values", relative.size)
     result.add(
-        "smallest singular value of the construction over its bound", np.nanmin(share)
+        "smallest singular value of the construction over its bound", np.nanmin(ratio)
     )
     return result
 
 
 @measure("S0-C1")
 def corollary(context: Context) -> MeasuredValues:
-    """Check corollary 1 with the index of its proof and with the printed one."""
+    """Check corollary 1 with the index of its proof and with the printed one.
+
+    The index is that of the input's singular value that bounds the output's k-th.
+    """
     singular, spectra, result = _growth(context, [1] * len(HEADS))
     proof = np.array([rank_theory.one_layer_bound(singular, count) for count in HEADS])
     k = np.arange(1, len(singular) + 1)
@@ -374,6 +417,7 @@ def corollary(context: Context) -> MeasuredValues:
         rank_theory.corollary_index(k, count, as_printed=True) for count in HEADS
     ]
     constants = np.array([1 + np.exp(2) * count for count in HEADS])[:, None]
+    # indices count from 1
     printed = constants * singular[np.minimum(indices, len(singular)) - 1]
     result.add("above_proof", (spectra > proof[:, None]).sum())
     result.add("above_printed", (spectra > printed[:, None]).sum())
@@ -384,9 +428,10 @@ def corollary(context: Context) -> MeasuredValues:
 def _growth(
     context: Context, depths: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, MeasuredValues]:
-    """Compute singular values of an input and of layers with the largest norms allowed.
+    """Compute the singular values of an input (index,) and of layers on it.
 
-    Those of the layers are (heads, draw, index).
+    Those of the layers are (heads, draw, index). Third comes a result with the settings
+    alone.
     """
     d = 48
     gap = 0.02
@@ -396,6 +441,7 @@ def _growth(
     spectra = np.empty((len(HEADS), draws, d))
     for draw, child in enumerate(children(context.seed, draws)):
         tokens = of_spectrum(singular, 2 * d, np.random.default_rng(child))
+        # with the largest norms of W_QᵀW_K and W_V that the theorem allows, √d_h and 1
         for row, (count, depth) in enumerate(zip(HEADS, depths, strict=True)):
             weights = rank_theory.AttentionWeights.random(
                 d, count, scaling="unit", seed=child + 1
@@ -415,7 +461,10 @@ def _growth(
 
 @measure("S0-TH6")
 def sketches(context: Context) -> MeasuredValues:
-    """Check theorem 6: spectral errors with a sketch for all heads or for each one."""
+    """Check theorem 6: a sketch for each head errs less than one for all heads.
+
+    Errors are in the spectral norm, on the construction of :func:`.head_sketch`.
+    """
     shared = []
     separate = []
     floors = []
@@ -427,7 +476,7 @@ def sketches(context: Context) -> MeasuredValues:
                 singular, heads, rank, heads * size + 4, seed=child
             )
             output = rank_theory.attention(sketch.tokens, sketch.weights)
-            # a value matrix of rank d̃ for all heads misses at least this
+            # the least error of any value matrix of rank d̃ for all heads (Eckart-Young)
             shared.append(np.linalg.svd(output, compute_uv=False)[rank])
             separate.append(
                 np.linalg.norm(
@@ -459,7 +508,8 @@ def _result(
 ) -> MeasuredValues:
     """Begin a result with the settings of an experiment and its number of draws.
 
-    It is ``draws`` unless the context has its own.
+    ``draws`` is their number if the context sets none; it has to be the one that the
+    experiment was called with.
     """
     count = context.draws(draws)
     if intervals and count > 1:

@@ -1,6 +1,6 @@
-"""Components, and places in the residual stream, in order of depth.
+"""Components, and sites in the residual stream, in order of depth.
 
-:func:`find_positions` sorts those of a result into :class:`Places`, whose labels and
+:func:`find_positions` sorts those of a result into :class:`Sites`, whose labels and
 ticks fit on an axis. A place is named after the hook that reads it, such as
 "hook_resid_mid".
 """
@@ -34,8 +34,8 @@ _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 
 @dataclass(frozen=True)
-class Places:
-    """Components, or places in the residual stream, sorted by depth.
+class Sites:
+    """Components, or sites in the residual stream, sorted by depth.
 
     Attributes:
         order: their positions in the result.
@@ -65,7 +65,7 @@ class Places:
 
     @property
     def breaks(self) -> list[float]:
-        """Borders between two places, where a new layer or stack begins.
+        """Borders between two sites, where a new layer or stack begins.
 
         There are none between streams, and none where each layer has one place.
         """
@@ -76,10 +76,10 @@ class Places:
         return []
 
     def ticks(self, most: int = _MAX_NAMES) -> dict[str, Any]:
-        """Return ticks of an axis over the places.
+        """Return ticks of an axis over the sites.
 
         Each place has a tick with its name. Where there are more than ``most``, a tick
-        stands for all places of one kind in a layer, and some of these ticks are
+        stands for all sites of one kind in a layer, and some of these ticks are
         skipped.
         """
         if len(self.names) <= most:
@@ -108,7 +108,7 @@ class Places:
         return dict(zip(dict.fromkeys(self.kind), CATEGORICAL, strict=False))
 
     def what(self) -> str:
-        """Name the places for a subtitle."""
+        """Name the sites for a subtitle."""
         of_stack = ""
         if any(self.stack):
             of_stack = (
@@ -135,8 +135,8 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
     return np.asarray(ds[name].values)
 
 
-def find_positions(ds: xr.Dataset, dim: str = "component") -> Places:
-    """Return the places along ``dim``, sorted by depth.
+def find_positions(ds: xr.Dataset, dim: str = "component") -> Sites:
+    """Return the sites along ``dim``, sorted by depth.
 
     Those of one branch stay in the order of the result.
     """
@@ -160,8 +160,8 @@ def _sort(
     kind: list[str],
     layer: np.ndarray,
     head: np.ndarray,
-) -> Places:
-    """Sort places by stack, layer and the order of computation in a layer."""
+) -> Sites:
+    """Sort sites by stack, layer and the order of computation in a layer."""
     # the result has stacks in the order of computation, of which names say nothing
     stacks = list(dict.fromkeys(stack))
     kinds = sorted(dict.fromkeys(kind), key=lambda item: _KIND_ORDER.get(item, 0))
@@ -177,11 +177,11 @@ def _sort(
     # sorted() is stable, so heads of one branch stay in the order of the result
     order = np.array(sorted(range(len(labels)), key=depth), dtype=int)
     labels, stack, kind = ([text[i] for i in order] for text in (labels, stack, kind))
-    return Places(order, labels, stack, kind, layer[order], head[order])
+    return Sites(order, labels, stack, kind, layer[order], head[order])
 
 
 def _label(name: str, stack: str, layer: int, one_stack: bool) -> str:
-    """Name one place; see :attr:`Places.labels`."""
+    """Name one place; see :attr:`Sites.labels`."""
     point = name.rsplit(".", 1)[-1]
     of_stack = ""
     if stack and not one_stack:

@@ -172,17 +172,17 @@ def find_site(wiring: Wiring, component: Component) -> PatchSite:
     )
 
 
-def site_coords(places: Sequence[PatchSite], dim: str = "component") -> dict[str, Any]:
+def site_coords(sites: Sequence[PatchSite], dim: str = "component") -> dict[str, Any]:
     """Return coordinates that name sites.
 
     They are the label, stack, kind, layer and head (-1 where there is none).
     """
     return {
-        dim: [str(site.target) for site in places],
-        "stack": (dim, [site.stack for site in places]),
-        "kind": (dim, [site.kind for site in places]),
-        "layer": (dim, [site.layer for site in places]),
-        "head": (dim, [-1 if site.head is None else site.head for site in places]),
+        dim: [str(site.target) for site in sites],
+        "stack": (dim, [site.stack for site in sites]),
+        "kind": (dim, [site.kind for site in sites]),
+        "layer": (dim, [site.layer for site in sites]),
+        "head": (dim, [-1 if site.head is None else site.head for site in sites]),
     }
 
 
