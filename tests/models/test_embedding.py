@@ -54,11 +54,19 @@ def recorded(lens: Lens, batch: SeriesBatch, point: str) -> np.ndarray:
     return values
 
 
-def row_of(lens: Lens, batch: SeriesBatch, name: str) -> int:
+def rows_of(
+    lens: Lens, batch: SeriesBatch, stack: str, name: str, vectors: np.ndarray
+) -> np.ndarray:
+    """Vectors of one series, padding included, (token, d_model)."""
     index = batch.ids.index(name)
-    if lens.packed:
-        return list(dict.fromkeys(batch.groups)).index(batch.groups[index])
-    return index
+    if not lens.packed:
+        return vectors[index]
+    # the variates of an item are marked in its sequence
+    spans = lens.encode(batch, horizon=1).spans[stack]
+    variate = batch.variates[index]
+    is_own = np.array(spans.variate) == int(variate)
+    items = list(dict.fromkeys(batch.groups))
+    return vectors[items.index(batch.groups[index])][is_own]
 
 
 @EACH
@@ -81,11 +89,13 @@ def test_vectors_are_recorded_activations(name: str) -> None:
             frame = lens.embed(batch, layer, stack=stack.name)
             expected = recorded(lens, batch, point)
             assert set(frame["id"]) == set(batch.ids)
-            for series, token, vector in zip(
-                frame["id"], frame["token"], frame["vector"], strict=True
-            ):
-                row = expected[row_of(lens, batch, series), token]
-                np.testing.assert_array_equal(vector, row)
+            for series, tokens in frame.groupby("id"):
+                assert tokens["token"].tolist() == list(range(len(tokens)))
+                rows = rows_of(lens, batch, stack.name, str(series), expected)
+                # padding stands before a series
+                np.testing.assert_array_equal(
+                    np.stack(tokens["vector"].tolist()), rows[-len(tokens) :]
+                )
 
 
 @EACH

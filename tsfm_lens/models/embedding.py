@@ -174,7 +174,11 @@ def embed_batch(
     # spans count from the forecast start; the first patch may begin in the padding
     start = np.maximum(np.array(spans.start)[tokens] + lengths, 0)
     end = np.maximum(np.array(spans.stop)[tokens] + lengths, 0)
-    places = {"token": tokens.astype(np.int32), "special": special}
+    firsts = np.flatnonzero(np.diff(series, prepend=-1))
+    counts = np.diff(np.append(firsts, len(series)))
+    # the position in the native input would depend on the padding
+    numbers = np.arange(len(series)) - np.repeat(firsts, counts)
+    places = {"token": numbers.astype(np.int32), "special": special}
     if pool is not None:
         is_pooled = special == ""
         series, start, end = series[is_pooled], start[is_pooled], end[is_pooled]

@@ -162,7 +162,7 @@ class Lens(LensBase):
         Returns:
             A frame with a row for each token, and the columns ``id``, ``group`` and
             ``variate`` of items with several variates, ``role`` beside covariates,
-            ``token`` (its position in the model's input), ``start`` and ``end``,
+            ``token`` (counted from the first of the series), ``start`` and ``end``,
             ``special`` and ``vector``, (d_model,) in float32. A token covers the steps
             from ``start`` up to ``end``, which is the first step after it: timestamps
             where the series have them, else steps counted from the first value.
