@@ -73,7 +73,6 @@ def read_parts(
         first = next(blocks)
         keys = _id_columns(first, columns)
         if not keys:
-            blocks.close()
             yield read_series(path, units=units, seasonality=seasonality, **options)
             return
         seen: set[str] = set()
@@ -98,7 +97,7 @@ def _blocks(
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of a file, so many at a time, with the row numbers as index."""
     numeric: frozenset[str] | None = None
-    named = set()
+    named: set[str] = set()
     if columns.get("targets") or columns.get("variates"):
         for option in ("targets", "variates", "known", "past"):
             named.update(columns.get(option) or ())

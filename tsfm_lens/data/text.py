@@ -382,7 +382,8 @@ _FIRST_LINE = re.compile(r"(?:sep=.\r?\n)?[^\r\n]*(?:\r\n|\r|\n)")
 def _parts(file: Path, rows: int, encoding: str | None) -> Iterator[str]:
     """Yield the text of a file in parts of ``rows`` lines."""
     is_zipped = file.name.lower().endswith(".gz")
-    with gzip.open(file) if is_zipped else file.open("rb") as binary:
+    opened: Any = gzip.open if is_zipped else open
+    with opened(file, "rb") as binary:
         mark = binary.read(2)
         binary.seek(0)
         name = encoding or _default_encoding(mark)

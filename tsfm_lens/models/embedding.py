@@ -45,11 +45,13 @@ def _max(vectors: np.ndarray, firsts: np.ndarray) -> np.ndarray:
 
 
 def _first(vectors: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    return vectors[firsts]
+    chosen: np.ndarray = vectors[firsts]
+    return chosen
 
 
 def _last(vectors: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    return vectors[np.append(firsts[1:], len(vectors)) - 1]
+    chosen: np.ndarray = vectors[np.append(firsts[1:], len(vectors)) - 1]
+    return chosen
 
 
 POOLS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {

@@ -186,13 +186,14 @@ class Lens(LensBase):
             batch = as_series(series, **columns)
         embeddings = embed_batch(self, batch, layer, stack, pool)
         frame = embeddings.to_frame()
-        frame.attrs = {
+        attrs: dict[str, Any] = {
             **self.provenance(),
             "layer": layer,
             "stack": embedding_stack(self.wiring, stack).name,
             "pool": pool,
             "notes": [*batch.notes, *embeddings.notes],
         }
+        frame.attrs.update(attrs)
         return frame
 
     def run_with_hooks(

@@ -33,10 +33,10 @@ from tsfm_lens.models.embedding import (
 )
 from tsfm_lens.sweep.planner.config import ModelConfig
 from tsfm_lens.sweep.planner.models import model_fingerprint
-from tsfm_lens.sweep.store import Layout, SavedPlan, Store, cell_key
+from tsfm_lens.sweep.store import RowLayout, SavedPlan, Store, cell_key
 
 _TIME = (pa.timestamp("ns"), pa.int64())
-LAYOUT = Layout(
+LAYOUT = RowLayout(
     format="tsfm-lens embeddings",
     version=1,
     noun="embeddings",
@@ -207,7 +207,7 @@ def read_embeddings(folder: str | Path) -> pd.DataFrame:
     frame = pd.concat(iter_embeddings(folder), ignore_index=True)
     plan = _saved_plan(Store(folder, create=False, layout=LAYOUT))
     assert plan is not None
-    frame.attrs = plan.about
+    frame.attrs.update(plan.about)
     return frame
 
 

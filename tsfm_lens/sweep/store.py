@@ -3,7 +3,7 @@
 Read :class:`Store` first. Each file is written once, as a whole, and never changed. A
 file that cannot be read counts as one that is not there: a warning names it, and the
 next run computes its cells again. The store knows nothing of models: a cell is a key
-with its rows, whose columns a :class:`Layout` describes. That of sweeps is ``SWEEP``.
+with its rows, whose columns a :class:`RowLayout` describes, ``SWEEP`` for sweeps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEY_COLUMNS = TEXT_COLUMNS + COUNT_COLUMNS
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Kind of rows that a store keeps.
 
     Attributes:
@@ -85,7 +85,7 @@ class Layout:
         return [name for name in self.required if self.types[name] == (pa.string(),)]
 
 
-SWEEP = Layout(
+SWEEP = RowLayout(
     format=FORMAT,
     version=SCHEMA_VERSION,
     noun="a sweep",
@@ -189,7 +189,7 @@ class Store:
         path: str | os.PathLike[str],
         *,
         create: bool = True,
-        layout: Layout = SWEEP,
+        layout: RowLayout = SWEEP,
     ) -> None:
         self.path = Path(path).absolute()
         self.layout = layout
@@ -512,7 +512,7 @@ class Store:
         return self.path / "plans" / f"{name}.plan"
 
 
-def _read_marker(path: Path, layout: Layout) -> dict[str, Any] | None:
+def _read_marker(path: Path, layout: RowLayout) -> dict[str, Any] | None:
     """Read the description of a store.
 
     It is None if there is none, or none that can be read.
@@ -562,7 +562,7 @@ def as_store_error(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _checked(rows: Any, cells: Sequence[str], layout: Layout) -> pa.Table:
+def _checked(rows: Any, cells: Sequence[str], layout: RowLayout) -> pa.Table:
     """Convert the rows of a group to the store's columns, cell by cell.
 
     Raises InputError if they are not the rows of these cells.
@@ -596,7 +596,7 @@ def _checked(rows: Any, cells: Sequence[str], layout: Layout) -> pa.Table:
     return _in_order(table, cells, layout)
 
 
-def _in_order(table: pa.Table, cells: Sequence[str], layout: Layout) -> pa.Table:
+def _in_order(table: pa.Table, cells: Sequence[str], layout: RowLayout) -> pa.Table:
     if not cells or len(set(cells)) != len(cells):
         raise InputError(
             "a group holds each of its cells once, and at least one; there are"
@@ -629,7 +629,7 @@ def _in_order(table: pa.Table, cells: Sequence[str], layout: Layout) -> pa.Table
     return table.take(pa.array(np.argsort(order, kind="stable")))
 
 
-def _encode(table: pa.Table, cells: Sequence[str], layout: Layout) -> memoryview:
+def _encode(table: pa.Table, cells: Sequence[str], layout: RowLayout) -> memoryview:
     """Encode rows that ``_checked`` gave as a Parquet file, in memory."""
     indices = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
     counts = np.bincount(indices, minlength=len(cells)).tolist()
@@ -654,7 +654,7 @@ def _encode(table: pa.Table, cells: Sequence[str], layout: Layout) -> memoryview
 
 def _read_group(
     path: Path,
-    layout: Layout,
+    layout: RowLayout,
     cells: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], pa.Table]:
