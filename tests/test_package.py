@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import house
+import numpy as np
 import pytest
 
 import tsfm_lens
+from tiny_lenses import fresh
+from tsfm_lens.hooks import Component
 
 ROOT = Path(tsfm_lens.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -90,3 +94,25 @@ def test_no_third_copy_of_the_version() -> None:
         f"version: {tsfm_lens.__version__}"
         in (ROOT.parent / "CITATION.cff").read_text()
     )
+
+
+@pytest.mark.parametrize("package", ["data", "hooks", "models", "sweep", "viz", "zoo"])
+def test_packages_list_public_names_alone(package: str) -> None:
+    module = import_module(f"tsfm_lens.{package}")
+    assert dir(module) == sorted(module.__all__)
+
+
+def test_objects_of_users_are_one_line_and_public() -> None:
+    lens = fresh("chronos-bolt")
+    run = lens.run([np.sin(np.arange(40.0))], 3)
+    parts = [lens, run, run.encoded, lens.wiring, lens.weights, run.forecast]
+    for part in [*parts, *lens.components()[:5], *run.spans.values()]:
+        assert len(repr(part)) < 200
+        assert "\n" not in repr(part)
+    for part in (lens, run, run.forecast):
+        assert not any(name.startswith("_") for name in dir(part))
+    # torch's own, which work all the same
+    assert "register_forward_hook" not in dir(lens)
+    assert {"run", "forecast", "run_with_cache", "weights"} <= set(dir(lens))
+    component = lens.components()[2]
+    assert eval(repr(component), {"Component": Component}) == component

@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 SERIES = ["--data", "bundled:nile"]
 COMMANDS = {
     "forecast": ["bolt-nano", *SERIES],
-    "ablate": ["bolt-nano", *SERIES, "--component", "decoder.0.*"],
+    "ablate": ["bolt-nano", *SERIES, "--components", "decoder.0.*"],
     "attribute": ["bolt-nano", *SERIES],
     "models": [],
     "measurements": [],

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tsfm_lens.core.extensions import add_method
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
 
     from tsfm_lens.core.estimates import Result
@@ -38,6 +39,17 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     from tsfm_lens import viz
 
     return viz.plot(thing, *others, **options)
+
+
+@add_method("Result")
+def table(result: Result, *variables: str, **options: Any) -> pd.DataFrame:
+    """Tabulate this result, a row a member, in a frame of pandas.
+
+    See :func:`tsfm_lens.core.tables.tabulate`.
+    """
+    from tsfm_lens.core.tables import tabulate
+
+    return tabulate(result, *variables, **options)
 
 
 @add_method("Run")
@@ -77,7 +89,7 @@ def attribute(run: Run, **options: Any) -> Result:
 
 
 @add_method("Run")
-def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result:
+def measure(run: Run, kind: str, /, *, item: Item = None, **options: Any) -> Result:
     """Compute any measurement by its kind, such as "logit_lens".
 
     :func:`tsfm_lens.core.registry.measurements` returns all of them.

@@ -21,7 +21,7 @@ EXTRA = CACHE / "extra"  # copied into the site as it is
 COMMANDS = """\
 tsfm-lens report chronos-nano --data bundled:co2 --horizon 12 --sections forecast,attribution --out report
 tsfm-lens forecast bolt-nano --data bundled:co2 --horizon 12 --csv
-tsfm-lens ablate bolt-nano --data bundled:co2 --horizon 12 --component 'decoder.*.cross_attn.*' --json
+tsfm-lens ablate bolt-nano --data bundled:co2 --horizon 12 --components 'decoder.*.cross_attn.*' --json
 tsfm-lens attribute bolt-nano --data bundled:co2 --horizon 12 --json
 tsfm-lens explain bolt-nano --data bundled:nile --horizon 4 --out explanation
 tsfm-lens compare bolt-nano bolt-nano --data bundled:nile --horizon 4

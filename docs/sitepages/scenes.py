@@ -118,14 +118,14 @@ ASKED = {
             ' "share")'
         ),
         (
-            "tsfm-lens compare chronos2-nano ./tuned --data people.csv --target people"
+            "tsfm-lens compare chronos2-nano ./tuned --data people.csv --targets people"
             " --known weekend"
         ),
     ),
     "what_if": (
         'viz.what_if_lines(run.what_if(item=0, weekend="=1"))',
         (
-            "tsfm-lens explain chronos2-nano --data people.csv --target people --known"
+            "tsfm-lens explain chronos2-nano --data people.csv --targets people --known"
             " weekend --set weekend=1"
         ),
     ),
@@ -137,7 +137,7 @@ ASKED = {
             ' "effect")'
         ),
         (
-            "tsfm-lens explain chronos2-nano --data people.csv --target people --known"
+            "tsfm-lens explain chronos2-nano --data people.csv --targets people --known"
             " weekend --since earlier.csv"
         ),
     ),
@@ -266,7 +266,7 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     )
     options = "".join(f", {name}={value!r}" for name, value in figure.options.items())
     model, data = (
-        ("chronos2-nano", "people.csv --target people --known weekend")
+        ("chronos2-nano", "people.csv --targets people --known weekend")
         if driven
         else ("chronos-nano", "bundled:elnino,co2")
     )

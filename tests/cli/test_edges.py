@@ -124,7 +124,7 @@ def test_held_out_end_shows_truth_beside(
     pd.testing.assert_frame_equal(visible.drop(columns="truth"), ahead)
     assert visible["truth"].tolist() == [*frame["load"][-6:], *frame["heat"][-6:]]
     # of covariates the target alone is listed
-    asked = "--target load --known heat --holdout".split()
+    asked = "--targets load --known heat --holdout".split()
     driven = parse_table("chronos2-nano", "--data", full, *asked)
     assert driven["truth"].tolist() == frame["load"][-6:].tolist()
 

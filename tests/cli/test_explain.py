@@ -15,7 +15,7 @@ from tsfm_lens.cli.common import app
 HOURS = 48
 AHEAD = 12
 OPTIONS = (
-    "--target load --known temperature --past price --id-column site --time-column ts"
+    "--targets load --known temperature --past price --id-column site --time-column ts"
 ).split()
 
 
@@ -90,6 +90,8 @@ def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
         "bundled:nile",
         "--horizon",
         "8",
+        "--parts",
+        "12",
         "--sections",
         sections,
         "--out",
@@ -161,7 +163,7 @@ def test_what_if_comes_first_on_page(tmp_path: Path) -> None:
     assert "temperature +5 from 2 until 2024-01-03 06:00" in reported["answers"][0]
     messages = " ".join(reported["answers"])
     assert "(4 of 12)" in messages
-    for part in ("goes through", "outer quantiles", "same 11 steps", "1 steps nearer"):
+    for part in ("goes through", "outer quantiles", "same 11 steps", "1 step nearer"):
         assert part in messages
     assert list(reported["results"]) == ["what_if", "forecast_change", "forecast"]
     retained = reported["results"]["what_if"]["coords"]

@@ -131,7 +131,7 @@ def test_control_characters_in_names_are_escaped(
     assert json.loads(json_text)["coords"]["series"]["data"] == [*NAMES, *CONTROLS]
     for args, text in (
         (
-            ("forecast", "bolt-nano", "--data", controls, "--target", "nope"),
+            ("forecast", "bolt-nano", "--data", controls, "--targets", "nope"),
             r"a\x1b[2Jb.csv: no column 'nope'",
         ),
         (

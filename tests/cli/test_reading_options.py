@@ -64,10 +64,10 @@ def test_file_commands_take_reading_options(
     flags = (
         "--id-column",
         "--time-column",
-        "--target",
-        "--variate",
+        "--targets",
+        "--variates",
         "--freq",
-        "--unit",
+        "--units",
         "--delimiter",
         "--decimal",
     )
@@ -109,7 +109,7 @@ def test_messages_name_options_and_readings(german: Path, tmp_path: Path) -> Non
     testing.tiny("chronos-bolt").save_pretrained(folder)
     command = ("forecast", str(folder), "--data", str(german), "--encoding", "cp1252")
     assert "give --decimal . or --decimal ," in error_text(
-        run(*command, "--target", "Verbrauch")
+        run(*command, "--targets", "Verbrauch")
     )
     command += ("--decimal", ",")
     assert (
@@ -130,7 +130,7 @@ def test_messages_name_options_and_readings(german: Path, tmp_path: Path) -> Non
     assert rows[0]["timestamp"] == "2021-01-31"
     (tmp_path / "again.csv").write_text(found.stdout)
     assert read_series(tmp_path / "again.csv", targets=["0.5"]).ids == ("Nord", "=x")
-    found = run(*command, "--unit", "kWh", "--json")
+    found = run(*command, "--units", "kWh", "--json")
     assert json.loads(found.stdout)["coords"]["units"]["data"] == ["kWh", "kWh"]
     found = run(*command[:3], "bundled:co2", "--freq", "D")
     assert "--freq D applies to files, and none is given" in error_text(found)
@@ -146,7 +146,7 @@ def test_messages_name_options_and_readings(german: Path, tmp_path: Path) -> Non
         ),
         (
             "targets=[…] reads, variates=[…] too; freq=…",
-            "--target … reads, --variate … too; --freq …",
+            "--targets … reads, --variates … too; --freq …",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_file_column_can_be_a_category(tmp_path: Path) -> None:
     rows = [f"{10 + 3 * (day % 3 == 1)},{day % 3},{day % 2}" for day in range(40)]
     rows += [f",{day % 3},0" for day in range(4)]
     file.write_text("load,kind,open\n" + "\n".join(rows) + "\n")
-    command = ["forecast", "chronos2-nano", "--data", str(file), "--target", "load"]
+    command = ["forecast", "chronos2-nano", "--data", str(file), "--targets", "load"]
     command += "--known kind,open --horizon 4 --json".split()
     for declared in ("kind", "kind,open"):
         found = run(*command, "--categories", declared)

@@ -38,7 +38,7 @@ EARLY = [
         for command in ("report", "forecast", "ablate", "attribute")
     ),
     *(
-        ((command, "bolt-nano", *CO2, "--samples", "5"), "leave --samples out")
+        ((command, "bolt-nano", *CO2, "--num-samples", "5"), "leave --num-samples out")
         for command in ("report", "forecast")
     ),
     (("figure", "nofig", "bolt-nano", *CO2), "no figure 'nofig'"),
@@ -46,7 +46,7 @@ EARLY = [
         ("figure", "lens_logit_map", "amazon/chronos-bolt-base", *CO2),
         "is defined by logits over a vocabulary",
     ),
-    (("figure", "logit_map", "bolt-nano", "--data", "nofile.csv"), "is defined by"),
+    (("figure", "logit_map", "bolt-nano", *CO2), "is defined by"),
     (("explain", "bolt-nano", *CO2, "--method", "foo"), "no method 'foo'"),
     (("explain", "bolt-nano", *CO2, "--known", "foo"), "applies to files"),
     (

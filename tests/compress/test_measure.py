@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import compress, data, viz
 from tsfm_lens.cli import app
+from tsfm_lens.cli.compress import _noted_warnings
 from tsfm_lens.compress import Compressed
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import load
 from tsfm_lens.sweep.planner.recipes import read_recipe, to_entries
 from tsfm_lens.sweep.planner.variants import VariantPlanner
@@ -409,3 +412,17 @@ def test_unhealable_models_are_refused() -> None:
     torch.testing.assert_close(
         smaller.adapter.model.state_dict(), before, rtol=0, atol=0
     )
+
+
+def test_errors_hide_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was warned of before an error is printed once, with the option's name."""
+
+    @_noted_warnings()
+    def fail() -> None:
+        for _ in range(2):
+            warnings.warn("give windows=… of 3", stacklevel=1)
+        raise InputError("later")
+
+    expect_error("later", fail)
+    notes = capsys.readouterr().err.splitlines()
+    assert notes == ["note: give --calibration-windows of 3"]

@@ -79,6 +79,11 @@ def test_leader_exceeds_every_other() -> None:
     assert leader(sizes[:, :5]) is None
     assert leader(np.array([[np.nan, np.nan]])) is None
     assert leader(sizes[:1]) is None
+    # differences of rounding make no leader
+    close = sizes[:1] + np.array([[0.0], [1e-14], [-1e-14]])
+    assert leader(close) == 1
+    assert leader(close, smallest=1e-12) is None
+    assert leader(sizes, smallest=1e-12) == 0
 
 
 def test_leading_shares_match_all_resamples() -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from refusals import expect_error
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.spreadsheets import defused, restored
 from tsfm_lens.data import SeriesBatch, as_series, read_series
-from tsfm_lens.data.text import defused, restored
 
 
 @pytest.fixture

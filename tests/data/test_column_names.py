@@ -140,6 +140,7 @@ WIDES: dict[str, pd.DataFrame] = {
     "German dates": named([day.strftime("%d.%m.%Y") for day in DAYS]),
     "years": named([2019, 2020, 2021, 2022]),
     "months as digits": named([202401, 202402, 202403, 202404]),
+    "weeks as digits": named([202351, 202352, 202401, 202402]),
     "more columns": (
         named(DAYS).assign(region="x", area=1.5)[["region", "id", "area", *DAYS]]
     ),

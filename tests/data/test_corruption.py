@@ -7,7 +7,7 @@ import pytest
 
 from refusals import expect_error
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.data import bundled, remove_motif, shift_phase, swap_season
+from tsfm_lens.data import as_series, bundled, remove_motif, shift_phase, swap_season
 
 # STL parts a clean season of size 1 from its trend to within a few per cent
 PARTED = 0.05
@@ -93,6 +93,31 @@ def test_gaps_stay_and_change_nothing_else() -> None:
         np.testing.assert_allclose(
             np.delete(found, 40), np.delete(full, 40), atol=PARTED * np.ptp(SEASON)
         )
+
+
+def test_covariates_stay_as_they_are() -> None:
+    """A corruption changes targets: the future of covariates is known, and some are
+    categories.
+    """
+    future = {"known": np.cos(TIME[:12]), "kind": ["a", "b", "c"] * 4}
+    item = {
+        "target": TREND + SEASON,
+        "past_covariates": {
+            "past": SEASON,
+            "known": np.cos(TIME),
+            "kind": ["a", "b", "c"] * 32,
+        },
+        "future_covariates": future,
+    }
+    batch = as_series([item])
+    for found in (
+        swap_season(batch, 8, period=12, keep_scale=True),
+        shift_phase(batch, 5, period=12),
+        remove_motif(batch, 40, 48),
+    ):
+        assert np.abs(found.values[0] - batch.values[0]).max() > 0.1
+        for row in range(1, len(batch)):
+            np.testing.assert_array_equal(found.values[row], batch.values[row])
 
 
 def test_what_has_no_season_is_refused() -> None:

@@ -208,7 +208,7 @@ def forecast(frame: Frame, path: Path, options: dict[str, Any]) -> Result:
     for option, value in (frame.plain | options).items():
         for item in value if isinstance(value, list) else [value]:
             args += [
-                "--target" if option == "targets" else f"--{option.replace('_', '-')}",
+                "--targets" if option == "targets" else f"--{option.replace('_', '-')}",
                 item,
             ]
     return CliRunner().invoke(app, args)
@@ -241,7 +241,18 @@ def test_refused_file_reads_with_named_option(name: str, tmp_path: Path) -> None
         ), text
 
 
+TWO_STORES = [
+    f"2024-01-0{day},{day},{store},{price},0"
+    for store, price in ((1, 2.5), (2, 3.5))
+    for day in range(1, 5)
+]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # an id among numbers that are not read is named as one that is
+    (
+        "\n".join(["ds,y,store,price,promo", *TWO_STORES]),
+        {"targets": ["y"]},
+        "give id_column='store'",
+    ),
     (
         FRAMES["German"].text,
         {"thousands": "."},
@@ -298,6 +309,8 @@ def test_unsettled_problems_are_still_refused(tmp_path: Path) -> None:
     [
         ("Sun-Thu", "Sun Mon Tue Wed Thu", []),
         ("MonThu", "Mon Thu", []),
+        ("monthu", "Mon Thu", []),
+        ("MONSAT", "Mon Sat", []),
         ("Mon-Sat,2024-01-03", "Mon Tue Wed Thu Fri Sat", ["2024-01-03"]),
     ],
 )

@@ -129,6 +129,9 @@ def test_refusals_name_the_place(data: object, message: str) -> None:
     [
         (lambda: as_series([[1], [2]], ids=["a"]), "2 series came with 1 ids"),
         (lambda: as_series([1, 2], freq="fortnight"), "not a pandas frequency"),
+        (lambda: as_series([1, 2], freq=["D"]), r"\['D'\] is not .* all series"),
+        (lambda: as_series([1, 2]).select(0.0), "0.0 is neither an id nor a position"),
+        (lambda: as_series([1, 2]).select([True]), "True is neither an id"),
         (
             lambda: as_series([1, 2], variates=["load"]),
             "names columns of a frame or file, but the data is list",
@@ -222,6 +225,19 @@ def test_bundled_files_match_their_packages(tmp_path: Path) -> None:
     shipped = Path(script.parents[1] / "tsfm_lens" / "data" / "bundled_series")
     for path in sorted(tmp_path.iterdir()):
         assert path.read_text() == (shipped / path.name).read_text(), path.name
+
+
+def test_positions_are_whole_numbers_of_any_type() -> None:
+    batch = as_series([[1.0], [2.0], [3.0]])
+    for which in (
+        1,
+        np.int64(1),
+        np.int8(-2),
+        [np.uint8(1)],
+        np.array([1]),
+        "series-1",
+    ):
+        assert batch.select(which).values[0].tolist() == [2.0]
 
 
 def test_mixed_frequencies_keep_their_seasons() -> None:

@@ -12,11 +12,15 @@ import torch
 from numpy.testing import assert_array_equal
 
 from tsfm_lens import explain
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.explain import route_effects, untrained_twin
 from tsfm_lens.explain.masking import in_random_order
+from tsfm_lens.explain.routes import PairedRuns, all_effects
 from tsfm_lens.models import Lens, Run, load
+from tsfm_lens.models.noise import forecast_rounding
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.input_effects import item_overview, read_items
+from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.zoo import checkpoint_names, checkpoint_path
 from tsfm_lens.zoo.planted import Card, plant
 
@@ -141,3 +145,58 @@ def test_unequal_items_keep_their_own_segments(bolt: Lens) -> None:
     assert has.tolist() == [[True, True, False, False], [False, False, True, True]]
     assert found["start"].values.tolist() == [-64, -32, -48, -24]
     assert found.attrs["forecasts"] == 2 * 4
+
+
+def test_overview_sorts_items_by_error() -> None:
+    """Errors are MASE, and each item's segment has the dates of this item."""
+    lens = load("bolt-nano")
+    run = lens.run(bundled("co2", "nile", "elnino"), 8, holdout=True)
+    effects = explain.input_effects(run, parts=2, method="occlusion")
+    table = item_overview(effects).set_index("series")
+    batch = run.batch
+    for row, name in enumerate(batch.ids):
+        season = batch.seasonalities[row]
+        context = batch.values[row]
+        unit = np.nanmean(np.abs(context[season:] - context[:-season]))
+        error = np.abs(run.truth[row] - run.forecast.median[row]).mean() / unit
+        assert_close(table.loc[name, "error"], error, depth=100)
+        sizes = effects["size"].sel(series=name)
+        assert_close(table.loc[name, "effect"], float(sizes.max()) * unit, depth=100)
+        last = batch.timestamps(row)[-1]
+        assert str(last.year) in table.loc[name, "largest"]
+    assert table["error"].is_monotonic_decreasing
+    first = table.index[0]
+    assert read_items(effects)[0].startswith(f"{first}: error")
+
+
+def test_overview_without_truth_sorts_by_effect() -> None:
+    run = load("bolt-nano").run(bundled("co2", "elnino"), 8)
+    effects = explain.input_effects(run, parts=2, method="occlusion")
+    table = item_overview(effects)
+    assert table["error"].isna().all()
+    assert table["effect"].is_monotonic_decreasing
+    assert not any("error" in text for text in read_items(effects))
+
+
+def test_dates_of_one_series_name_no_other() -> None:
+    """Segments of series at different times are named by steps."""
+    run = load("bolt-nano").run(bundled("co2", "nile"), 8)
+    effects = explain.input_effects(run, parts=2, method="occlusion")
+    assert not any("19" in name for name in name_segments(effects))
+    same = effects.isel(series=[0])
+    assert all("19" in name or "20" in name for name in name_segments(same))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_noise_of_shares_is_in_their_unit(bolt: Lens, parts: int) -> None:
+    """Rounding of every segment's effect, as a share of the total effect."""
+    steps = np.arange(64.0)
+    run = bolt.run(as_series([1000 + np.sin(steps / 3), np.sin(steps / 5)]), 4)
+    found = route_effects(run, parts=parts, components=["decoder.*.mlp"])
+    for item, floor in enumerate(found["carried_floor"].values):
+        _, _, total = all_effects(
+            PairedRuns(run, parts, "mean", item, 0, 0), ["decoder.*.mlp"]
+        )
+        size = np.abs(total).mean(-1).sum()
+        noise = len(total) * forecast_rounding(run)[item]
+        assert_close(floor, noise / size, depth=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,7 @@ from tsfm_lens.explain.segments import (
     WAYS,
     check_segments,
     refined_cuts,
+    target_row,
     token_edges,
 )
 from tsfm_lens.models import Run
@@ -145,6 +147,14 @@ def test_wrong_segments_are_refused(items: SeriesBatch) -> None:
             np.ones((1, len(parts)), bool),
             horizon=16,
         )
+
+
+def test_ids_go_before_names_of_variates() -> None:
+    """A name means the series of this id, as in scenarios and batches."""
+    named = replace(item(20, 0, 0, 4, others=1), variates=("y0", "y"))
+    assert [target_row(named, name) for name in ("y", "y0")] == [0, 1]
+    apart = replace(named, variates=("a", "b"))
+    assert [target_row(apart, name) for name in ("b", "y")] == [1, 0]
 
 
 def test_cuts_are_taken_as_given() -> None:

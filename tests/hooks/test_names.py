@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from refusals import expect_error
+from tiny_lenses import lens_of
 from tsfm_lens import testing
 from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.hooks import Component, select_components
-from tsfm_lens.hooks.names import hook_points, select
+from tsfm_lens.hooks.names import RESIDUAL_NAMES, hook_points, select
 from tsfm_lens.models import architectures
 
 WIRING = architectures()["chronos-bolt"].adapt(testing.tiny("chronos-bolt")).wiring
@@ -88,3 +91,20 @@ def test_head_labels_need_a_unique_head() -> None:
             WIRING,
             label,
         )
+
+
+def test_blocks_of_too_many_branches_are_refused() -> None:
+    """A branch for whose stream there is no name is not left out silently."""
+    wiring = lens_of("chronos-bolt").wiring
+    stack = wiring.stacks[-1]
+    mlp = stack.writers[-1]
+    extra = [replace(mlp, kind=f"mlp{number}") for number in (2, 3)]
+    for count in (1, 2):
+        writers = (*stack.writers, *extra[:count])
+        wide = replace(
+            wiring, stacks=(*wiring.stacks[:-1], replace(stack, writers=writers))
+        )
+        if len(writers) <= len(RESIDUAL_NAMES):
+            assert "decoder_blocks.0.mlp2.hook_out" in hook_points(wide)
+        else:
+            expect_error("5 branches .*mlp3.* at most 4", hook_points, wide)

@@ -39,7 +39,7 @@ WORKING = {
     ],
     "explain": ["explain", *SERIES, "--sections", "input_attribution", "--out", "out"],
     "attribute": ["attribute", *SERIES],
-    "ablate": ["ablate", *SERIES, "--component", "decoder.0.mlp"],
+    "ablate": ["ablate", *SERIES, "--components", "decoder.0.mlp"],
     "hooks": ["hooks", "bolt-nano"],
     "models": ["models"],
     "data": ["data"],

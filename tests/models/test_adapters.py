@@ -23,7 +23,11 @@ import tsfm_lens
 from campaigns.spoiling import MARK, poison, save
 from tiny_lenses import STORED, archetypes, lens_of
 from tsfm_lens.core.embedded import checkpoint_path
-from tsfm_lens.core.errors import CheckpointError, MissingExtraError
+from tsfm_lens.core.errors import (
+    CheckpointError,
+    MissingExtraError,
+    install_command,
+)
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.testing import assert_close, example_case
@@ -258,4 +262,4 @@ def test_without_peft_its_installation_is_named(
     combined: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    refused(combined, "pip install peft", kind=MissingExtraError)
+    refused(combined, install_command("adapters"), kind=MissingExtraError)

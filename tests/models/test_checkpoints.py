@@ -417,3 +417,19 @@ def test_settings_that_are_no_json(nano: Path, text: str) -> None:
 def test_generation_configs_cannot_change_sampling(nano: Path) -> None:
     (nano / "generation_config.json").write_text(json.dumps({"num_beams": 10**9}))
     expect_error(r"does not know: generation_config.json.num_beams", load, nano)
+
+
+def test_models_of_two_origins_are_compared(nano: Path, tmp_path: Path) -> None:
+    """Two folders hold one model if weights and settings are equal, origin aside."""
+    settings = json.loads((nano / "config.json").read_text())
+    for name, changes, same in (
+        ("origin", {"_name_or_path": "elsewhere", "transformers_version": "1"}, True),
+        ("setting", {"dropout_rate": 0.5}, False),
+    ):
+        other = tmp_path / name
+        shutil.copytree(nano, other)
+        (other / "config.json").write_text(json.dumps({**settings, **changes}))
+        assert opening._same_weights(nano, other) == same
+    other = Path(shutil.copytree(nano, tmp_path / "weights"))
+    rewritten(other, lambda tensors: tensors[WI].view(-1)[:1].add_(1))
+    assert not opening._same_weights(nano, other)

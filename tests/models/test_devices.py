@@ -20,8 +20,9 @@ from tsfm_lens.core.registry import measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import Steer, writers
+from tsfm_lens.hooks.native import widest_float
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.draws import check_drawable
+from tsfm_lens.models.draws import check_drawable, seeded
 from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.store import Store
@@ -220,3 +221,22 @@ def test_invalid_logits_are_not_sampled() -> None:
             with pytest.raises(RuntimeError, match="probability tensor"):
                 head(torch.full((1, 2), value))
     head(torch.full((1, 2), np.nan))
+
+
+def test_seeding_leaves_other_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on one device seeds that one, and gives its generator back."""
+    seeded_devices: list[object] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded_devices.append)
+    before = torch.get_rng_state()
+    with seeded(3, torch.device("cpu")):
+        drawn = torch.rand(4)
+    assert not seeded_devices
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(drawn, torch.rand(4, generator=torch.Generator().manual_seed(3)))
+
+
+def test_numbers_are_as_wide_as_devices_allow() -> None:
+    """Apple's GPUs have no double precision, all others have."""
+    assert widest_float(torch.device("mps")) == torch.float32
+    assert widest_float(torch.device("cpu")) == torch.float64
+    assert widest_float(torch.device("cuda", 1)) == torch.float64

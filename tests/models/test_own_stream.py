@@ -9,16 +9,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from homemade_model import LAYERS, Block, Forecaster, Wired, failed
 from refusals import expect_error
+from tiny_lenses import fresh
 from tsfm_lens import probes
 from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.hooks.wiring import Site, Stack
 from tsfm_lens.models import Lens
-from tsfm_lens.testing import assert_close, check_wiring, rounding
+from tsfm_lens.testing import (
+    ORACLES,
+    assert_close,
+    check_wiring,
+    example_case,
+    rounding,
+)
 
 
 class PostNormBlock(Block):
@@ -179,3 +187,29 @@ def test_stacks_without_attention_need_no_heads(model: Forecaster) -> None:
     for refused in (probes.head_spectra, probes.row_angles):
         expect_error("no attention", refused, lens)
     expect_error(r"blocks\.0 has no attention", probes.flow_of_ranks, lens.run(series))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "timesfm-2.5-transformers",
+        pytest.param("timesfm-2.5", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_norms_after_a_bias_scale_it(name: str) -> None:
+    """The write of a bias behind which a norm stands adds up with those of heads."""
+    lens = fresh(name)
+    stack = lens.wiring.output_stack
+    generator = torch.Generator().manual_seed(0)
+    for layer in range(stack.n_layers):
+        attention = stack.attention(None, layer)
+        assert attention.post_norm
+        module = lens.model.get_submodule(f"{stack.block(layer)}.{attention.o.module}")
+        width = module.weight.shape[0]
+        module.bias = nn.Parameter(torch.randn(width, generator=generator))
+    accounting = next(oracle for oracle in ORACLES if oracle.title.startswith("3 "))
+    assert accounting(example_case(lens)).passed
+    names, writes = probes.component_writes(lens.run(bundled("co2").tail(64), 4))
+    assert names[-1] == "bias"
+    # the scale of the norm, and so the bias, differs from token to token
+    assert float(writes[-1].std(dim=-2).max()) > 0.01

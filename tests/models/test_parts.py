@@ -215,3 +215,19 @@ def test_variants_draw_as_each_series_alone(
             with lens.edit(*variant.interventions):
                 alone = lens.forecast(series, 4, num_samples=3).samples
             assert_close(samples, alone, depth=DEPTH, dtype=torch.float32)
+
+
+def test_parts_are_planned_for_largest_items() -> None:
+    """Memory is estimated from above, also where items have unequal variates."""
+    lens = lens_of("chronos-2")
+    rng = np.random.default_rng(0)
+    batch = as_series([rng.normal(size=(count, 48)) for count in (1, 1, 6, 1)])
+    largest = batch.select(batch.rows("series-2"))
+    mixed, alone = (check_request(lens, item, 4) for item in (batch, largest))
+    assert mixed.per_item == alone.per_item == 6
+    # by every step, and by the true number of tokens
+    for items in (1, 10**9):
+        assert mixed.need(items) >= alone.need(items)
+    ranges = plan(mixed)
+    assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
+    assert ranges[-1][1] == len(batch)

@@ -17,7 +17,7 @@ from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import probes
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.data import SeriesBatch, bundled
+from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.testing import assert_close
 
@@ -288,6 +288,23 @@ def test_windows_know_the_covariate_s_future() -> None:
         run.batch.known_future(6)[[1, 3]], [heat[60:66], heat[54:60]]
     )
     assert len(set(run.batch.groups)) == 2
+
+
+def test_gaps_of_categories_are_filled_by_categories() -> None:
+    """The pair of runs with a shifted season has whole categories."""
+    steps = np.arange(60)
+    kinds = np.array(["a", "b", "c"] * 20, dtype=object)
+    kinds[[0, 7, 59]] = None
+    target = np.where(steps == 9, np.nan, np.sin(steps * np.pi / 6))
+    item = {"target": target, "past_covariates": {"kind": kinds}}
+    lens = lens_of("chronos-2")
+    pair = lens.run(as_series([item], seasonality=12), 4).shifted_pair()
+    for run in pair:
+        codes = run.batch.values[1]
+        assert np.isin(codes, [0.0, 1.0, 2.0]).all()
+        # the category before it; the first has none
+        assert (codes[0], codes[7], codes[59]) == (codes[1], codes[6], codes[58])
+        assert np.isfinite(run.batch.values[0]).all()
 
 
 def test_twins_change_weights_only() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tiny_lenses import NAMES, lens_of
 from tsfm_lens import load
-from tsfm_lens.hooks.wiring import TABLE_TRAITS
+from tsfm_lens.core.needs import TABLE_TRAITS
 from tsfm_lens.models import architectures
 
 # a checkpoint has it or not, whatever its architecture

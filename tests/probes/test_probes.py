@@ -254,3 +254,11 @@ def test_patch_attention_is_the_rollout_s(model: str, horizon: int) -> None:
     assert_array_equal(found["argmax_start"], keys[mean.argmax(-1)])
     close_in_float32(found["argmax_weight"], mean.max(-1))
     assert_array_equal(found["quantile_forecast"], run.forecast.quantiles)
+
+
+def test_measurements_take_an_option_called_kind() -> None:
+    """The kind of attention is no kind of measurement."""
+    run = load("bolt-nano").run(bundled("co2").tail(64), 4)
+    found = run.measure("head_spectra", kind="cross_attn")
+    assert found.attrs["attention"] == "cross_attn"
+    assert found.attrs["kind"] == "head_spectra"

@@ -124,3 +124,16 @@ def test_sharp_and_diffuse_heads_differ_most() -> None:
         sharpest,
         xr.Dataset(attrs={"kind": "forecast"}),
     )
+
+
+@pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano"])
+def test_noise_follows_the_seed_of_runs(name: str) -> None:
+    lens = load(name)
+    batch = bundled("co2").tail(64)
+    gone = ["encoder.0.mlp"]
+    for seed in (0, 5):
+        run = lens.run(batch, 4, seed=seed, **few_draws(lens))
+        found = ablation_recipes(run, {"noise": gone}, how="noise")
+        with lens.ablate(*gone, how="noise", seed=seed):
+            alone = lens.forecast(batch, 4, seed=seed, **few_draws(lens))
+        assert_array_equal(found["quantile_forecast"][1], alone.quantiles)

@@ -254,14 +254,14 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ("diffuse",),
         (f"layer 0, head 1 ({MOST} nats).", "special tokens: "),
     ),
-    # the first token has 1 of itself, the three others 0.3; 1 and three times 0.7
+    # each other token has 0.7 of the first token
     (
         read_flow,
         "flow",
         (),
         (
             "100 % at layer 0 to 47.5 % at layer 1",
-            "step -4 (77.5",
+            "step -4 (70 %",
         ),
     ),
     # every weight of a one-hot head counts twice

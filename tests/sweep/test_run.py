@@ -222,6 +222,8 @@ def test_changed_configuration_computes_only_new_cells(
 def test_settings_of_model_decide_the_cell(lens: Lens) -> None:
     model = config().models[0]
     before = model_fingerprint(lens, model)
+    # scores come from gluonts, whose next version may compute others
+    assert {"gluonts", "torch"} <= set(before["versions"])
     assert model_fingerprint(load("bolt-nano", check=False), model) == before
     other = load("chronos-nano", check=False)
     plain = model_fingerprint(other, model)

@@ -18,7 +18,8 @@ from numpy.testing import assert_array_equal
 
 from refusals import expect_error
 from sweep.test_gift_eval import write_folder
-from tsfm_lens.sweep import EvaluationSet
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.sweep import EvaluationSet, holdout_sets
 from tsfm_lens.sweep.planner.config import parse_config, read_config
 
 DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
@@ -363,3 +364,17 @@ def test_one_missing_variate_is_no_gap(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "two.csv", index=False)
     (found,) = sets(file(tmp_path / "two.csv", variates=["y", "wind"]))
     assert found.windows[0].context.shape == (2, 36)
+
+
+def test_notes_are_of_their_own_set() -> None:
+    """A gap of hourly series is no note of the daily ones."""
+    values = numbers(40)
+    series = SeriesBatch(
+        values=(with_gap(values, slice(37, None)), values),
+        freqs=("h", "D"),
+        starts=(pd.Timestamp("2024-01-01"),) * 2,
+    )
+    hourly, daily = holdout_sets(series, 4)
+    assert (hourly.freq, daily.freq) == ("h", "D")
+    assert any("no value" in note for note in hourly.notes)
+    assert not daily.notes

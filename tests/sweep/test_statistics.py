@@ -433,6 +433,11 @@ def test_leader_differs_from_whole_family() -> None:
     assert set(close["leads"]) == {""}
     shares = lead_shares(np.stack(rest["by_unit"]))
     assert_close(close["lead_share"], shares, depth=1)
+    # what is as good as another up to rounding leads neither way
+    copy = table.loc["c"].copy()
+    copy["by_unit"] = copy["by_unit"] + 1e-14
+    both = pd.concat([table, copy.to_frame("copy").T])
+    assert set(leaders(both)["leads"]) == {""}
     # measured on other series, it can be compared with none
     fewer = frame[~frame.eval("variant == 'a' and dataset == 'd3'")]
     assert set(leaders(changes(fewer))["leads"]) == {""}

@@ -347,3 +347,25 @@ def test_full_disk_is_named_loses_nothing(tmp_path: Path, part: str) -> None:
     again = training(tmp_path / "run", Regression(width=4096))
     again.resume()
     assert again.step == 3
+
+
+def test_only_the_same_numbers_are_tied(tmp_path: Path) -> None:
+    """Empty weights, and different views of one memory, are no tied weights."""
+    memory = torch.arange(12.0)
+    model = nn.Module()
+    views = {
+        "whole": memory,
+        "front": memory[:4],
+        "rows": memory.view(3, 4),
+        "columns": memory.view(4, 3).T,
+        "tied": memory.view(3, 4),
+        "nothing": torch.empty(0, 4),
+        "neither": torch.empty(0, 5),
+    }
+    for name, view in views.items():
+        model.register_buffer(name, view)
+    write_snapshot(tmp_path, model, 3)
+    held = load_file(snapshot_files(tmp_path)[3])
+    assert set(views) - set(held) == {"tied"}
+    for name, values in held.items():
+        assert torch.equal(values, views[name])

@@ -28,6 +28,7 @@ from tsfm_lens.training import (
     sharpness,
     together,
 )
+from tsfm_lens.training.watch import callback
 
 LENGTH = 12
 
@@ -422,3 +423,42 @@ def test_runs_and_seeds_share_one_table() -> None:
     other = xr.Dataset(attrs={"kind": "attention_norms"})
     text = "kinds attention_norms, training_watch"
     expect_error(text, together, {"a": b, "b": other})
+
+
+def test_failed_writes_leave_nothing_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the folder does not hold is not in the dataset either."""
+    watch = Case().watch(tmp_path, every=1, snapshots=1, measures=["attention"])
+    watch(0, loss=2.0)
+
+    def full(*_args: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(callback, "append", full)
+    with pytest.raises(OSError, match="no space"):
+        watch(1, loss=2.0)
+    data = watch.dataset()
+    assert data["snapshot"].values.tolist() == data["step"].values.tolist() == [0]
+
+
+def test_sizes_of_layers_may_differ_by_run() -> None:
+    """Runs that read contexts of other lengths keep their own sizes."""
+
+    def seen(size: int) -> xr.Dataset:
+        pattern = torch.eye(size)[None].expand(2, size, size)
+        watch = Watch(
+            nn.Linear(1, 1),
+            every=1,
+            patterns=lambda: {"x": pattern},
+            measures=["attention"],
+        )
+        watch(0, loss=1.0)
+        return watch.dataset()
+
+    data = together({"short": seen(3), "long": seen(5)})
+    for name in ("n_queries", "n_keys"):
+        assert data[name].sel(layer="x").values.tolist() == [3, 5]
+    same = together({"one": seen(3), "other": seen(3)})
+    assert same["n_keys"].dims == ("layer",)
+    assert same["n_keys"].values.tolist() == [3]

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 import pytest
 
 from tsfm_lens import viz
+from tsfm_lens.core import io
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz import saving
 from tsfm_lens.viz.printing import (
@@ -158,6 +159,8 @@ def test_files_are_written_all_or_none(tmp_path: Path) -> None:
     assert good.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert saving.write_together({good: b"new", bad: b"too"}) == [good, bad]
+    # moved in the order given: where the last one is, all are
+    assert list(io.WRITTEN)[-2:] == [good, bad]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
 
 

@@ -155,7 +155,7 @@ def test_readings_name_sum_and_outliers() -> None:
     """Readings give the sum and what stands out."""
     exact = results()["exact"]
     reported = read_inputs(exact)
-    sizes = [f" by {np.abs(total).mean():.3g} (" for total in totals(exact)[:3]]
+    sizes = [f"s it by {np.abs(total).mean():.3g}" for total in totals(exact)[:3]]
     assert [reported[0].index(size) for size in sizes] == sorted(
         reported[0].index(size) for size in sizes
     )
@@ -163,10 +163,11 @@ def test_readings_name_sum_and_outliers() -> None:
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
     alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
     hidden, *_ = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
-    assert (
-        "Largest effects: k in total by 59.5 (down by 0.5 on average, up at 4 of 8"
-        " steps)" in hidden
-    )
+    assert "most: k in total moves it by 59.5 (up at 4 of 8 steps)." in hidden
+    always_up = exact.assign(attribution=abs(alone) + exact["attribution"] * 0)
+    assert "most: k in total raises it by 59.5." in read_inputs(always_up)[0]
+    always_down = exact.assign(attribution=-always_up["attribution"])
+    assert "k in total lowers it by 59.5." in read_inputs(always_down)[0]
     assert (
         "the explanation holds in part (criteria below)."
         in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
@@ -179,6 +180,15 @@ def test_readings_name_sum_and_outliers() -> None:
     assert any(
         "Masks were sampled" in item for item in read_inputs(results()["sampled"])
     )
+    forecast = 100 + np.repeat([0.0, 10.0], HORIZON // 2)
+    for course, text in (
+        (forecast, "10 higher in its second half than in its first"),
+        (forecast[::-1], "10 lower in its second half"),
+        (np.resize([1.0, -1.0], HORIZON), "as high in its second half as in its first"),
+    ):
+        steps_of = xr.DataArray(course, dims="step")
+        changed = exact.assign(forecast=0 * exact["forecast"] + steps_of)
+        assert text in read_inputs(changed)[0]
     same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
     assert "No part of the input moves it" in read_inputs(same)[0]
     far = results()["exact"].assign_attrs(reference_distance=50.0)

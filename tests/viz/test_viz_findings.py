@@ -5,6 +5,7 @@ nothing else is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,7 +13,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.viz.findings import NOT_SIGNIFICANT
+from tsfm_lens.viz.findings import NOT_SIGNIFICANT, EffectEstimate
 from viz.marks import heatmaps, named
 
 FLOOR = 0.05
@@ -134,3 +135,17 @@ def test_noisy_attribution_bars_are_hatched(
             "" if known.get(name, True) else "/" for name in bars.y
         ]
         assert len(bars.y) == 6
+
+
+def test_parts_are_marked_as_the_whole() -> None:
+    """A part without a significant member is marked where the whole has one."""
+    sizes = np.arange(4.0)
+    significant = np.array([True, False, False, False])
+    whole = EffectEstimate(sizes, sizes, sizes, np.ones(4, dtype=int), significant)
+    assert whole.at([1, 2]).pale.tolist() == [True, True]
+    assert whole.at([0, 1]).at([1]).pale.tolist() == [True]
+    assert whole.at(np.s_[2:]).with_another(1.0).pale.tolist() == [True, True, False]
+    # nothing is significant: nothing is marked, also beside a further member
+    none = replace(whole, significant=np.zeros(4, dtype=bool))
+    assert not none.pale.any()
+    assert not none.at([1, 2]).with_another(1.0).pale.any()

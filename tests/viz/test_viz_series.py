@@ -12,6 +12,7 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.grid import choose_columns
 from tsfm_lens.viz.logit_lens import visible_rows
 from tsfm_lens.viz.panels import fitted_range
+from tsfm_lens.viz.recipes import overlay
 from viz.marks import heatmaps, named
 
 
@@ -145,3 +146,17 @@ def test_fitted_range_reports_what_it_cuts():
     assert fitted_range(np.array([2.0]), np.array([np.nan]))[0][0] < 2
     assert fitted_range(np.array([2.0]), np.array([]))[0][1] > 2
     assert [choose_columns(n) for n in (1, 4, 5, 7, 9, 13)] == [1, 4, 3, 4, 3, 5]
+
+
+def test_overlaid_forecasts_name_their_own_quantiles(forecast):
+    """Forecasts of other levels say which interval each has."""
+    levels = forecast["quantile"].values
+    inner = forecast.isel(quantile=slice(1, len(levels) - 1))
+    same = overlay({"a": forecast, "b": forecast}).layout.meta["subtitle"]
+    both = overlay({"a": forecast, "b": inner}).layout.meta["subtitle"]
+    outer_text, inner_text = (
+        f"from the {some[0]:.3g} to the {some[-1]:.3g} quantile"
+        for some in (levels, levels[1:-1])
+    )
+    assert f"intervals: {outer_text}" in same
+    assert f"intervals: a {outer_text}; b {inner_text}" in both

@@ -119,3 +119,19 @@ def test_literal_names_and_printable_figures() -> None:
         printed = viz.for_print(fig)
         assert not printed.layout.title.text
         assert printed.layout.meta["width_mm"] in (89.0, 183.0)
+
+
+def test_repeated_labels_need_one_value(sweep: dict[str, pd.DataFrame]) -> None:
+    """A variant of two families is drawn once, and two values of one place never."""
+    table = sweep["heads"]
+    twice = pd.concat([table, table.iloc[:3]])
+    twice.attrs = table.attrs
+    for model in table["model"].unique():
+        expected, found = (
+            heatmaps(viz.plot(item, "change", model=model)) for item in (table, twice)
+        )
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(one.z, other.z)
+    twice = pd.concat([table, table.iloc[:1].assign(change=7.0)])
+    twice.attrs = table.attrs
+    expect_error("several values of change for model", viz.plot, twice, "change")

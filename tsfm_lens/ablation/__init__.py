@@ -26,3 +26,7 @@ __all__ = [
     "seasonal_scale",
     "spearman_distance",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

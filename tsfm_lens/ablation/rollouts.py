@@ -37,6 +37,7 @@ from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.replay import OtherCalls, map_tensors, shadowed
 from tsfm_lens.models.adapter import check_forecast_request, default_levels, predicted
 from tsfm_lens.models.architecture import Prediction, is_row_independent
+from tsfm_lens.models.arguments import checked_request
 from tsfm_lens.models.batching import (
     DRAWN,
     ForecastRequest,
@@ -45,7 +46,7 @@ from tsfm_lens.models.batching import (
     out_of_memory,
 )
 from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
-from tsfm_lens.models.forecast import Forecast, check_finite, checked_request
+from tsfm_lens.models.forecast import Forecast, check_finite
 from tsfm_lens.models.lens import Lens
 
 NonFinite = Literal["refuse", "keep"]

@@ -20,6 +20,7 @@ import typer
 # must load neither torch nor plotly
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
+    DAILY,
     MODEL_HELP,
     Model,
     Sections,
@@ -37,15 +38,18 @@ from tsfm_lens.cli.common import (
 from tsfm_lens.cli.reading import (
     DataIfAny,
     Request,
+    check_item,
     checked_kinds,
     forecasts,
     read_data,
 )
+from tsfm_lens.core.choices import check_explanation, check_patterns, checked_how
 from tsfm_lens.core.console import echo
 from tsfm_lens.core.errors import unknown_name
+from tsfm_lens.core.io import find_page
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def report(
     model: Model,
@@ -61,20 +65,18 @@ def report(
     request: Request,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    from tsfm_lens.data.batch import item_rows
-    from tsfm_lens.report import pipeline
-
-    kinds = checked_kinds(model, sections, pipeline.SECTIONS, request.samples)
+    kinds = checked_kinds(model, sections, request.samples)
     # a folder that cannot be written is refused before anything runs
-    pipeline.find_page(out)
+    find_page(out)
     with progress_display() as bar:
         series = read_with_progress(bar, request, model)
-        # a wrong name is refused before a model is opened
-        item_rows(series, item or 0)
+        check_item(series, item)
         lens = open_with_progress(bar, model)
         missing: dict[str, str] = {}
-        if not sections:
-            kinds = tuple(pipeline.select_defined(lens, kinds, missing))
+        from tsfm_lens.report import pipeline
+
+        if kinds is None:
+            kinds = tuple(pipeline.select_defined(lens, pipeline.SECTIONS, missing))
         progress = make_step_progress(bar, lens, kinds)
         run = pipeline.with_item_first(request.run(lens, series), item or 0).compared()
         results = pipeline.analyse(
@@ -87,12 +89,12 @@ def report(
     show_page(path, missing, results, request.as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts("windows", "twins", holdout=False)
 def forecast(
     model: Model,
     quantile: Annotated[
-        list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")
+        list[float] | None, typer.Option("--quantiles", "-q", help="Level; repeatable.")
     ] = None,
     as_csv: Annotated[
         bool,
@@ -121,9 +123,7 @@ def forecast(
         raise typer.BadParameter(
             f"{str(page)!r} does not end in .html; {hint}", param_hint="--plot"
         )
-    from tsfm_lens.models.adapter import DECILES
-    from tsfm_lens.models.forecast import checked_request
-    from tsfm_lens.report import pipeline
+    from tsfm_lens.models.arguments import DECILES, checked_request
 
     sampling: dict[str, Any] = {"num_samples": request.samples, "seed": request.seed}
     # bad arguments are refused before a model is opened
@@ -132,7 +132,7 @@ def forecast(
         request.horizon or 1, quantile or DECILES, request.samples, request.seed
     )
     if page is not None:
-        pipeline.find_page(page)
+        find_page(page)
     with progress_display() as bar:
         series = read_with_progress(bar, request, model)
         truth = None
@@ -150,8 +150,10 @@ def forecast(
                 **sampling,
                 progress=progress,
             ).targets()
-    data = result.to_dataset(truth)
     if page is not None:
+        from tsfm_lens.report import pipeline
+
+        data = result.to_dataset(truth)
         metadata = pipeline.provenance(run, request.data)
         title = pipeline.make_heading(model, series)
         remarks = pipeline.list_remarks(run.batch)
@@ -160,7 +162,7 @@ def forecast(
         )
         echo(str(page), err=True)
     if request.as_json:
-        emit(data.drop_vars("sample", errors="ignore"))
+        emit(result.to_dataset(truth).drop_vars("sample", errors="ignore"))
         return
     frame = result.to_frame()
     if truth is not None:
@@ -176,23 +178,28 @@ def forecast(
         timestamps = frame["timestamp"]
         # of days or longer steps, the time of day would be 00:00:00 in every row
         if (timestamps == timestamps.dt.normalize()).all():
-            frame["timestamp"] = timestamps.dt.strftime("%Y-%m-%d")
+            import pandas as pd
+
+            # most series share their dates, and each is written once
+            index, dates = pd.factorize(timestamps)
+            texts = pd.DatetimeIndex(dates).strftime("%Y-%m-%d")
+            frame["timestamp"] = texts.to_numpy()[index]
     if as_csv:
-        from tsfm_lens.data.text import to_csv
+        from tsfm_lens.core.spreadsheets import to_csv
 
         write_data(to_csv(frame))
         return
     show_rows(list(frame.columns), frame.to_numpy().tolist(), digits=6)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def ablate(
     model: Model,
     component: Annotated[
         list[str] | None,
         typer.Option(
-            "--component", "-c", metavar="GLOB", help="Name or glob; all by default."
+            "--components", "-c", metavar="GLOB", help="Name or glob; all by default."
         ),
     ] = None,
     how: Annotated[
@@ -214,12 +221,7 @@ def ablate(
     request: Request,
 ) -> None:
     """Ablate components one at a time and measure how the forecast changes."""
-    import numpy as np
-
-    from tsfm_lens.models.ablating import checked_how
-    from tsfm_lens.probes import ablation_effects
-    from tsfm_lens.viz.findings import read_estimate
-
+    check_patterns(component or ())
     if checked_how(how) and not reference:
         # the mean of a series alone, at its one decoder token, is what stands there
         # already
@@ -232,6 +234,8 @@ def ablate(
         if reference:
             reference_series = read_data(reference, request.reading)
         run = request.run(open_with_progress(bar, model), series).compared()
+        from tsfm_lens.probes import ablation_effects
+
         options: dict[str, Any] = {
             "how": how,
             "reference": reference_series if checked_how(how) else None,
@@ -243,6 +247,10 @@ def ablate(
     if request.as_json:
         emit(result)
         return
+    import numpy as np
+
+    from tsfm_lens.viz.findings import read_estimate
+
     # a single step has no ranks to compare
     first = "mean_shift"
     if "spearman_distance" in result:
@@ -269,7 +277,7 @@ def ablate(
         echo(sentence, err=True)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts("windows", "twins")
 def compare(
     base: Annotated[
@@ -297,23 +305,23 @@ def compare(
     """Compare a fine-tuned model with its base: whose weights differ, and what setting
     each back does.
     """  # noqa: D205 - the text of --help
-    from tsfm_lens.probes import weight_effects
-    from tsfm_lens.report import pipeline
-    from tsfm_lens.viz.weight_effects import read_weight_effects
-
     if out is not None:
-        pipeline.find_page(out)
+        find_page(out)
     with progress_display() as bar:
         series = read_with_progress(bar, request, base, tuned)
         first = open_with_progress(bar, base)
         second = open_with_progress(bar, tuned)
         run = request.run(second, series)
+        from tsfm_lens.probes import weight_effects
+
         with stage(bar, "setting weights back", None) as progress:
             result = weight_effects(first, second, run, progress=progress)
     for lens in (first, second):
         names = ", ".join(file.name for file in lens.files)
         echo(f"{lens.model_id}: read from {names}", err=True)
     if out is not None:
+        from tsfm_lens.report import pipeline
+
         title = f"{tuned} against {base}"
         page = pipeline.write_page(
             run, {"weight_effects": result}, out, title, request.data, None, {}
@@ -322,6 +330,8 @@ def compare(
     if request.as_json:
         emit(result)
         return
+    from tsfm_lens.viz.weight_effects import read_weight_effects
+
     for sentence in read_weight_effects(result):
         echo(sentence, err=True)
     columns = [
@@ -338,7 +348,7 @@ def compare(
         show_rows(["component", *columns], rows)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def attribute(
     model: Model,
@@ -347,19 +357,20 @@ def attribute(
     request: Request,
 ) -> None:
     """Split the forecast into contributions of components."""
-    import numpy as np
-
-    from tsfm_lens.probes import attribution
-    from tsfm_lens.viz.select import varying
-
     with progress_display() as bar:
         series = read_with_progress(bar, request, model)
         run = request.run(open_with_progress(bar, model), series).compared()
+        from tsfm_lens.probes import attribution
+
         with stage(bar, "attribution", None):
             result = attribution(run)
     if request.as_json:
         emit(result)
         return
+    import numpy as np
+
+    from tsfm_lens.viz.select import varying
+
     sizes = result["mean_absolute"].isel(series=varying(result)).mean("series").values
     order = np.argsort(-sizes, kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
@@ -371,7 +382,7 @@ def attribute(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def serve(
     model: Annotated[
@@ -393,8 +404,6 @@ def serve(
 
     No data leave the machine. Ctrl-C ends it and leaves nothing running.
     """  # noqa: D205 - the text of --help
-    from tsfm_lens.report.serve import serve as open_page
-
     request = replace(request, data=data or ["bundled:co2"])
     with progress_display() as bar:
         # a file that cannot be read is refused here, and not in the browser; the page
@@ -408,6 +417,8 @@ def serve(
             echo(json.dumps({"page": address}))
         else:
             echo(f"{address}\nCtrl-C ends it.")
+
+    from tsfm_lens.report.serve import serve as open_page
 
     open_page(
         model,
@@ -458,7 +469,7 @@ def _step(text: str) -> int | str | None:
     return text or None
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def explain(
     model: Model,
@@ -547,15 +558,13 @@ def explain(
     """Explain a forecast by its past and covariates and the heads they act through, and
     test the explanation.
     """  # noqa: D205 - the text of --help
-    from tsfm_lens.report import explanation, pipeline
-
     units: int | str | None = parts or None
     if parts.isdigit():
         units = int(parts)
     # words that nothing knows are refused before a model is opened
-    explanation.check_unknown(method or None, reference, units)
-    kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
-    pipeline.find_page(out)
+    check_explanation(method or None, reference, units)
+    kinds = checked_kinds(model, sections, request.samples)
+    find_page(out)
     if (start or stop) and not changes:
         raise typer.BadParameter(
             "--from and --until say which steps --set changes; give --set"
@@ -563,6 +572,7 @@ def explain(
         )
     with progress_display() as bar:
         series = read_with_progress(bar, request, model)
+        check_item(series, item)
         is_held_out = holdout
         if holdout is None:
             # where known covariates end with the target, its end must be held out
@@ -575,7 +585,10 @@ def explain(
             earlier = read_data([since], request.reading, request.horizon, is_held_out)
         lens = open_with_progress(bar, model)
         missing: dict[str, str] = {}
-        selection = explanation.select_sections(series, kinds)
+        from tsfm_lens.report import explanation, pipeline
+        from tsfm_lens.viz.input_effects import read_items
+
+        selection = explanation.select_sections(series, kinds or explanation.SECTIONS)
         kinds = tuple(pipeline.select_defined(lens, selection, missing))
         progress = make_step_progress(bar, lens, kinds)
         # the same settings for both runs: what an earlier forecast is compared with
@@ -622,5 +635,7 @@ def explain(
     metadata = results.summary()
     if (metadata["verdict"] or metadata["answers"]) and not request.as_json:
         lines = [*metadata["answers"], metadata["headline"], *metadata["reasons"][:2]]
+        if "input_effects" in results:
+            lines += read_items(results["input_effects"])
         echo("\n".join(lines), err=True)
     show_page(out / "index.html", missing, results, request.as_json, **metadata)

@@ -20,7 +20,14 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.reading import Request, check_sampling, read_data, translate_options
+from tsfm_lens.cli.reading import (
+    RENAMED,
+    Request,
+    check_sampling,
+    describe_faults,
+    read_data,
+    translate_options,
+)
 from tsfm_lens.core.console import console, echo, interrupt_code, progress, visible
 from tsfm_lens.core.errors import LensError
 from tsfm_lens.core.io import WRITTEN
@@ -32,6 +39,9 @@ if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
 
+DAILY = "Daily work"
+PAPERS = "Papers and training"
+"""Groups of commands in the help."""
 MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
 Model = Annotated[
     str,
@@ -60,6 +70,7 @@ _PIPED_WIDTH = 1000
 # a log gets at most 2880 lines a day
 _SECONDS_A_LINE = 30.0
 _MAX_FILES = 4  # that an interrupt names
+_ARGUMENTS = "tsfm_lens.arguments"  # key of what was typed, in click's context
 progress_display = partial(progress, width=28)
 
 
@@ -68,6 +79,11 @@ class _Commands(TyperGroup):
 
     A deliberate error (LensError) becomes its message and exit code 1.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments as they were typed, of which messages make commands."""
+        ctx.meta[_ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -87,11 +103,26 @@ class _Commands(TyperGroup):
             console(stderr=True).print(f"interrupted; {text}", soft_wrap=True)
             raise typer.Exit(interrupt_code()) from None
         except LensError as error:
-            text = translate_options(str(error))
+            if error.faults is not None:
+                text = describe_faults(error.faults, ctx.meta[_ARGUMENTS])
+            else:
+                text = translate_options(str(error))
             console(stderr=True).print(
                 Text("error:", style="bold red"), text, soft_wrap=True
             )
             raise typer.Exit(1) from None
+        except Exception as error:
+            _name_renamed(error)
+            raise
+
+
+def _name_renamed(error: Exception) -> None:
+    """Name the option that has taken the place of one that does not exist."""
+    # the error of typer's own parser, or of click's in older versions
+    former = getattr(error, "option_name", None)
+    if former in RENAMED:
+        error.message = f"{former} is called {RENAMED[former]}, as in Python."  # type: ignore[attr-defined]
+        error.possibilities = None  # type: ignore[attr-defined]
 
 
 app = typer.Typer(
@@ -127,6 +158,10 @@ def common(
 
 def open_lens(model: str, *, check: bool = True) -> Lens:
     """Open the lens, without the progress bar of the library that reads the weights."""
+    from tsfm_lens.models.locating import locate
+
+    # a model that is not there is refused before torch is imported
+    locate(model)
     from transformers.utils import logging
 
     from tsfm_lens import load
@@ -243,7 +278,7 @@ def read_with_progress(bar: Any, request: Request, *models: str) -> SeriesBatch:
 
     Raises InputError for samples and covariates that a model does not take.
     """
-    from tsfm_lens.models.adapter import check_covariates
+    from tsfm_lens.models.arguments import check_covariates
 
     # before the files are read, which may take longer
     architectures = [check_sampling(model, request.samples) for model in models]
@@ -251,8 +286,10 @@ def read_with_progress(bar: Any, request: Request, *models: str) -> SeriesBatch:
         batch = read_data(
             request.data, request.reading, request.horizon, request.holdout
         )
-    for architecture in filter(None, architectures):
-        check_covariates(architecture.adapter, batch)
+    for architecture in architectures:
+        # a folder of a wiring of somebody's own says it once it is open
+        if architecture is not None:
+            check_covariates(architecture.name, architecture.covariates, batch)
     return batch
 
 

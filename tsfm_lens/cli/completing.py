@@ -59,10 +59,12 @@ def _names() -> dict[str, list[str]]:
 def _computed_names() -> dict[str, list[str]]:
     from tsfm_lens.core.embedded import checkpoint_names
     from tsfm_lens.core.registry import figures, measurements
-    from tsfm_lens.models.architecture import architectures
+    from tsfm_lens.models.locating import known_architectures
 
     published = [
-        name for entry in architectures().values() for name in entry.published.values()
+        name
+        for entry in known_architectures().values()
+        for name in entry.published.values()
     ]
     return {
         "figures": list(figures()),

@@ -7,7 +7,8 @@ here are options, progress and the table that is printed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from warnings import catch_warnings
@@ -15,6 +16,7 @@ from warnings import catch_warnings
 import typer
 
 from tsfm_lens.cli.common import (
+    DAILY,
     Model,
     app,
     open_with_progress,
@@ -24,6 +26,7 @@ from tsfm_lens.cli.common import (
     stage,
 )
 from tsfm_lens.cli.reading import Request, forecasts, read_data
+from tsfm_lens.core.choices import check_patterns
 from tsfm_lens.core.console import echo
 from tsfm_lens.core.io import check_writable
 
@@ -37,7 +40,7 @@ _RECIPE = "recipe:"
 KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts("holdout")
 def compress(
     model: Model,
@@ -145,9 +148,6 @@ def compress(
     error is measured on the last HORIZON steps, both of series from other sources and
     of the calibration series.
     """  # noqa: D205 - the text of --help
-    from tsfm_lens.compress.measure import split_sources
-    from tsfm_lens.compress.methods import calibration_run
-
     choices = (
         ("--keep", keep),
         ("--epsilon", epsilon),
@@ -174,15 +174,19 @@ def compress(
     for file in (out, figure):
         if file is not None:
             check_writable(file.parent)
+    check_patterns(name for name in without or () if not name.startswith(_RECIPE))
     has_files = any(not source.startswith("bundled:") for source in judge or ())
-    # warnings are kept until the bars are gone, and printed once each
-    with progress_display() as bar, catch_warnings(record=True) as caught:
+    with _noted_warnings(), progress_display() as bar:
         series = read_with_progress(bar, request, model)
+        test_series = None
         if judge:
             # options for reading files are refused where no file is given
             reading = request.reading if has_files else {}
             test_series = read_data(judge, reading, request.horizon, holdout=True)
-        else:
+        from tsfm_lens.compress.measure import split_sources
+        from tsfm_lens.compress.methods import calibration_run
+
+        if test_series is None:
             # without a horizon, bundled series of any length may measure
             series, test_series = split_sources(series, request.horizon or 1)
         lens = open_with_progress(bar, model)
@@ -201,15 +205,25 @@ def compress(
             metadata = _compress(
                 runs, out, bar, choice, options, heal, components, figure
             )
-    # warnings name the Python argument, which is an option here
-    for note in dict.fromkeys(str(item.message) for item in caught):
-        echo(f"note: {note.replace('windows=…', '--calibration-windows')}", err=True)
     if pareto:
         _show_curve(curve, out, request.as_json)
     elif request.as_json:
         echo(json.dumps(metadata))
     else:
         _show(metadata)
+
+
+@contextmanager
+def _noted_warnings() -> Iterator[None]:
+    """Keep warnings until the block ends, if by an error too; print them once each."""
+    with catch_warnings(record=True) as caught:
+        try:
+            yield
+        finally:
+            # warnings name the Python argument, which is an option here
+            for note in dict.fromkeys(str(item.message) for item in caught):
+                option = note.replace("windows=…", "--calibration-windows")
+                echo(f"note: {option}", err=True)
 
 
 def _compress(

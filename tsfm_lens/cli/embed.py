@@ -12,13 +12,19 @@ from typing import Annotated, Any
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import Model, app, open_with_progress, progress_display
+from tsfm_lens.cli.common import (
+    DAILY,
+    Model,
+    app,
+    open_with_progress,
+    progress_display,
+)
 from tsfm_lens.cli.reading import AsJson, Reading, reads_files, translate_options
 from tsfm_lens.core.console import echo
 from tsfm_lens.core.io import check_writable
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @reads_files
 def embed(
     model: Model,
@@ -52,16 +58,21 @@ def embed(
     """Write the vector of every token of a file, with the times that it covers, as
     Parquet; the same command resumes.
     """  # noqa: D205 - the text of --help
-    from tsfm_lens.report.pipeline import find_bundled, read_sources
-    from tsfm_lens.sweep.embeddings import write_embeddings
+    from tsfm_lens.data.files import READABLE, regular_file
+    from tsfm_lens.data.sources import find_bundled, read_sources
 
     check_writable(out)
     source: Any = file
     if find_bundled([file]):
         source = read_sources([file], **reading)
         reading = {}
+    else:
+        # a wrong path is refused before a model is opened
+        regular_file(file, READABLE)
     with progress_display() as bar:
         lens = open_with_progress(bar, model)
+        from tsfm_lens.sweep.embeddings import write_embeddings
+
         task = bar.add_task("embed the series", total=None)
         outcome = write_embeddings(
             lens,

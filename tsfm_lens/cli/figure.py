@@ -7,6 +7,7 @@ arguments are refused here, before a model is opened.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ import typer
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
+    DAILY,
     MODEL_HELP,
     app,
     open_with_progress,
@@ -22,12 +24,20 @@ from tsfm_lens.cli.common import (
     show_rows,
     stage,
 )
-from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
+from tsfm_lens.cli.reading import (
+    DataIfAny,
+    Request,
+    check_item,
+    check_sampling,
+    forecasts,
+)
+from tsfm_lens.core.choices import STATIC, checked_formats
 from tsfm_lens.core.console import echo
+from tsfm_lens.core.declared import check_figure_name
 from tsfm_lens.core.io import check_writable
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 @forecasts()
 def figure(
     name: Annotated[
@@ -67,8 +77,8 @@ def figure(
             "--format",
             metavar="FORMAT[,FORMAT…]",
             help=(
-                "html, svg, pdf, png, json; by default html, and the next three where a"
-                " browser draws them."
+                "html, svg, pdf, png, json, csv (its numbers); by default html, and the"
+                " next three where a browser draws them."
             ),
         ),
     ] = None,
@@ -95,42 +105,23 @@ def figure(
         missing = {"NAME": name, "MODEL": models, "--data": data}
         text = " and ".join(option for option, value in missing.items() if not value)
         raise typer.BadParameter(f"{text} missing; --list names all figures")
-    file_formats = _read_formats(formats)
-    if not file_formats:
-        raise typer.BadParameter(
-            "name at least one of html, svg, pdf, png, json", param_hint="--format"
-        )
-    # These imports take seconds, which wrong usage above does not wait for. What they
-    # refuse below is still refused before a model is opened.
-    from tsfm_lens.core.registry import find_figure
-    from tsfm_lens.report.figures import (
-        STATIC,
-        check_architecture,
-        check_single,
-        checked_formats,
-        make_figure,
-        write_figure,
-    )
-    from tsfm_lens.viz.saving import locate_browser
-
-    entry = find_figure(name)
-    check_single(entry, len(models))
-    browser_formats = [
-        file_format
-        for file_format in checked_formats(file_formats)
-        if file_format in STATIC
-    ]
-    if browser_formats:
-        # called for its error, where there is no browser
-        locate_browser(browser_formats[0])
+    named_formats = None
+    if formats is not None:
+        named_formats = _split(formats)
+    check_figure_name(name)
     check_writable(out)
+    # bad arguments are refused before a model is opened; what imports plotly or torch
+    # comes after the series are read
     for model in models:
-        # None where only the weights tell it
-        architecture = check_sampling(model, request.samples)
-        if architecture is not None:
-            check_architecture(entry, architecture, model)
+        check_sampling(model, request.samples)
     with progress_display() as bar:
         series = read_with_progress(bar, request, *models)
+        if item:
+            check_item(series, item)
+        file_formats = named_formats or _drawable()
+        _check_drawing(name, models, file_formats)
+        from tsfm_lens.report.figures import make_figure, write_figure
+
         lenses = [open_with_progress(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
             # the other lenses get this run's series and settings
@@ -164,16 +155,19 @@ def figure(
         echo(str(path))
 
 
-def _read_formats(formats: str | None) -> list[str]:
-    """Return the file formats that an option asks for.
+def _split(formats: str) -> list[str]:
+    """Return the formats that are named, each once."""
+    names = [name.strip().lower() for name in formats.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter(
+            "name at least one of html, svg, pdf, png, json, csv", param_hint="--format"
+        )
+    return checked_formats(names)
 
-    By default they are those that can be drawn on this machine. A message says if that
-    is html alone.
-    """
-    if formats is not None:
-        return [name.strip().lower() for name in formats.split(",") if name.strip()]
+
+def _drawable() -> list[str]:
+    """Return the formats that can be drawn on this machine, and say why not all."""
     from tsfm_lens.core.errors import RenderError
-    from tsfm_lens.report.figures import STATIC
     from tsfm_lens.viz.saving import locate_browser
 
     try:
@@ -183,6 +177,24 @@ def _read_formats(formats: str | None) -> list[str]:
         echo(f"only html is written: {error}", err=True)
         return ["html"]
     return ["html", *STATIC]
+
+
+def _check_drawing(name: str, models: Sequence[str], formats: Sequence[str]) -> None:
+    """Refuse a figure that the models do not allow, or formats without a browser."""
+    from tsfm_lens.core.registry import find_figure
+    from tsfm_lens.models.locating import architecture_named
+    from tsfm_lens.report.figures import check_architecture, check_single
+    from tsfm_lens.viz.saving import locate_browser
+
+    entry = find_figure(name)
+    check_single(entry, len(models))
+    static = [file_format for file_format in formats if file_format in STATIC]
+    if static:
+        locate_browser(static[0])
+    for model in models:
+        architecture = architecture_named(model)
+        if architecture is not None:
+            check_architecture(entry, architecture, model)
 
 
 def _list_figures(as_json: bool) -> None:

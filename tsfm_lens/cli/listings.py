@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsfm_lens.cli.common import (
+    DAILY,
     MODEL_HELP,
     Model,
     app,
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
     from tsfm_lens.core.registry import Measurement
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def models(as_json: AsJson = False) -> None:
     """List architectures with their published sizes, and the embedded checkpoints."""
 
-    from tsfm_lens.models.architecture import architectures
-    from tsfm_lens.zoo import checkpoint_names
+    from tsfm_lens.core.embedded import checkpoint_names
+    from tsfm_lens.models.locating import known_architectures
 
-    entries = list(architectures().values())
+    known = known_architectures()
+    entries = [known[name] for name in sorted(known)]
     if as_json:
         fields = (
             "name",
@@ -78,7 +80,7 @@ def models(as_json: AsJson = False) -> None:
     )
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def hooks(
     model: Model,
     pattern: Annotated[
@@ -99,8 +101,7 @@ def hooks(
     """List hook points with their axes, and the shapes that one short run gives
     them.
     """  # noqa: D205 - the text of --help
-    from tsfm_lens.report.pipeline import hook_shapes
-
+    check_sampling(model, None)
     if components:
         with progress_display() as bar:
             lens = open_with_progress(bar, model)
@@ -109,6 +110,8 @@ def hooks(
         names = [str(component) for component in lens.components(*patterns)]
         echo(json.dumps(names) if as_json else "\n".join(names))
         return
+    from tsfm_lens.report.pipeline import hook_shapes
+
     with progress_display() as bar:
         points = hook_shapes(open_with_progress(bar, model), pattern)
     if as_json:
@@ -122,7 +125,7 @@ def hooks(
     show_rows(["hook point", "axes", "shape"], rows)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def data(as_json: AsJson = False) -> None:
     """List the bundled real series."""
     from dataclasses import asdict
@@ -138,7 +141,7 @@ def data(as_json: AsJson = False) -> None:
     show_rows([name.replace("length", "steps") for name in header], rows)
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def measurements(as_json: AsJson = False) -> None:
     """List the measurements: the kind of each result and its figures; with --json its
     probe and models, too.
@@ -199,7 +202,7 @@ def _name_models(measurement: Measurement) -> str:
     return by_theme.get(measurement.theme, "sweeps")
 
 
-@app.command()
+@app.command(rich_help_panel=DAILY)
 def doctor(
     model: Annotated[
         str | None,

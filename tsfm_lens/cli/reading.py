@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -22,8 +23,9 @@ from tsfm_lens.core.console import echo
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
+    from tsfm_lens.data.faults import Faults
     from tsfm_lens.models import Lens
-    from tsfm_lens.models.architecture import Architecture
+    from tsfm_lens.models.locating import Known
     from tsfm_lens.models.run import Run
 
 DATA_HELP = (
@@ -58,7 +60,9 @@ Twins = Annotated[
 Samples = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Sample paths of a sampling model; its own number if none."
+        "--num-samples",
+        min=1,
+        help="Sample paths of a sampling model; its own number if none.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
@@ -104,15 +108,15 @@ _OPTIONS: dict[str, _Option] = {
     ),
     "targets": _Option(
         list[str],
-        ("--target", "-t"),
-        "NAME",
-        "Column that is a series; repeatable.",
+        ("--targets", "-t"),
+        "NAME[,NAME…]",
+        "Column that is a series; repeatable, commas as in --known.",
     ),
     "variates": _Option(
         list[str],
-        ("--variate",),
-        "NAME",
-        "Column that is a variate of one item; repeatable.",
+        ("--variates",),
+        "NAME[,NAME…]",
+        "Column that is a variate of one item; repeatable, commas as in --known.",
     ),
     "known": _Option(
         list[str],
@@ -149,11 +153,11 @@ _OPTIONS: dict[str, _Option] = {
     ),
     "seasonality": _Option(
         int,
-        ("--season",),
+        ("--seasonality",),
         "STEPS",
         "Steps of a season: 7 for the week of days; else by the frequency.",
     ),
-    "units": _Option(str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
+    "units": _Option(str, ("--units",), "TEXT", "Unit of the values, such as kWh."),
     "delimiter": _Option(
         str,
         ("--delimiter",),
@@ -210,16 +214,26 @@ _FLAGS |= {
     )
 }
 _FLAGS |= {
-    "num_samples": "--samples",
-    "components": "--component",
-    "quantiles": "--quantile",
+    "num_samples": "--num-samples",
+    "components": "--components",
+    "quantiles": "--quantiles",
 }
+RENAMED = {
+    "--component": "--components",
+    "--quantile": "--quantiles",
+    "--samples": "--num-samples",
+    "--season": "--seasonality",
+    "--target": "--targets",
+    "--unit": "--units",
+    "--variate": "--variates",
+}
+"""Former names of options, and those that they share with the arguments in Python."""
 # an option as messages of the library spell it: time_column='ds', targets=[…], freq=…
 _KEYWORD = re.compile(
     rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)"
 )
 _PHRASES = (
-    (r"\bnum_samples\b", "--samples"),
+    (r"\bnum_samples\b", "--num-samples"),
     (r"`lens\.components\(\)`", "`tsfm-lens hooks MODEL --components`"),
     (r"\blens\.forecast\b", "`tsfm-lens forecast`"),
     (r"use run\.shortened\((\d+)\)(?:\.in_one_pass\(\))?", r"give --horizon \1"),
@@ -259,6 +273,73 @@ def translate_options(message: str) -> str:
     for pattern, label in _PHRASES:
         text = re.sub(pattern, label, text)
     return text
+
+
+def describe_faults(faults: Faults, args: Sequence[str]) -> str:
+    """Say all faults of a file with their options, and the command that reads it.
+
+    ``args`` are the arguments of the command that was given.
+    """
+    lines = []
+    if len(faults.found) == 1:
+        lines.append(f"{faults.path}: {translate_options(faults.found[0].message)}")
+    else:
+        lines.append(f"{faults.path}: {len(faults.found)} things are wrong")
+        for number, fault in enumerate(faults.found, 1):
+            text = translate_options(fault.describe(_write_flags))
+            lines.append(f"  {number}. {text}")
+    if faults.readable:
+        command = ["tsfm-lens", *_without_flags(args, faults.changes)]
+        for name, value in faults.changes.items():
+            command += _flags_of(name, value)
+        lines += ["This reads it:", f"  {shlex.join(command)}"]
+    return "\n".join(lines)
+
+
+def _write_flags(options: Mapping[str, Any]) -> str:
+    parts = []
+    for name, value in options.items():
+        if value is None:
+            parts.append(f"no {_FLAGS[name]}")
+        else:
+            parts.append(shlex.join(_flags_of(name, value)))
+    return " ".join(parts)
+
+
+def _flags_of(name: str, value: Any) -> list[str]:
+    """Return the arguments of the command line for an option of ``read_series``."""
+    flag = _FLAGS[name]
+    if value is None:
+        return []
+    if value is True:
+        return [flag]
+    if value is False:
+        return [f"--no-{flag.removeprefix('--')}"]
+    if isinstance(value, str):
+        return [flag, value]
+    return [part for item in value for part in (flag, str(item))]
+
+
+def _without_flags(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Leave options of ``read_series`` out of the arguments of a command."""
+    flags = {
+        flag: option.kind
+        for name, option in _OPTIONS.items()
+        if name in names
+        for spelling in option.flags
+        for flag in spelling.split("/")
+    }
+    kept = []
+    is_value = False
+    for arg in args:
+        flag, sign, _ = arg.partition("=")
+        if is_value:
+            is_value = False
+        elif flag not in flags:
+            kept.append(arg)
+        else:
+            is_value = not sign and flags[flag] is not bool
+    return kept
 
 
 def _with_options(
@@ -417,7 +498,7 @@ def read_data(
     Choices made by rule are printed as notes. Series are refused if their last steps
     cannot be held out.
     """
-    from tsfm_lens.report.pipeline import read_sources
+    from tsfm_lens.data.sources import read_sources
 
     batch = read_sources(sources, **reading)
     for note in batch.notes:
@@ -434,13 +515,13 @@ def read_data(
     return batch
 
 
-def check_sampling(model: str, samples: int | None) -> Architecture | None:
+def check_sampling(model: str, samples: int | None) -> Known | None:
     """Return a model's architecture, where it is known without weights.
 
     Samples of a model that forecasts quantiles are refused.
     """
     from tsfm_lens.core.errors import InputError
-    from tsfm_lens.models.opening import architecture_named
+    from tsfm_lens.models.locating import architecture_named
 
     architecture = architecture_named(model)
     if (
@@ -449,40 +530,55 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
         and samples is not None
     ):
         raise InputError(
-            f"{model} forecasts quantiles and draws no samples; leave --samples out"
+            f"{model} forecasts quantiles and draws no samples; leave --num-samples out"
         )
     return architecture
 
 
+def check_item(series: SeriesBatch, item: str) -> None:
+    """Refuse an item that the series do not have; "" stands for the first."""
+    from tsfm_lens.data.batch import item_rows
+
+    item_rows(series, item or 0)
+
+
 def checked_kinds(
-    model: str, sections: str | None, default: Sequence[str], samples: int | None
-) -> tuple[str, ...]:
-    """Return the measurements that ``--sections`` names.
+    model: str, sections: str | None, samples: int | None
+) -> tuple[str, ...] | None:
+    """Return the measurements that ``--sections`` names, None without the option.
 
     They are refused if the model's architecture allows none of them.
     """
+    from tsfm_lens.core.declared import check_kind
     from tsfm_lens.core.errors import InputError
     from tsfm_lens.core.needs import NEEDS
-    from tsfm_lens.report.pipeline import checked_sections
 
-    if sections is None:
-        names = default
-    else:
-        names = [kind.strip() for kind in sections.split(",") if kind.strip()]
-    measurements = checked_sections(names)
     architecture = check_sampling(model, samples)
+    if sections is None:
+        return None
+    names = [kind.strip() for kind in sections.split(",") if kind.strip()]
+    if not names:
+        raise InputError(
+            "a report needs at least one section; `tsfm-lens measurements` lists them"
+        )
+    declarations = [check_kind(kind) for kind in dict.fromkeys(names)]
     reasons = []
     if architecture is not None:
-        for measurement in measurements:
+        for declaration in declarations:
             try:
-                if measurement.needs:
-                    needs = NEEDS[measurement.needs]
-                    label = f"{measurement.kind!r}"
+                if declaration.needs:
+                    needs = NEEDS[declaration.needs]
+                    label = f"{declaration.kind!r}"
                     needs.check_architecture(architecture, model, label)
             except InputError as error:
                 reasons.append(str(error))
     # of several, those that the model does not allow are left out when they are
     # computed
-    if len(reasons) == len(measurements):
+    if len(reasons) == len(declarations):
         raise InputError("; ".join(reasons))
+    if any(declaration.of_run is not True for declaration in declarations):
+        # what makes a result that no run gives is said by the whole declaration
+        from tsfm_lens.report.pipeline import checked_sections
+
+        checked_sections(names)
     return tuple(names)

@@ -15,6 +15,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli.common import (
+    PAPERS,
     Engine,
     SweepDisplay,
     Workers,
@@ -23,12 +24,14 @@ from tsfm_lens.cli.common import (
     show_rows,
     stage,
 )
-from tsfm_lens.cli.reading import AsJson
+from tsfm_lens.cli.reading import AsJson, check_sampling
 from tsfm_lens.core.console import console, echo, interrupt_code
 from tsfm_lens.core.io import check_writable
 
 if TYPE_CHECKING:
-    from tsfm_lens.sweep.engine.sweeping import Outcome, SweepStatus
+    from tsfm_lens.sweep.engine.status import SweepStatus
+    from tsfm_lens.sweep.engine.sweeping import Outcome
+    from tsfm_lens.sweep.planner.config import SweepConfig
 
 StoreOption = Annotated[
     Path | None,
@@ -46,6 +49,13 @@ ConfigArgument = Annotated[
 
 class _OrRun(TyperGroup):
     """Group of commands with a default: ``sweep CONFIG`` is ``sweep run CONFIG``."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the group, and that of its default command."""
+        super().format_help(ctx, formatter)
+        command = self.commands["run"]
+        run_context = command.context_class(command, info_name="run", parent=ctx)
+        command.format_help(run_context, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command first where no command is named."""
@@ -67,7 +77,7 @@ sweeps = typer.Typer(
     ),
     no_args_is_help=True,
 )
-app.add_typer(sweeps, name="sweep")
+app.add_typer(sweeps, name="sweep", rich_help_panel=PAPERS)
 
 
 @sweeps.command()
@@ -86,14 +96,15 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a sweep, or resume one: finished cells are kept."""
-    from tsfm_lens.sweep.engine.sweeping import run_sweep
-    from tsfm_lens.sweep.planner.config import read_config
-
     if dry:
         status(config, store, as_json)
         return
-    settings = read_config(config)
+    settings = _read_config(config)
     folder = store or config.with_suffix(".store")
+    check_writable(folder)
+    sets = settings.evaluation_sets()
+    from tsfm_lens.sweep.engine.sweeping import run_sweep
+
     with SweepDisplay() as display:
         outcome = run_sweep(
             settings,
@@ -102,6 +113,7 @@ def run(
             workers=workers,
             address=address,
             progress=display.update,
+            sets=sets,
         )
     _show_outcome(outcome, folder, as_json)
     # the outcome is printed even so, since finished cells are kept
@@ -116,13 +128,31 @@ def status(
     config: ConfigArgument, store: StoreOption = None, as_json: AsJson = False
 ) -> None:
     """Show which cells of a sweep are finished."""
-    from tsfm_lens.sweep.engine.sweeping import plan_sweep
+    from tsfm_lens.sweep.engine.status import stored_status
+
+    settings = _read_config(config)
+    folder = store or config.with_suffix(".store")
+    progress = stored_status(settings, folder)
+    if progress is None:
+        sets = settings.evaluation_sets()
+        # without a stored plan it is made of the models themselves
+        from tsfm_lens.sweep.engine.sweeping import plan_sweep
+
+        with SweepDisplay():
+            progress = plan_sweep(settings, folder, sets)
+    _show_status(progress, as_json)
+
+
+def _read_config(file: Path) -> SweepConfig:
+    """Read a configuration, and refuse models that are not there."""
+    from tsfm_lens.models.extras import require_packages
     from tsfm_lens.sweep.planner.config import read_config
 
-    settings = read_config(config)
-    with SweepDisplay():
-        progress = plan_sweep(settings, store or config.with_suffix(".store"))
-    _show_status(progress, as_json)
+    require_packages("sweep", "a sweep")
+    settings = read_config(file)
+    for model in settings.models:
+        check_sampling(model.source, model.num_samples)
+    return settings
 
 
 @sweeps.command()
@@ -152,8 +182,7 @@ def report(
     if not store.is_dir():
         folder = store.with_suffix(".store")
         if name is None:
-            from tsfm_lens.sweep.planner.config import read_config
-            from tsfm_lens.sweep.planner.table import plan_name
+            from tsfm_lens.sweep.planner.config import plan_name, read_config
 
             # the store may also hold the results of an earlier version of this file
             name = plan_name(read_config(store))

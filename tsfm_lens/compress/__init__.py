@@ -17,3 +17,7 @@ from tsfm_lens.compress.schedule import *
 from tsfm_lens.core.extensions import public_names as _public_names
 
 __all__ = _public_names(globals())
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -58,6 +58,8 @@ from tsfm_lens.models.opening import load
 
 __all__ = ["save_compressed"]
 
+# endings of the names of stored tensors: two factors, the rows or columns that are left
+# of a matrix, and a full matrix
 DOWN = ".down"
 UP = ".up"
 REST = ".rest"
@@ -76,9 +78,10 @@ class FactorRecord(Strict, allow_inf_nan=False):
 
 
 class PartRecord(Strict, allow_inf_nan=False):
-    """A layer that stores runs of rows or columns of its matrix.
+    """A layer that stores some of the rows or columns of its matrix.
 
-    A run is the first index and one past the last.
+    ``size`` counts all of them. ``runs`` are the stored ones, as stretches of
+    neighbouring indices (first, one past the last).
     """
 
     form: Literal["part"] = "part"
@@ -89,7 +92,7 @@ class PartRecord(Strict, allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _ascending(self) -> PartRecord:
-        # runs that touch are allowed, so equal neighbours are; an empty run is not
+        # a run may begin where the one before it ends, but must not be empty
         edges = [edge for run in self.runs for edge in run]
         is_inside = not edges or (edges[0] >= 0 and edges[-1] <= self.size)
         if (
@@ -114,8 +117,8 @@ class PartRecord(Strict, allow_inf_nan=False):
 class CompressionRecord(Strict, allow_inf_nan=False):
     """Content of compression.json.
 
-    ``layers`` are by their names in the files, ``ranks`` by matrix, including those of
-    full rank.
+    The keys of ``layers`` are names in the weight files, those of ``ranks`` names of
+    matrices, of full rank, too. ``ratio`` is that of :func:`parameter_share`.
     """
 
     version: Literal[2] = 2
@@ -144,13 +147,14 @@ def save_compressed(
     :func:`tsfm_lens.load` opens them.
 
     Args:
-        lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
-        folder: does not exist yet.
-        ranks, method: rank of every truncated matrix, and the method, for the record;
-            ranks of the layers if None.
-        by_head: ranks are those of each head.
-        native: the model is one of the library's own, see :func:`pruned`; then there is
-            no compression.json.
+        lens: a model that :func:`factorised`, :func:`prune` or :func:`compressed` gave.
+        folder: where to write; it must not exist yet.
+        ranks: rank of every truncated matrix, for the record; if None, the ranks of the
+            model's low-rank layers.
+        by_head: whether ``ranks`` are those of each head.
+        method: name of the method of compression, for the record.
+        native: whether the library itself can build the smaller model, see
+            :func:`pruned`; then no compression.json is written.
 
     Raises:
         CheckpointError: the folder exists or cannot be written, or what was written
@@ -204,7 +208,7 @@ def save_compressed(
                     ranks=dict(ranks),
                     ratio=ratio,
                 )
-                _seclude(partial, record, lens.wiring.architecture)
+                _mark_compressed(partial, record, lens.wiring.architecture)
         # before the folder gets its name, so that no checkpoint that opens as another
         # model is ever left behind
         _refuse_other(lens, partial)
@@ -229,7 +233,9 @@ def _write_native(lens: Lens, folder: Path) -> None:
         follow_umask(file)
 
 
-def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None:
+def _mark_compressed(
+    folder: Path, record: CompressionRecord, architecture: str
+) -> None:
     """Rename weights so that no other library looks for them, and describe them.
 
     The description is in compression.json and README.md.
@@ -249,11 +255,12 @@ def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None
 
 
 def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRecord]:
-    """Describe compressed layers by the names of their tensors in the native files."""
+    """Describe the compressed layers, by their names in the files just written."""
     renamed = architectures()[lens.wiring.architecture].renamed
     module = unwrap_module(lens.native)
     records: dict[str, FactorRecord | PartRecord] = {}
     for name in read_checkpoint(folder).tensors:
+        # one tensor of each compressed layer ends so: DOWN of factors, REST of a part
         ending = next(
             (ending for ending in (DOWN, REST) if name.endswith(ending)), None
         )
@@ -284,8 +291,8 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
 
 def _refuse_other(lens: Lens, folder: Path) -> None:
     """Raise CheckpointError unless a folder opens as the same model."""
-    # the state of the model and not of the files is compared, so that all steps of
-    # opening are tested as well
+    # an opened model is compared, not the files, so that all steps of opening are
+    # tested as well
     read = load(folder, check=False).adapter.model.state_dict()
     for name, weight in lens.adapter.model.state_dict().items():
         if name not in read or not torch.equal(weight.cpu(), read[name]):
@@ -307,18 +314,13 @@ class CompressedCheckpoint(Checkpoint):
     @property
     def names(self) -> frozenset[str]:
         """Names of the tensors of the full model."""
-        endings = tuple(
-            layer + ending
-            for layer in self.record.layers
-            for ending in (DOWN, UP, REST)
-        )
-        return frozenset(
-            {*self.tensors, *(layer + WEIGHT for layer in self.record.layers)}
-            - set(endings)
-        )
+        layers = self.record.layers
+        stored_parts = {layer + part for layer in layers for part in (DOWN, UP, REST)}
+        full_weights = {layer + WEIGHT for layer in layers}
+        return frozenset({*self.tensors, *full_weights} - stored_parts)
 
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Replace a model's layers by empty ones of the sizes in the files."""
+        """Replace a model's layers by uninitialised ones of the sizes in the files."""
         for layer, spec in self.record.layers.items():
             path = name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
             try:
@@ -353,8 +355,8 @@ class CompressedCheckpoint(Checkpoint):
                     for ending in (DOWN, UP)
                 )
                 new = LowRankLinear(Factors(down, up), bias, spec.gain)
-            # the device of the old layer is meta where its matrix was left out, so the
-            # device under construction is given
+            # the old layer may be on the meta device, see building(), so the device on
+            # which the model is built is given
             replace_layer(module, path, new, torch.get_default_device())
 
     def building(
@@ -365,7 +367,7 @@ class CompressedCheckpoint(Checkpoint):
         This holds for the thread that opens the block.
         """
         original = kind.__init__
-        # else a base class has it, and the attribute must go again
+        # if the class only inherits its constructor, end() must delete the attribute
         is_defined_here = "__init__" in vars(kind)
         # the class is shared by all threads, one of which may build a full model
         # meanwhile
@@ -377,13 +379,13 @@ class CompressedCheckpoint(Checkpoint):
             if type(model) is not kind or threading.get_ident() != thread:
                 original(model, *args, **kwargs)
                 return
-            # full matrices would be allocated only to be replaced
+            # without memory for the full matrices, which fit() replaces at once
             with _MetaMatrices(self.shapes.values()):
                 original(model, *args, **kwargs)
             self.fit(model, renamed)
-            # after fit(), so that only matrices that are not compressed, but have the
-            # shape of one that is, get their memory
-            _make_room(model)
+            # the mode knows matrices by shape alone; those that fit() did not replace
+            # are not compressed and get their memory now
+            _allocate_full(model)
 
         def begin() -> None:
             kind.__init__ = init  # type: ignore[method-assign, assignment]
@@ -399,7 +401,7 @@ class CompressedCheckpoint(Checkpoint):
         return Block(Steps(None, begin, end))
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Restore the indices of stored rows and columns, which are in no file."""
+        """Restore the indices of stored rows and columns, which only the record has."""
         for layer, spec in self.record.layers.items():
             child = module.get_submodule(
                 name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
@@ -427,8 +429,8 @@ class _MetaMatrices(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # nn.Linear allocates by torch.empty, with a device of None unless it was given
-        # one, and with the size as one tuple
+        # nn.Linear calls torch.empty((out, in), device=None) if it is given no device;
+        # others may pass the size as separate numbers
         if func is torch.empty and kwargs.get("device") is None:
             size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
             if tuple(size) in self._shapes:
@@ -436,21 +438,21 @@ class _MetaMatrices(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _make_room(model: nn.Module) -> None:
+def _allocate_full(model: nn.Module) -> None:
     """Allocate full matrices that have the shape of a compressed one.
 
     The files fill them later.
     """
     device = torch.get_default_device()
-    buffers: dict[int, nn.Parameter] = {}
+    allocated: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
             if weight.is_meta and device.type != "meta":
                 # tied weights stay one
-                allocated = buffers.setdefault(
+                parameter = allocated.setdefault(
                     id(weight), nn.Parameter(torch.empty_like(weight, device=device))
                 )
-                setattr(module, name, allocated)
+                setattr(module, name, parameter)
 
 
 def folded(files: Checkpoint) -> CompressedCheckpoint:
@@ -477,13 +479,13 @@ def folded(files: Checkpoint) -> CompressedCheckpoint:
 def _read_shape(
     files: Checkpoint, layer: str, spec: FactorRecord | PartRecord
 ) -> tuple[int, int]:
-    """Return (out, in) of the matrix of a layer, by the headers of its tensors."""
+    """Return the shape (out, in) of a layer's matrix, from the headers in the files."""
     endings = (REST,) if isinstance(spec, PartRecord) else (DOWN, UP)
     name = shortened(layer, 80)
     form = spec.model_dump()
     headers = {ending: files.tensors.get(layer + ending) for ending in endings}
     found = {ending: str(header) for ending, header in headers.items()}
-    wrong = CheckpointError(
+    mismatch = CheckpointError(
         f"{files.folder}: {COMPRESSION} names the layer {name!r} as {form}; expected"
         f" its {' and '.join(endings)} of such a form and of one type in the files, and"
         f" no {WEIGHT}, found {found}"
@@ -497,12 +499,12 @@ def _read_shape(
     types = {header.dtype for header in headers.values() if header}
     # a full weight beside the factors would be ambiguous
     if len(tensors) < len(endings) or len(types) > 1 or layer + WEIGHT in files.tensors:
-        raise wrong
+        raise mismatch
     if isinstance(spec, PartRecord):
         axis = 0 if spec.of == "rows" else 1
         shape = list(tensors[0].shape)
         if len(shape) != 2 or shape[axis] != len(spec.indices):
-            raise wrong
+            raise mismatch
         shape[axis] = spec.size
     else:
         factors = Factors(*tensors)
@@ -510,9 +512,9 @@ def _read_shape(
         try:
             shape = list(product(factors).shape)
         except (RuntimeError, ValueError, IndexError):
-            raise wrong from None
+            raise mismatch from None
         if factors.rank != spec.rank:
-            raise wrong
+            raise mismatch
     if len(shape) != 2 or not math.prod(shape):
-        raise wrong
+        raise mismatch
     return shape[0], shape[1]

@@ -28,8 +28,8 @@ __all__ = [
     "truncate",
 ]
 
-# eigenvalues of a second moment below this share of the largest are rounding of the
-# float32 that it was summed of
+# eigenvalues of a second moment below this share of the largest are rounding: it is a
+# sum of float32 products
 _MIN_EIGENVALUE = 1e-12
 # what is added to the second moment of gradients, in shares of its mean eigenvalue
 _DAMPING = 1e-3
@@ -64,7 +64,7 @@ class Factors(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Number of entries of both."""
+        """Number of entries of both factors."""
         return self.down.numel() + self.up.numel()
 
 
@@ -77,8 +77,7 @@ def product(factors: Factors) -> Tensor:
         [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
     down, up = factors
-    # heads in the rows: (head, out / heads, rank) times (head, rank, in), one product a
-    # head
+    # heads in the rows: for each head (out / heads, rank) times (rank, in)
     if up.ndim == 3:
         return torch.bmm(up, down.reshape(len(up), -1, down.shape[-1])).reshape(
             -1, down.shape[-1]
@@ -105,18 +104,24 @@ def truncate(
 
     They are computed in double precision.
 
-    Without moments, nearest means in the Frobenius norm. With the second moment C = S
-    Sᵀ of the inputs x, it means the mean of ‖(W - W̃) x‖²: W̃ = U Uᵀ W, U of W S. With
-    that of the output's gradient, G = R R (a share of its mean added to the diagonal),
-    it means that of dᵀ G d for d = (W - W̃) x: W̃ = R⁻¹ U Uᵀ R W, U of R W S.
+    W̃ is the product. What it minimises depends on the moments that are given:
+
+    - Without any, the Frobenius norm of W - W̃.
+    - With the second moment C = S Sᵀ of the inputs x, the mean of ‖(W - W̃) x‖². Then
+      W̃ = U Uᵀ W, with U the leading left singular vectors of W S.
+    - With the second moment G = R R of the gradient by the output, the mean of dᵀ G d
+      for d = (W - W̃) x. Then W̃ = R⁻¹ U Uᵀ R W, with U those of R W S; S is the
+      identity if C is not given. A small share of its mean eigenvalue is first added to
+      the diagonal of G.
 
     Args:
-        weight: (out, in).
+        weight: the matrix W, (out, in).
         rank: rank of the matrix, or of each head.
-        moment: (in, in), symmetric and positive semidefinite.
-        sensitivity: (out, out), the same.
-        heads: number of blocks, in the "rows" or "columns" ``of`` the matrix, each of
-            which is truncated by itself.
+        moment: C, (in, in), symmetric and positive semidefinite.
+        sensitivity: G, (out, out), symmetric and positive semidefinite.
+        heads: number of equal blocks that the matrix is cut into, each of which is
+            truncated by itself.
+        of: whether the blocks are "rows" or "columns" of the matrix.
 
     Raises:
         InputError: the matrix or the moment is not finite or of another shape, or the
@@ -146,13 +151,13 @@ def truncate(
             " rows or columns"
         )
     if heads > 1:
-        full = min(weight.shape[side] // heads, weight.shape[1 - side])
+        full_rank = min(weight.shape[side] // heads, weight.shape[1 - side])
     else:
-        full = min(weight.shape)
-    if not 1 <= rank <= full:
+        full_rank = min(weight.shape)
+    if not 1 <= rank <= full_rank:
         raise InputError(
             f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected"
-            f" 1 to {full}"
+            f" 1 to {full_rank}"
         )
     exact = weight.detach().double()
     # moments are kept on the CPU
@@ -160,26 +165,24 @@ def truncate(
         root = None
     else:
         root = _root(moment.to(exact), exact.shape[1])
-    if sensitivity is None:
-        outer = None
-    else:
-        outer = _check_moment(sensitivity.to(exact), exact.shape[0])
+    if sensitivity is not None:
+        sensitivity = _check_moment(sensitivity.to(exact), exact.shape[0])
     size = exact.shape[side] // heads
     downs = []
     ups = []
     for head, block in enumerate(exact.chunk(heads, dim=side)):
         span = slice(head * size, (head + 1) * size)
         block_root = root
-        block_outer = outer
+        block_sensitivity = sensitivity
         if side == 1 and root is not None:
             # a block of columns sees only its own inputs: rows of S, whose product S Sᵀ
             # is that block of C
             block_root = root[span]
-        if side == 0 and outer is not None:
-            # a block of rows has only its own outputs, and errors across heads are not
-            # weighed
-            block_outer = outer[span, span]
-        down, up = _leading(block, block_root, rank, block_outer)
+        if side == 0 and sensitivity is not None:
+            # a block of rows has only its own outputs; the entries of G between outputs
+            # of two heads are left out
+            block_sensitivity = sensitivity[span, span]
+        down, up = _project(block, block_root, rank, block_sensitivity)
         downs.append(down.to(weight.dtype))
         ups.append(up.to(weight.dtype))
     if heads == 1:
@@ -190,7 +193,7 @@ def truncate(
 
 
 def _root(moment: Tensor, size: int) -> Tensor:
-    """Compute S of C = S Sᵀ, (in, directions that inputs have)."""
+    """Compute S with C = S Sᵀ, (in, rank of C)."""
     # an eigendecomposition and no Cholesky factor, which a semidefinite moment does not
     # have
     values, vectors = torch.linalg.eigh(_check_moment(moment, size))
@@ -212,24 +215,25 @@ def _check_moment(moment: Tensor, size: int) -> Tensor:
     return moment
 
 
-def _leading(
-    matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None
+def _project(
+    matrix: Tensor, root: Tensor | None, rank: int, sensitivity: Tensor | None
 ) -> Factors:
     """Project a matrix onto the directions in which its outputs are largest.
 
     Inputs have the second moment ``root @ root.T``, or the identity.
     """
-    if outer is not None:
-        values, vectors = torch.linalg.eigh(outer)
+    if sensitivity is not None:
+        values, vectors = torch.linalg.eigh(sensitivity)
         if not values[-1] > 0:
-            # a query of a single key, say: whatever is lost, nothing of it is felt
-            return _leading(matrix, root, rank, None)
+            # the gradient is 0, as for a query with a single key: no error in these
+            # outputs has an effect, so none is weighted
+            return _project(matrix, root, rank, None)
         # rounding leaves eigenvalues a little below 0, which have no root
         values = values.clamp(min=0.0)
         roots = (values + _DAMPING * values.mean()).sqrt()
-        # R W is truncated by itself, then R⁻¹ takes the weight off the outputs again; R
-        # is symmetric, V diag(√λ) Vᵀ
-        scaled = _leading((vectors * roots) @ vectors.T @ matrix, root, rank, None)
+        # R W is truncated, and R⁻¹ multiplied to its factor from the left, which undoes
+        # R; R is symmetric, V diag(√λ) Vᵀ
+        scaled = _project((vectors * roots) @ vectors.T @ matrix, root, rank, None)
         return Factors(scaled.down, (vectors / roots) @ vectors.T @ scaled.up)
     # only the left vectors are needed: W̃ = U Uᵀ W holds for any moment of the inputs,
     # and needs no inverse of S
@@ -237,8 +241,8 @@ def _leading(
         matrix if root is None else matrix @ root, full_matrices=False
     )
     if u.shape[1] < rank:
-        # inputs have fewer directions than there are ranks: what is left of the matrix
-        # comes after them
+        # the inputs span fewer directions than the rank allows; further ones are the
+        # leading directions of what the first leave of the matrix
         rest, _, _ = torch.linalg.svd(matrix - u @ (u.T @ matrix), full_matrices=False)
         u = torch.cat([u, rest[:, : rank - u.shape[1]]], dim=1)
         # both parts are orthogonal to each other up to rounding only
@@ -258,7 +262,7 @@ def relative_error(
     difference = weight.detach().double() - other.detach().double()
     # tr(D C Dᵀ) is the sum over entries of (D C) · D, without the product of (out, out)
     weighted_difference, weighted = (
-        w if moment is None else w @ moment.double() for w in (difference, exact)
+        w if moment is None else w @ moment.to(w) for w in (difference, exact)
     )
     return float((weighted_difference * difference).sum() / (weighted * exact).sum())
 
@@ -270,8 +274,8 @@ class _LazyMatrix(Tensor):
     """
 
     make: Callable[[], Tensor]
-    # transformers initialises what has no such mark, also inside of modules that it has
-    # loaded
+    # without this mark, transformers would initialise the weight as one that the files
+    # lack
     _is_hf_initialized = True
 
     @staticmethod
@@ -331,14 +335,11 @@ class Compressed(nn.Module):
 
     def as_matrix(self, matrix: Tensor) -> AbstractContextManager[None]:
         """Compute with another matrix (out, in) while the block runs."""
-        return shadowed(
-            [
-                (
-                    self,
-                    lambda _forward: lambda x: linear(x, matrix, self.bias) * self.gain,
-                )
-            ]
-        )
+
+        def forward(x: Tensor) -> Tensor:
+            return linear(x, matrix, self.bias) * self.gain
+
+        return shadowed([(self, lambda _forward: forward)])
 
     @property
     def entries(self) -> int:
@@ -470,7 +471,7 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
 
     ``matrices`` are (head, out, in).
     """
-    # (head, position, in), the leading axis that bmm takes as its batch
+    # (head, position, in): bmm multiplies along the leading axis
     by_head = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
     out = torch.bmm(by_head, matrices.transpose(1, 2)).transpose(0, 1)
     return out.reshape(*x.shape[:-1], -1)

@@ -2,8 +2,8 @@
 
 :func:`quality` compares two models on one run, :func:`pareto` measures size against
 error for several methods and shares, :func:`cost` measures time and memory. The probes
-:func:`compression` and :func:`compression_quality` apply them to a run, with a
-calibration of its own.
+:func:`compression` and :func:`compression_quality` apply them to a run, and calibrate
+on earlier steps of its series.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 TOLERANCE = 0.01
-"""Rise of the error that is taken for harmless, as a share."""
+"""Relative rise of the error below which a compressed model counts as harmless."""
 _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
@@ -74,12 +74,15 @@ def split_sources(
 ) -> tuple[SeriesBatch, SeriesBatch]:
     """Split series into those that calibrate and those that measure.
 
-    The two are of different sources. The publisher is the source of a bundled series;
-    all others have one source. The batch calibrates, and long enough bundled series of
-    other sources measure. If these are fewer than three, the batch is split by source.
+    No source is in both parts. The source of a bundled series is its publisher; all
+    series that are not bundled count as one source.
+
+    The whole batch calibrates, and all bundled series of other sources measure that are
+    long enough. If there are fewer than three such series, the batch itself is split by
+    source.
     """
     infos = {name: bundled_info(name) for name in bundled_names()}
-    # a publisher is what a source begins with
+    # the text of a source begins with the publisher
     publishers = {
         name: re.split(" through| daily|[,;(/]", info.source)[0]
         for name, info in infos.items()
@@ -113,7 +116,7 @@ def split_sources(
 def describe_sources(calibration: Run, run: Run) -> str:
     """Say which series calibrate and which measure."""
     pairs = zip(calibration.batch.static, calibration.batch.groups, strict=True)
-    # windows have names of their own; the property says which series they were cut from
+    # windows of a series have names of their own; their property ITEM names the series
     calibrating = dict.fromkeys(static.get(ITEM, name) for static, name in pairs)
     measuring = dict.fromkeys(run.batch.groups)
     if calibrating.keys() & measuring:
@@ -135,10 +138,11 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
     Returns:
         Dataset of kind "compression_quality": ``quantile_forecast`` (model, series,
         quantile, step); ``mase`` and ``wql`` (model, series); ``mase_rise`` and
-        ``wql_rise`` (series), their ratio less 1; ``…_estimate``, ``…_low``,
-        ``…_high``, the geometric mean over series with its 95 % t interval; of token
-        models ``overlap``, the Jaccard index of the ten likeliest tokens, and
-        ``log_perplexity`` (model). NaN where an error or its scale is 0.
+        ``wql_rise`` (series), the other model's error over the first one's, less 1;
+        their geometric mean over series with its 95 % t interval, ``…_estimate``,
+        ``…_low`` and ``…_high``. For token models also ``overlap``, the Jaccard index
+        of the ten likeliest tokens, and ``log_perplexity`` (model). NaN where an error
+        or its scale is 0.
 
     Raises:
         InputError: no truth is known, or the models forecast other levels.
@@ -186,16 +190,17 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
     )
     for name in ("mase", "wql"):
         with np.errstate(divide="ignore", invalid="ignore"):
-            # in logs a halved and a doubled error cancel, which ratios would not
-            logs = np.log(data[name].values[1]) - np.log(data[name].values[0])
-        logs = np.where(np.isfinite(logs), logs, np.nan)
-        data[f"{name}_rise"] = ("series", np.expm1(logs))
+            # in the mean of logs, unlike that of ratios, a halved and a doubled error
+            # cancel
+            log_ratio = np.log(data[name].values[1]) - np.log(data[name].values[0])
+        log_ratio = np.where(np.isfinite(log_ratio), log_ratio, np.nan)
+        data[f"{name}_rise"] = ("series", np.expm1(log_ratio))
         statistics = ("estimate", "low", "high")
-        for statistic, value in zip(statistics, mean_interval(logs), strict=True):
+        for statistic, value in zip(statistics, mean_interval(log_ratio), strict=True):
             data[f"{name}_rise_{statistic}"] = float(np.expm1(value))
     if (
-        # the likelihood of the truth is read from one teacher-forced pass, so that it
-        # must be complete and fit into the pass
+        # the likelihood of the truth is read from one teacher-forced pass: the truth
+        # must have no gaps, and must fit into the pass
         run.tokens_read
         and np.isfinite(run.truth).all()
         and run.horizon <= run.lens.adapter.longest_pass
@@ -261,21 +266,21 @@ def pareto(
 
     Args:
         run: the full model on the series that measure, with their truth.
-        calibration: of the same model on calibration series, over a horizon of one
+        calibration: run of the same model on calibration series, over a horizon of one
             pass.
-        keeps: shares that are kept.
-        methods: of :data:`METHODS`.
+        keeps: shares of the rank (or what ``of`` names) that are kept.
+        methods: names among :data:`METHODS`.
         of, mlps: as in :func:`compressed`.
-        progress: called with what is next, in words.
+        progress: called with a text that names the method and share to come.
 
     Returns:
         Dataset of kind "compression" over (method, keep): ``parameters``, share of all
         parameters that is kept; ``rank_ratio`` and ``factor_ratio`` (S0-TSVD);
         ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``; and ``harm_p``,
-        the one-sided p-value of a t test over series that MASE rises by 1 % or more,
-        corrected by Holm's method for all points. The attribute ``choice`` names the
-        smallest model where it is at most 2.5 % ("" for none), ``why`` says it in a
-        sentence.
+        the p-value of a one-sided t test over series whose null hypothesis is that MASE
+        rises by 1 % or more, corrected by Holm's method for all points. The attribute
+        ``choice`` names the smallest of the models whose ``harm_p`` is at most 0.025
+        ("" for none), and ``why`` says so in a sentence.
 
     Example:
         >>> curve = compress.pareto(run, run, [0.25, 0.5], methods=["svd"])
@@ -306,12 +311,12 @@ def pareto(
         ):
             row[f"{error}_rise{suffix}"] = float(result[f"{error}_rise_{statistic}"])
         rows.append(row)
-        # the test is of harm below the tolerance (non-inferiority): no significant rise
-        # would be no evidence of harmlessness, least of all with few series
-        logs = np.log1p(result["mase_rise"].values)
+        # a test of non-inferiority, that the rise is below the tolerance: with few
+        # series hardly any rise is significant, which is no evidence of harmlessness
+        log_ratio = np.log1p(result["mase_rise"].values)
         harm.append(
             ttest_1samp(
-                logs, math.log1p(TOLERANCE), alternative="less", nan_policy="omit"
+                log_ratio, math.log1p(TOLERANCE), alternative="less", nan_policy="omit"
             ).pvalue
         )
     rows = [
@@ -349,11 +354,11 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
         f"known to rise by less than {100 * TOLERANCE:g} % (t test over series, Holm's"
         f" correction for {len(points)} models)"
     )
-    # one-sided, so half of the level, as one end of the 95 % interval
+    # a one-sided test at 2.5 %, which agrees with one end of the 95 % interval
     harmless = points[points["harm_p"] <= (1 - CONFIDENCE) / 2]
     if len(harmless):
-        # size decides among harmless models, evidence only between equal sizes; where
-        # none is harmless, it is the other way round
+        # of harmless models the smallest is best, and the p-value decides between equal
+        # sizes; if none is harmless, the p-value decides first
         best = harmless.sort_values(["parameters", "harm_p"], kind="stable").iloc[0]
     else:
         best = points.sort_values(["harm_p", "parameters"], kind="stable").iloc[0]
@@ -403,7 +408,7 @@ def compression(
     It is calibrated on earlier steps of the same series, see :func:`calibration_run`.
 
     Args:
-        run: of the full model on the series that measure, with their truth.
+        run: run of the full model on the series that measure, with their truth.
         keeps, methods: see :func:`pareto`.
 
     Returns:
@@ -435,7 +440,7 @@ def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.D
     It is calibrated on earlier steps of the same series, see :func:`calibration_run`.
 
     Args:
-        run: of the full model on the series that measure, with their truth.
+        run: run of the full model on the series that measure, with their truth.
         keep, options: see :func:`compressed`.
 
     Returns:
@@ -472,15 +477,15 @@ def cost(
         whole, other: the models, usually the compressed one last.
         shapes: (series, steps of context); contexts longer than the model's are cut to
             it.
-        rounds: number of timings of each, in turns.
-        seed: of the series, random walks.
+        rounds: how often each model is timed; the two take turns.
+        seed: seed of the random walks that serve as series.
 
     Returns:
         Dataset of kind "compression_cost" over ``shape`` ("16 x 512"): ``time_ratio``,
-        a median over rounds, with ``…_low`` and ``…_high``, the ends;
+        the median over rounds, with the lowest and highest, ``…_low`` and ``…_high``;
         ``operation_ratio``; and by ``model`` ("whole", "other") ``seconds``,
-        ``operations``, ``weight_bytes`` and ``peak_bytes``, the most that a forward
-        pass held beyond the weights.
+        ``operations``, ``weight_bytes`` and ``peak_bytes``, the most memory that a
+        forward pass held, weights included.
 
     Example:
         >>> found = compress.cost(lens, lens, shapes=[(2, 64)], rounds=1)
@@ -530,12 +535,13 @@ def _row(
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
     times = np.array(in_turn(forwards, rounds=rounds, clock=make_clock(whole.device)))
-    # by rounds, in which both ran next to each other, and not of the two medians
+    # a ratio for each round, in which both ran one right after the other; the ratio of
+    # the medians would compare different moments
     ratio = times[1] / times[0]
     operations = []
     peaks = []
     for lens, forward in zip((whole, other), forwards, strict=True):
-        # not while time is measured, since the counter slows every operation
+        # counted apart from the timing above, since the counter slows every operation
         with FlopCounterMode(display=False) as counter:
             forward()
         operations.append(int(counter.get_total_flops()))

@@ -37,19 +37,19 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed", "deviation"]
 
-WINDOWS = 8  # forecast origins of each series that calibrate, at most
+WINDOWS = 8  # largest number of forecast origins of a series in a calibration
 # shares of the full rank at which a matrix is tried
 SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
-# into how many steps a budget of entries is divided
+# largest number of steps in which a budget of entries is counted
 _AMOUNTS = 100_000
 
 
 def deviation(run: Run, output: Tensor) -> np.ndarray:
-    """Compute the distance of a forward's output from the plain model's, (series,).
+    """Compute how far an output is from that of the unchanged model, by series.
 
     It is 0 or more. For token models, it is the Kullback-Leibler divergence from the
-    plain distribution, in nats. For all others, it is the mean square over quantiles
-    and steps, in units of the variance of the context.
+    unchanged model's distribution, in nats. For all others, it is the mean square over
+    quantiles and steps, in units of the variance of the context.
 
     Example:
         >>> bool(compress.deviation(run, lens.forward(run.encoded)).max() < 1e-6)
@@ -57,7 +57,7 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
     """
     if "plain output" not in run.cache:
         with torch.no_grad():
-            # the same for every candidate, of which there may be hundreds
+            # kept, since hundreds of candidates may be compared with it
             run.cache["plain output"] = run.lens.adapter.run(run.encoded.inputs)
     plain = run.cache["plain output"].double()
     changed = output.detach().double()
@@ -66,6 +66,7 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
         log_q = changed.log_softmax(-1)
         return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1).cpu().numpy()
     variance = np.array([np.nanvar(series) for series in run.batch.values])
+    # (series, quantile, step)
     difference = (changed - plain)[..., : run.horizon]
     mean_square = difference.square().mean(dim=(1, 2)).cpu().numpy()
     return np.asarray(mean_square / np.where(variance > 0, variance, 1.0))
@@ -88,12 +89,12 @@ def rank_effects(
     lens = copy.deepcopy(run.lens)
     count = 0
     model = lens.adapter.model
-    # of the full rank the effect stays 0, and nothing is measured
+    # the full rank leaves the matrix as it is, so its effect stays 0 without a run
     effects = {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()}
     for part, fold_weights in crossed(run, candidates):
-        # in the order in which weights() names them: moments, sensitivity (None without
-        # gradients)
-        inner, outer = fold_weights.values()
+        moments = fold_weights["moments"]
+        # None without gradients
+        sensitivities = fold_weights["sensitivity"]
         for name, ranks in candidates.items():
             matrix = by_name[name]
             full = matrix.form(by_head=by_head).full
@@ -107,8 +108,8 @@ def rank_effects(
                     run.lens,
                     matrix,
                     max(smaller),
-                    inner[name],
-                    outer and outer[name],
+                    moments[name],
+                    sensitivities and sensitivities[name],
                     by_head,
                 )
             for rank in smaller:
@@ -158,9 +159,9 @@ def allocate(
     """Choose the ranks of least summed effect within a budget of entries.
 
     This is a knapsack problem with one item per matrix, solved by dynamic programming,
-    so that the choice is optimal. It is exact if the budget is at most 100,000 times
-    the sizes' greatest common divisor. For more, sizes beyond the smallest are rounded
-    up.
+    so that the choice is optimal if the budget is at most 100,000 times the greatest
+    common divisor of all sizes. For larger budgets, what a rank takes beyond the
+    smallest rank of its matrix is rounded up.
     """
     sizes = {
         name: [forms[name].stored(rank) for rank in by_rank]
@@ -177,7 +178,8 @@ def allocate(
         math.gcd(*(size for row in sizes.values() for size in row)),
         -(-budget // _AMOUNTS),
     )
-    # never more than is left where the smallest ranks take all of the budget
+    # steps that each rank takes beyond the smallest one of its matrix; rounded up, so
+    # that the budget is never exceeded
     prices = {
         name: [-(-(size - min(row)) // step) for size in row]
         for name, row in sizes.items()
@@ -193,7 +195,7 @@ def allocate(
             table, prices[name], by_rank.values(), strict=True
         ):
             row[price:] = best[: max(len(row) - price, 0)] + effect
-        # a matrix has fewer than 256 candidates
+        # uint8 is enough: a matrix has fewer than 256 candidates
         choices.append(table.argmin(axis=0).astype(np.uint8))
         best = table.min(axis=0)
     ranks: dict[str, int] = {}
@@ -212,11 +214,11 @@ def allocated(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> tuple[dict[str, int], bool]:
-    """Choose ranks of least effect, and whether moments weigh the factors.
+    """Choose ranks of least effect, and whether moments weight the truncation.
 
-    The ranks take no more entries in sum than given ones. Three choices are measured on
-    folds of series that did not calibrate them: ranks of least summed effect, the given
-    ranks, and plain truncation to the given ranks, without weights.
+    The ranks store no more entries in all than the ``uniform`` ones. Three choices are
+    measured on folds of series that did not calibrate them: the ranks of least summed
+    effect, the uniform ranks, and the uniform ranks without weights.
     """
     forms = {
         name: matrix.form(by_head=by_head)
@@ -248,24 +250,28 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
     """
     ranks = {max(1, round(share * form.full)) for share in SHARES}
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
-    # at and above this rank the matrix itself takes no more
+    # ranks whose factors store as many entries as the matrix save nothing
     return sorted(
         {tried for tried in ranks if form.factors(tried) < form.numbers} | {form.full}
     )
 
 
 METHODS = ("svd", "weighted", "sensitive", "measured")
-"""Plain truncation; weighted by inputs; also by the sensitivity to outputs; and with
-ranks by the deviation of the forecast that each matrix causes on series that did not
-give its factors."""
+"""Methods of truncation.
+
+"svd" is plain; "weighted" weights by the inputs of a matrix, "sensitive" also by the
+gradient at its output. "measured" chooses ranks by how much the forecast deviates on
+series that did not give the factors.
+"""
 
 
 def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
     """Run the same series from earlier origins, within one pass.
 
     Calibration thus does not see the truth. Origins are one horizon apart; the last is
-    one horizon before the run's. There are as many as leave a context of two. A batch
-    with a series too short for one origin is forecast unchanged.
+    one horizon before the run's. A series has at most ``windows`` of them, and all but
+    its last have a context of two horizons or more. A batch with a series too short for
+    one origin is forecast unchanged.
 
     Example:
         >>> earlier = compress.calibration_run(run, windows=2)
@@ -399,18 +405,19 @@ def compressed(
         method: "svd", "weighted", "sensitive" or "measured". The last distributes the
             same number of entries by each matrix's effect on the forecast, without
             sensitivity if the model has no gradients.
-        progress: called with the matrices measured and their number.
+        progress: called with the number of matrices measured so far, and of all.
 
     Returns:
         The model, and the rank of every matrix that may be truncated, by name.
 
     Raises:
         UnknownNameError: no such method.
-        InputError: a rank is out of range; "measured" has fewer than three series and
-            windows to measure on.
+        InputError: a rank is out of range; "measured" has fewer than two series or
+            windows.
 
     Warns:
-        UserWarning: fewer vectors enter a matrix than it has columns.
+        UserWarning: in the calibration, fewer vectors enter a matrix than it has
+            columns.
 
     Example:
         >>> smaller, ranks = compress.compressed(run, 0.25, method="svd")

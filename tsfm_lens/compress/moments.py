@@ -28,19 +28,26 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
 DRAWS = 4
+"""Number of random scalars whose gradients are averaged, see _random_scalar."""
 FOLDS = 2
 """Number of folds of the calibration series.
 
-Each measures the effects of factors that the others calibrate.
+On each fold, effects are measured with factors that the other folds calibrate.
 """
 ITEM = "series that calibrates"
 """Property of a window that names the series it was cut from."""
 
 
 class Moment(NamedTuple):
-    """Second moment of one matrix as sums over series with their windows.
+    """Second moment of the inputs of one matrix, or of the gradients at its output.
 
     All series count equally.
+
+    Attributes:
+        total: sum over series of their own moments, (in, in) or (out, out).
+        squares: sum over series of the squared Frobenius norms of their own moments.
+        series: number of series.
+        vectors: number of vectors that entered.
     """
 
     total: Tensor
@@ -49,15 +56,16 @@ class Moment(NamedTuple):
     vectors: int
 
     def plus(self, other: Moment) -> Moment:
-        """Join the series of two."""
+        """Return the moment over the series of both."""
         counts = self.series + other.series, self.vectors + other.vectors
         return Moment(self.total + other.total, self.squares + other.squares, *counts)
 
     @property
     def shrunk(self) -> Tensor:
-        """Mean, shrunk towards a multiple of the identity.
+        """Mean over series, shrunk towards a multiple of the identity.
 
-        The less the series agree, the more it is shrunk; fully for one series.
+        The less the series agree, the more it is shrunk; a single series leaves only
+        the multiple of the identity.
 
         Source:
             Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2,
@@ -66,12 +74,12 @@ class Moment(NamedTuple):
         mean = self.total / self.series
         n = self.series
         identity = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
-        # the squared error of the mean: the spread of the series' own moments around it
-        # over n (n - 1)
+        # squared standard error of the mean: the summed squared distances of the
+        # series' own moments from it, over n (n - 1)
         variance = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
         distance = float((mean - identity).square().sum())
         if n < 2:
-            # of one series nothing says how far another would differ
+            # a single series does not tell how much series differ
             share = 1.0
         elif distance > 0:
             share = min(max(variance, 0.0) / distance, 1.0)
@@ -87,14 +95,15 @@ def calibrate(
     gradients: bool = False,
     draws: int = DRAWS,
 ) -> tuple[dict[str, Moment], dict[str, Moment]]:
-    """Compute moments by name in forwards over a run's series, on its path.
+    """Compute the moments of matrices in forwards over a run's series.
 
-    They are computed once for a run.
+    They are computed once for a run. Token models are teacher-forced as in the run.
 
     Returns:
-        The mean of x xᵀ over input vectors x and, on request, the sum of g gᵀ over
-        gradients g at output vectors. The product of the latter with a small change's
-        second moment is the deviation of the forecast.
+        By matrix, the mean of x xᵀ over input vectors x; and the sum G of g gᵀ over
+        gradients g at output vectors, if ``gradients`` are asked for. A small change of
+        the output, with the second moment D, makes the forecast deviate in proportion
+        to the trace of G D.
     """
     by_name = matrices_by_name(run.lens, names)
     key = ("moments", gradients, draws, *by_name)
@@ -107,18 +116,20 @@ def calibrate(
     # a generator of its own, on the CPU, so that factors are the same on every device
     # and leave torch's state alone
     generator = torch.Generator().manual_seed(0)
+    # of one series, by (side, name of the matrix): side 0 is the input, and side 1 the
+    # gradient at the output
     sums = dict[tuple[int, str], Tensor]()
     counts = defaultdict[tuple[int, str], int](int)
 
-    def add(at: tuple[int, str], x: Tensor) -> None:
-        rows = x.detach().reshape(-1, x.shape[-1]).double()
-        # in double precision on the device, then kept on the CPU, where all matrices
-        # together find room
+    def add(key: tuple[int, str], vectors: Tensor) -> None:
+        rows = vectors.detach().reshape(-1, vectors.shape[-1]).double()
+        # multiplied on the device, but kept on the CPU, which has memory for the
+        # moments of all matrices
         square = (rows.T @ rows).cpu()
-        sums[at] = sums[at] + square if at in sums else square
-        counts[at] += len(rows)
+        sums[key] = sums[key] + square if key in sums else square
+        counts[key] += len(rows)
 
-    def tap(
+    def add_call(
         name: str, _layer: nn.Module, args: Any, kwargs: Any, output: Tensor
     ) -> None:
         add((0, name), get_input(args, kwargs, 0))
@@ -127,7 +138,7 @@ def calibrate(
 
     for name, matrix in by_name.items():
         layer = lens.adapter.model.get_submodule(matrix.path)
-        layer.register_forward_hook(partial(tap, name), with_kwargs=True)
+        layer.register_forward_hook(partial(add_call, name), with_kwargs=True)
     moments: tuple[dict[str, Moment], dict[str, Moment]] = ({}, {})
     repeats = 1
     if gradients:
@@ -140,23 +151,23 @@ def calibrate(
                 if gradients:
                     _random_scalar(lens, part, output, generator).backward()
         for side, name in counts:
-            # gradients add up over all vectors of a forecast, inputs are averaged over
-            # vectors
+            # gradients are summed over the vectors of a forecast and averaged over
+            # forecasts; inputs are averaged over vectors
             if side:
-                size = repeats * sum(len(part.batch) for part in parts)
+                divisor = repeats * sum(len(part.batch) for part in parts)
             else:
-                size = counts[side, name]
-            mean = sums[side, name] / size
+                divisor = counts[side, name]
+            mean = sums[side, name] / divisor
             moment = Moment(
                 mean, float(mean.square().sum()), 1, counts[side, name] // repeats
             )
             if name in moments[side]:
                 moment = moments[side][name].plus(moment)
             moments[side][name] = moment
-        # sums are of one series; joined, each counts the same, however long it is
         sums.clear()
         counts.clear()
-    for side, name in product((0, 1) if gradients else (0,), by_name):
+    sides = (0, 1) if gradients else (0,)
+    for side, name in product(sides, by_name):
         label = "what enters"
         if side:
             label = "the gradient at what leaves"
@@ -174,9 +185,9 @@ def calibrate(
 
 
 def _groups(run: Run) -> Iterator[list[Run]]:
-    """Split a run by series, and these by length and number of variates.
+    """Yield each series of a run as parts that need no padding.
 
-    A forward of such a part pads nothing.
+    The windows in a part have the same lengths and number of variates.
     """
     for windows in _series(run, FEWEST):
         by_lengths = defaultdict[tuple[int, ...], list[int]](list)
@@ -186,9 +197,9 @@ def _groups(run: Run) -> Iterator[list[Run]]:
 
 
 def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
-    """List the rows of each window of each series.
+    """List the rows of a run by series and window, (series, window, row).
 
-    Where there are fewer than ``fewest`` series, each window counts as one.
+    If there are fewer than ``fewest`` series, each window stands for a series.
     """
     series = defaultdict[str, list[list[int]]](list)
     for group, rows in run.batch.rows_by_group().items():
@@ -231,24 +242,25 @@ def weights(
 
     See :func:`tsfm_lens.compress.factorised`.
     """
-    inner, outer = (
-        {
-            name: reduce(Moment.plus, (item[name] for item in side)).shrunk
-            for name in side[0]
+    calibrations = [calibrate(run, names, gradients=gradients) for run in runs]
+
+    def join(by_run: Sequence[dict[str, Moment]]) -> dict[str, Tensor]:
+        return {
+            name: reduce(Moment.plus, (moments[name] for moments in by_run)).shrunk
+            for name in by_run[0]
         }
-        for side in zip(
-            *(calibrate(run, names, gradients=gradients) for run in runs), strict=True
-        )
-    )
-    # without gradients the second side is empty, which factorised() would take for
-    # missing names
-    return {"moments": inner, "sensitivity": outer or None}
+
+    moments = join([inputs for inputs, _ in calibrations])
+    sensitivity = join([outputs for _, outputs in calibrations])
+    # factorised() would miss names in an empty dict, which is what no gradients give
+    return {"moments": moments, "sensitivity": sensitivity or None}
 
 
 def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
     """Yield each fold, and the weights that the other folds give.
 
-    A fold has the latest window of each of its series.
+    The other folds calibrate on all their windows; of the fold itself, only the latest
+    window of each series is yielded.
     """
     parts = folds(run)
     for part in parts:
@@ -290,13 +302,13 @@ def _random_scalar(
 ) -> Tensor:
     """Compute a random scalar of an output.
 
-    The mean square of its gradient is the curvature of the deviation.
+    For its gradient g, the mean of g gᵀ is the curvature of the forecast's deviation.
     """
     if run.tokens_read:
-        # the mean of the square of a score, d log p of a token drawn by p, is Fisher's
-        # information, which is the Hessian of the Kullback-Leibler divergence; drawn
-        # tokens are independent, so that in a sum over them cross terms vanish on
-        # average
+        # The scalar is the sum of log p over tokens drawn from p. For one token, the
+        # mean of g gᵀ is Fisher's information, the Hessian of the Kullback-Leibler
+        # divergence; tokens are drawn independently, so that products of the gradients
+        # of two of them vanish on average.
         logs = output.float().log_softmax(-1)
         flat = logs.detach().exp().flatten(0, -2).cpu()
         tokens = (
@@ -308,7 +320,7 @@ def _random_scalar(
     # in units of the context's spread, as deviation() is
     spread = np.array([np.nanstd(series) for series in run.batch.values])
     scale = torch.as_tensor(np.where(spread > 0, spread, 1.0)).to(output)
-    # random signs s have E[s sᵀ] = 1, so that gradients g = Jᵀ s have the second moment
-    # Jᵀ J of all outputs (Hutchinson 1990)
+    # E[s sᵀ] is the identity for random signs s, so that E[g gᵀ] = Jᵀ J for g = Jᵀ s,
+    # with J the Jacobian of all outputs (Hutchinson 1990)
     signs = (torch.randint(0, 2, output.shape, generator=generator) * 2 - 1).to(output)
     return (output * signs / scale[:, None, None])[..., : run.horizon].sum()

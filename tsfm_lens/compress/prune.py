@@ -1,9 +1,9 @@
 """Heads and MLPs removed from a model, with their weights.
 
 The model becomes smaller and computes less, which an ablation does not achieve.
-:func:`prune` removes parts of any architecture, with layers that store what is left;
-:func:`prune_native` builds a model of the library's own form where its configuration
-can say fewer heads, and :func:`pruned` prefers that form.
+:func:`prune` removes parts of any architecture, and puts in layers of this library that
+store what is left. :func:`prune_native` builds a smaller model of the native class, if
+its configuration can express that; :func:`pruned` tries this first.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tsfm_lens.models.opening import load
 __all__ = ["prune", "pruned"]
 
 UNIFORM_HEADS = ("chronos", "chronos-bolt", "t5")
-"""Architectures whose configuration has the number of heads apart from their size.
+"""Architectures whose configuration sets number and size of heads independently.
 
-It is one number for all attentions.
+The one number holds for all attentions.
 """
 Side = Literal["rows", "columns"]
 
@@ -64,7 +64,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
             "there is no component to remove; expected at least one head, MLP or layer"
         )
     by_path = {matrix.path: matrix for matrix in matrices(lens, mlps=True).values()}
-    cuts, silent = _cuts(lens, targets)
+    cuts, zero_outputs = _cuts(lens, targets)
     smaller = copy.deepcopy(lens)
     for path, (of, removed) in cuts.items():
         layer: Any = smaller.adapter.model.get_submodule(path)
@@ -80,10 +80,10 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
             bias = None
         else:
             bias = layer.bias.detach().clone()
-        # a removed head or unit gives zero, not its bias
+        # the removed outputs of a layer must be zero, without a bias
         if bias is not None and of == "rows":
             bias[removed] = 0.0
-        if bias is not None and path in silent:
+        if bias is not None and path in zero_outputs:
             bias.zero_()
         if of == "rows":
             stored = weight[index]
@@ -103,13 +103,13 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
 def _cuts(
     lens: Lens, targets: Sequence[Component]
 ) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
-    """Collect by path of a layer the side and the indices that go.
+    """Collect what goes of each layer: a side, and a mask over its rows or columns.
 
-    Also return the layers whose bias goes, as nothing is written any more. Indices are
-    a mask over the rows or columns.
+    Keys are paths of layers. Also return the paths of output layers whose branch is
+    removed as a whole, so that they must not write a bias either.
     """
     cuts: dict[str, tuple[Side, Tensor]] = {}
-    silent: set[str] = set()
+    zero_outputs: set[str] = set()
 
     def remove(
         block: str,
@@ -120,14 +120,14 @@ def _cuts(
     ) -> None:
         path = f"{block}.{part.module}"
         weight, _ = parameters(lens.adapter.model, path, part)
-        size = weight.shape[int(of == "columns")]
+        size = weight.shape[0 if of == "rows" else 1]
         # q, k and v of a fused projection share a path, and one mask of all its rows
         _, removed = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
+        # None removes all
         if heads is None:
             removed[:] = True
         else:
-            # heads may be interleaved, so that their rows come from the layout and not
-            # from a range
+            # the layout says which rows are a head's; heads may be interleaved
             removed[_head_indices(part, size, n_heads)[heads].flatten()] = True
 
     for stack in lens.wiring.stacks:
@@ -153,38 +153,39 @@ def _cuts(
                         norm = lens.adapter.model.get_submodule(
                             f"{block}.{row.post_norm}"
                         )
-                    # a norm of zeros gives its bias, which would go on being written
+                    # a norm of zeros returns its bias, which the branch would still
+                    # write
                     if getattr(norm, "bias", None) is not None:
                         raise WiringError(
                             f"{stack.prefix}.{layer}.{row.kind} writes through"
                             f" {row.post_norm}, whose bias stays when all before it is"
                             " gone"
                         )
-                    silent.add(f"{block}.{output.module}")
+                    zero_outputs.add(f"{block}.{output.module}")
                 if isinstance(row, Mlp):
-                    for part in (row.i, row.gate, output) if is_removed else ():
-                        if part is not None:
-                            side: Side = "columns" if part is output else "rows"
-                            remove(block, part, side)
+                    if is_removed:
+                        remove(block, row.i, "rows")
+                        if row.gate is not None:
+                            remove(block, row.gate, "rows")
+                        remove(block, output, "columns")
                     continue
                 for letter, part in [*row.inputs.items(), ("o", row.o)]:
                     if letter == "o":
                         n_heads = stack.n_heads
                     else:
                         n_heads = row.count_heads(letter, stack.n_heads)
-                    # query heads that share one head of keys and values stand next to
-                    # each other
+                    # query heads that share one head of keys and values are neighbours;
+                    # that head goes if all of them go
                     group = stack.n_heads // n_heads
-                    # keys and values go with the last head that reads them
                     removed_heads = [
                         head
                         for head in range(n_heads)
                         if set(range(head * group, (head + 1) * group)) <= heads
                     ]
                     if removed_heads:
-                        side = "columns" if letter == "o" else "rows"
+                        side: Side = "columns" if letter == "o" else "rows"
                         remove(block, part, side, removed_heads, n_heads)
-    return cuts, silent
+    return cuts, zero_outputs
 
 
 def _removed(
@@ -229,10 +230,10 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
             " prune() removes heads"
         )
     targets = lens.components(*components)
-    unsplit = next((target for target in targets if target.head is None), None)
-    if unsplit is not None:
+    no_head = next((target for target in targets if target.head is None), None)
+    if no_head is not None:
         raise InputError(
-            f"{unsplit} is not a head; a native configuration can say fewer heads"
+            f"{no_head} is not a head; a native configuration can say fewer heads"
             " alone. See prune()"
         )
     remaining = {
@@ -251,8 +252,8 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
             " for all of them. prune() removes any"
         )
     for stack in lens.wiring.stacks:
-        # T5 holds the position bias in the first layer of a stack, and all its
-        # self-attentions read it by head
+        # the first layer of a T5 stack holds a position bias by head, which all its
+        # self-attentions share
         by_layer = {
             tuple(remaining[stack.name, layer, "self_attn"])
             for layer in range(stack.n_layers)
@@ -275,7 +276,7 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
         )
     for stack in lens.wiring.stacks:
         attention = f"{stack.block(0)}.{next(stack.attentions()).module}"
-        # (bucket, head)
+        # the position bias, (bucket, head)
         bias = f"{attention}.relative_attention_bias.weight"
         state[bias] = state[bias][:, remaining[stack.name, 0, "self_attn"]]
     smaller.load_state_dict(state)
@@ -295,7 +296,7 @@ def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, boo
         False
     """
     patterns = list(components)
-    # made in any case, as it names the copy and checks the components
+    # made in any case: prune() checks the components, and makes the name for both forms
     smaller = prune(lens, patterns)
     try:
         native = prune_native(lens, patterns)

@@ -20,10 +20,11 @@ A message says what was got, what was expected and what to do next.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from typing import Any, Self
 
 # not the name of the package that is imported
 DISTRIBUTION = "tsfm-lens-toolbox"
@@ -46,6 +47,20 @@ class LensError(Exception):
         ...     print(error)
         horizon 0 is not a number of steps; expected an integer from 1 to 100000
     """
+
+    cures: tuple[Mapping[str, Any], ...] = ()
+    """Options that avoid the error, each set by name and the likeliest first.
+
+    An option of None is to be left out. None is applied: a person has to choose.
+    """
+
+    faults: Any = None
+    """Faults of a file, a ``tsfm_lens.data.faults.Faults``, where it is about one."""
+
+    def with_cures(self, *cures: Mapping[str, Any]) -> Self:
+        """Add the options that avoid it, the likeliest first."""
+        self.cures = tuple(cure for cure in cures if cure)
+        return self
 
 
 class InputError(LensError, ValueError):
@@ -215,7 +230,7 @@ def unknown_name(
 
     Its message has the nearest of all ``names``, and a hint at where they are listed.
     """
-    options = list(names)
+    options = list(dict.fromkeys(names))
     # where nothing is near, the first names at least show what names look like
     nearest = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
     if nearest:

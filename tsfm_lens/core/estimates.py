@@ -9,15 +9,26 @@ several results together. The statistics themselves are in :mod:`.stats`.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import extensible
+from tsfm_lens.core.extensions import extensible, public_attributes
 from tsfm_lens.core.stats import (
     LEVEL,
     SMALLEST,
@@ -45,15 +56,136 @@ OTHER_SERIES = "other series like these"
 OTHER_TIMES = "other times of this series"
 
 
+SELECTED = "selected"
+"""Attribute of a result that has lost dimensions, by which figures restore them.
+
+It is JSON: for each dimension that was selected by one label, the dimensions that its
+variables had; for one that was averaged, nothing.
+"""
+_MANY = 10  # times the rows of the largest variable, above which a frame is a mistake
+
+
 @extensible
 class Result(xr.Dataset):
     """Dataset of a probe, which draws itself: ``result.plot()``.
 
-    Its arrays keep xarray's own ``plot``.
+    ``result.table()`` is a frame of pandas with a row a member. A result of one series,
+    ``result.isel(series=0)``, is drawn as the whole is. Its arrays keep xarray's own
+    ``plot``.
     """
 
     # xarray warns of a subclass without slots
     __slots__ = ()
+
+    def __dir__(self) -> list[str]:
+        return public_attributes(super().__dir__())
+
+    def isel(self, *args: Any, **options: Any) -> Result:
+        """Select by position, see :meth:`xarray.Dataset.isel`.
+
+        ``sel`` and ``squeeze`` come here, too.
+        """
+        chosen: Result = super().isel(*args, **options)
+        lost = [str(dim) for dim in self.dims if dim not in chosen.dims]
+        if not lost:
+            return chosen
+        record = _selected(self)
+        for dim in lost:
+            record[dim] = {
+                str(name): list(map(str, variable.dims))
+                for name, variable in self.variables.items()
+                if dim in variable.dims
+            }
+        return chosen.assign_attrs({SELECTED: json.dumps(record)})
+
+    def reduce(self, *args: Any, **options: Any) -> Result:
+        """Reduce dimensions, see :meth:`xarray.Dataset.reduce`.
+
+        ``mean``, ``max`` and their like come here, too.
+        """
+        reduced: Result = super().reduce(*args, **options)
+        lost = [str(dim) for dim in self.dims if dim not in reduced.dims]
+        if not lost or "kind" not in reduced.attrs:
+            return reduced
+        record = _selected(self) | {dim: {} for dim in lost}
+        return reduced.assign_attrs({SELECTED: json.dumps(record)})
+
+    def to_dataframe(self, *args: Any, **options: Any) -> pd.DataFrame:
+        """Return a frame over all dimensions, see :meth:`xarray.Dataset.to_dataframe`.
+
+        It warns where that repeats each value many times: a result has the series that
+        it is of, so that figures of a saved one need no model.
+        """
+        rows = int(np.prod(list(self.sizes.values())))
+        largest = max((int(array.size) for array in self.values()), default=0)
+        if rows > _MANY * max(largest, 1):
+            names = ", ".join(map(repr, list(self.data_vars)[:3]))
+            warnings.warn(
+                f"to_dataframe() makes {rows:,} rows of this result, whose variables"
+                f" have at most {largest:,} values: it repeats each over the dimensions"
+                " of all others. table() has one row a member; table(NAME) is of one"
+                f" variable, such as {names}.",
+                stacklevel=2,
+            )
+        return super().to_dataframe(*args, **options)
+
+
+def _selected(data: xr.Dataset) -> dict[str, dict[str, list[str]]]:
+    """Return the dimensions that a result has lost; see :data:`SELECTED`."""
+    record: dict[str, dict[str, list[str]]] = json.loads(data.attrs.get(SELECTED, "{}"))
+    return record
+
+
+def restore_selected(data: xr.Dataset) -> xr.Dataset:
+    """Give a result the dimensions back of which one label was selected.
+
+    Each has one label then. A dimension that was averaged stays away.
+    """
+    for dim, dims_before in reversed(_selected(data).items()):
+        if dim in data.dims:
+            continue
+        variables = dict(data.variables)
+        for name in dims_before.keys() & variables.keys():
+            variable = variables[name]
+            longer = variable.set_dims((dim, *variable.dims))
+            # what else was lost in the meantime is not in the order
+            order = [other for other in dims_before[name] if other in longer.dims]
+            variables[name] = longer.transpose(*order)
+        coords = {name: variables.pop(name) for name in data.coords}
+        data = xr.Dataset(variables, coords, data.attrs)
+    return data
+
+
+@contextmanager
+def name_lost_dimensions(data: xr.Dataset) -> Iterator[None]:
+    """Say in the error of a figure which dimension its result has lost, and the cure.
+
+    Raises:
+        InputError: a figure could not draw a result that has lost dimensions.
+    """
+    try:
+        yield
+    # what a figure raises without one of its dimensions may be anything
+    except Exception as error:
+        averaged = [
+            dim
+            for dim, before in _selected(data).items()
+            if not before and dim not in data.dims
+        ]
+        # of a dataset that was read from a file nothing is recorded
+        single = "series" in data.coords and "series" not in data.dims
+        if averaged:
+            raise InputError(
+                f"this result was averaged over {', '.join(averaged)}, which its figure"
+                " needs; plot the whole result, whose figures summarise it themselves,"
+                f" or one label of it: result.isel({averaged[0]}=0).plot()"
+            ) from error
+        if single:
+            raise InputError(
+                "this result has lost its dimension 'series', which its figure needs;"
+                " select one series as a list: result.isel(series=[0])"
+            ) from error
+        raise
 
 
 def add_estimates(
@@ -363,12 +495,12 @@ def _mark_learned(
     if not len(in_twins):
         return results
     in_model = np.concatenate([np.ravel(size.values) for size in sizes])
-    # groups count from 0 in every result; the offset keeps those of two results apart
+    # groups count from 0 in every result; an offset keeps those of two results apart
+    own_groups = [results[key][f"{name}_p"].attrs["groups"] for key, name in compared]
+    counts = [int(np.max(labels, initial=-1)) + 1 for labels in own_groups]
+    starts = np.cumsum([0, *counts[:-1]])
     groups = np.concatenate(
-        [
-            1000 * index + results[key][f"{name}_p"].attrs["groups"]
-            for index, (key, name) in enumerate(compared)
-        ]
+        [start + labels for start, labels in zip(starts, own_groups, strict=True)]
     )
     exceeds = exceeds_controls(in_model, in_twins, groups)
     by_effect = np.split(exceeds, np.cumsum([size.size for size in sizes])[:-1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,6 +27,8 @@ MEASUREMENTS = "tsfm_lens.measurements"
 
 Each refers to the module that registers this measurement with its figures.
 """
+WIRINGS = "tsfm_lens.wirings"
+"""Group of entry points: modules that register architectures."""
 COMMANDS = "tsfm_lens.commands"
 """Group of entry points that are named by a command; each refers to its module."""
 
@@ -91,6 +93,11 @@ def _has_package(module: str) -> bool:
         return False
 
 
+def extension_modules(group: str) -> dict[str, str]:
+    """Return the module of each entry point of a group, and import none."""
+    return {name: point.module for name, point in _entry_points(group).items()}
+
+
 def load_extension(group: str, name: str) -> None:
     """Import the module that registers one name of a group.
 
@@ -148,6 +155,14 @@ def export(package: str) -> list[str]:
     # after all imports, each of which binds its module under the same name
     namespace.update(names)
     return sorted(names)
+
+
+def public_attributes(names: Iterable[str]) -> list[str]:
+    """Keep the names of an object's attributes that are not private, sorted.
+
+    ``__dir__`` of what users hold returns them, so that completion shows nothing else.
+    """
+    return sorted({name for name in names if not name.startswith("_")})
 
 
 def public_names(namespace: Mapping[str, Any]) -> list[str]:

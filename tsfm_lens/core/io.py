@@ -45,6 +45,20 @@ def check_writable(folder: str | Path) -> None:
             pass
 
 
+def find_page(path: str | Path) -> Path:
+    """Return the file of a report in a folder, or under a name that ends in .html."""
+    target = Path(path)
+    if target.suffix.lower() != ".html":
+        target = target / "index.html"
+    check_writable(target.parent)
+    if target.is_dir():
+        raise InputError(
+            f"{str(target)!r} is a folder, expected the name of a file to write; give"
+            " another place"
+        )
+    return target
+
+
 def _exists(path: Path) -> bool:
     # Path.exists follows a link, and is false for one that leads nowhere
     try:

@@ -13,6 +13,12 @@ from typing import Any
 
 from tsfm_lens.core.errors import InputError
 
+TABLE_TRAITS = frozenset({"attention", "cross_attention", "additive", "gradients"})
+"""Traits that the table of a wiring can give a model.
+
+``tsfm_lens.hooks.Wiring.traits`` has those of one table.
+"""
+
 
 @dataclass(frozen=True)
 class Needs:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from inspect import cleandoc, signature
 from pathlib import Path
@@ -66,6 +66,8 @@ _FIGURE_PACKAGES = ("viz",)
 _MEASUREMENTS: dict[str, Measurement] = {}
 _FIGURES: defaultdict[str, list[Figure]] = defaultdict(list)
 _PANELS: dict[str, Callable[[Any], Iterator[FigurePanel]]] = {}
+TABULATE = "_tabulate"
+"""Attribute of a figure that makes the table of its measurement, where it has one."""
 # at most one entry, which `viz` sets, since `core` must not import it
 _DEFAULT: list[tuple[Callable[..., Any], Table]] = []
 _ANY_KIND = ""  # of panels of the kinds that have no figure
@@ -78,6 +80,7 @@ _INPUT_DESCRIPTIONS = {
     "lens": ", from the weights alone",
     "pair": ", the first series against itself with its season half a period later",
     "lenses": " of the models that are named",
+    "runs": " of the models that are named, on all series",
 }
 _PARAMETERS = {
     "series": "id, or place counted from 0; all, or their mean, where it is None.",
@@ -186,7 +189,8 @@ class Measurement:
         function: computes it; None for a result of many runs or of no model.
         takes: positional arguments of the function: "run", the "first" item's run, the
             "lens", a "pair" of runs (the first series, and the same with its season
-            half a period later), "lenses" of several models, kinds of other results, or
+            half a period later), "lenses" of several models or their "runs" on the same
+            series, kinds of other results, or
             a function that makes them of the results of a run.
         computes: what is computed on what, in words.
         options: of the function, of the results of a run.
@@ -242,7 +246,12 @@ class Measurement:
     @property
     def of_run(self) -> bool:
         """Test if a probe computes it of one run."""
-        return self.function is not None and self.takes != "lenses"
+        return self.function is not None and not self.of_models
+
+    @property
+    def of_models(self) -> bool:
+        """Test if a probe computes it of several models, any number of them."""
+        return self.takes in ("lenses", "runs")
 
     @property
     def of_one_item(self) -> bool:
@@ -527,6 +536,8 @@ def figure(
         name = function.__name__
         content = title or cleandoc(function.__doc__ or name).partition("\n")[0]
         tabulate = _make_table(table)
+        if tabulate is not None:
+            draw.tables[kind] = tabulate  # type: ignore[attr-defined]
         entry = Figure(name, content, draw, kind, table=tabulate, **attributes)
         # a cell of a notebook may run twice
         rest = [former for former in _FIGURES[kind] if former.name != name]
@@ -715,10 +726,18 @@ def check(
 
 
 def as_dataset(thing: Any) -> Any:
-    """Return a run or a forecast as its dataset; anything else as it is."""
-    if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset"):
-        return thing.to_dataset()
-    return thing
+    """Return a run or a forecast as its dataset, a result with all its dimensions.
+
+    A dimension of which one label was selected is there again, with this label alone;
+    anything else is returned as it is.
+    """
+    if not hasattr(thing, "data_vars"):
+        if hasattr(thing, "to_dataset"):
+            return thing.to_dataset()
+        return thing
+    from tsfm_lens.core.estimates import restore_selected
+
+    return restore_selected(thing)
 
 
 def _checked(
@@ -734,6 +753,8 @@ def _checked(
         return function
     call = signature(function)
     kinds = [kind]
+    # by kind, filled where the figure is registered
+    tables: dict[str, Table] = {}
 
     @wraps(function)
     def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
@@ -742,8 +763,12 @@ def _checked(
         # the result may be given by position or by name
         bound.arguments[first] = as_dataset(bound.arguments[first])
         check(ds := bound.arguments[first], kinds, *variables, instead=instead)
+        # numpy and xarray take longer to import than the help of the command line
+        from tsfm_lens.core.estimates import name_lost_dimensions
+
         try:
-            return function(*bound.args, **bound.kwargs)
+            with name_lost_dimensions(ds):
+                fig = function(*bound.args, **bound.kwargs)
         except KeyError as error:
             # a variable that the result lacks, in the words of xarray; anything else is
             # a defect
@@ -751,7 +776,13 @@ def _checked(
                 raise
             check(ds, kinds, name)
             raise
+        tabulate = tables.get(str(ds.attrs.get("kind")))
+        if tabulate is not None:
+            # plotly keeps private attributes, and copies without them
+            setattr(fig, TABULATE, partial(tabulate, ds))
+        return fig
 
+    draw.tables = tables  # type: ignore[attr-defined]
     draw.kinds = kinds  # type: ignore[attr-defined]
     draw.__doc__ = _documentation(function, kind, list(call.parameters))
     return draw

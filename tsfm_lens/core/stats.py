@@ -177,11 +177,14 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     return float(mannwhitneyu(true, false).statistic / (len(true) * len(false)))
 
 
-def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
+def leader(
+    sizes: np.ndarray, level: float = LEVEL, *, smallest: float = 0.0
+) -> int | None:
     """Return the member whose sizes (member, unit) exceed those of every other.
 
     None if there is no such member. Each other member is tested by a two-sided sign
-    test at the full level: all of these tests must succeed (Berger 1982).
+    test at the full level: all of these tests must succeed (Berger 1982). Differences
+    within ``smallest`` speak for neither of the two.
     """
     median = np.array(
         [
@@ -194,9 +197,9 @@ def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
         return None
     first = candidates[np.argmax(median[candidates])]
     difference = sizes[first] - sizes[candidates[candidates != first]]
-    is_larger = (difference > 0).sum(-1) > (difference < 0).sum(-1)
+    is_larger = (difference > smallest).sum(-1) > (difference < -smallest).sum(-1)
     # the two-sided test does not tell which of the two is larger
-    if (is_larger & (sign_test(difference) <= level)).all():
+    if (is_larger & (sign_test(difference, smallest) <= level)).all():
         return int(first)
     return None
 

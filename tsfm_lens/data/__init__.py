@@ -10,6 +10,7 @@ from tsfm_lens.data.coerce import as_series
 from tsfm_lens.data.corruption import remove_motif, shift_phase, swap_season
 from tsfm_lens.data.files import read_series
 from tsfm_lens.data.frames import from_frame
+from tsfm_lens.data.sources import read_sources
 from tsfm_lens.data.variates import by_variate
 
 __all__ = [
@@ -22,7 +23,12 @@ __all__ = [
     "by_variate",
     "from_frame",
     "read_series",
+    "read_sources",
     "remove_motif",
     "shift_phase",
     "swap_season",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

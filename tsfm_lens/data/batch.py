@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -178,12 +178,13 @@ class SeriesBatch:
             f" freq={self.freq!r}, ids={list(self.ids[:3])}{more}){notes}"
         )
 
-    @property
+    # loops over series ask for these of the whole batch, which never changes
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Number of steps of each series."""
         return tuple(len(series) for series in self.values)
 
-    @property
+    @cached_property
     def multivariate(self) -> bool:
         """True if any group has more than one series."""
         return len(set(self.groups)) < len(self)
@@ -193,7 +194,7 @@ class SeriesBatch:
         """Mask (series,) of the series that are forecast; the others are covariates."""
         return np.array([role == "target" for role in self.roles])
 
-    @property
+    @cached_property
     def has_covariates(self) -> bool:
         """True if any series is a covariate."""
         return any(role != "target" for role in self.roles)
@@ -427,10 +428,13 @@ class SeriesBatch:
 
         Raises:
             UnknownNameError: an id does not occur.
-            InputError: a position is out of range.
+            InputError: a position is out of range, or no whole number.
         """
         rows = []
-        for key in [which] if isinstance(which, str | int) else which:
+        keys: Iterable[Any] = [which]
+        if isinstance(which, Iterable) and not isinstance(which, str):
+            keys = which
+        for key in keys:
             if isinstance(key, str):
                 # an id goes before a group of the same name
                 names = self.ids if key in self.ids else self.groups
@@ -440,12 +444,17 @@ class SeriesBatch:
                         "series", key, dict.fromkeys((*self.ids, *self.groups))
                     )
                 rows += named
+            elif not isinstance(key, int | np.integer) or isinstance(key, bool):
+                raise InputError(
+                    f"series {key!r} is neither an id nor a position; expected a text"
+                    " or a whole number"
+                )
             elif not -len(self) <= key < len(self):
                 raise InputError(
                     f"series {key} is out of range: the batch has {len(self)}"
                 )
             else:
-                rows.append(key % len(self))
+                rows.append(int(key) % len(self))
         return rows
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
@@ -469,26 +478,35 @@ class SeriesBatch:
         Its columns are id, group and variate if multivariate, role if there are
         covariates, timestamp (or step where it is unknown), and target.
         """
-        frames = []
-        for index, name in enumerate(self.ids):
-            stamps = self.timestamps(index)
-            time: dict[str, Any] = {"timestamp": stamps}
-            if stamps is None:
-                time = {"step": np.arange(self.lengths[index])}
-            columns = {"id": name, **self.labels(index), **time}
-            frames.append(pd.DataFrame({**columns, "target": self.values[index]}))
-        return pd.concat(frames, ignore_index=True)
+        columns: dict[str, Any] = {
+            name: np.repeat(np.array(labels, dtype=object), self.lengths)
+            for name, labels in self.labels().items()
+        }
+        stamps = [self.timestamps(index) for index in range(len(self))]
+        has_dates = [dates is not None for dates in stamps]
+        if any(has_dates):
+            columns["timestamp"] = joined_dates(stamps, self.lengths)
+        if not all(has_dates):
+            steps = np.concatenate([np.arange(length) for length in self.lengths])
+            columns["step"] = steps
+            if any(has_dates):
+                columns["step"] = np.where(
+                    np.repeat(has_dates, self.lengths), np.nan, steps
+                )
+        columns["target"] = np.concatenate(self.values)
+        return pd.DataFrame(columns)
 
-    def labels(self, index: int) -> dict[str, str]:
-        """Return group, variate and role of one series as columns of a frame.
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Return what names each series in a long frame, by column.
 
-        The role is given where there are covariates; a univariate batch has no labels.
+        These are its id, in a multivariate batch its group and variate, and its role
+        where there are covariates.
         """
-        if not self.multivariate:
-            return {}
-        labels = {"group": self.groups[index], "variate": self.variates[index]}
-        if self.has_covariates:
-            labels["role"] = self.roles[index]
+        labels = {"id": self.ids}
+        if self.multivariate:
+            labels |= {"group": self.groups, "variate": self.variates}
+            if self.has_covariates:
+                labels["role"] = self.roles
         return labels
 
     @classmethod
@@ -521,6 +539,23 @@ def make_batch(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
     return SeriesBatch(**fields, **common)
 
 
+def joined_dates(
+    parts: Sequence[pd.DatetimeIndex | np.ndarray | None], counts: Sequence[int]
+) -> np.ndarray:
+    """Join the dates of series one after the other.
+
+    Args:
+        parts: of each series; None where its dates are unknown.
+        counts: of dates that each has, or lacks.
+    """
+    unknown = np.datetime64("NaT", "ns")
+    dates = [
+        np.full(count, unknown) if part is None else np.asarray(part)
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    return np.concatenate(dates)
+
+
 # the series of a batch mostly share start, length and frequency
 @lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
@@ -538,21 +573,29 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
         ) from error
 
 
-@lru_cache
 def known_frequency(freq: Any) -> str:
     """Return a pandas alias, or a calendar of weekdays, whose steps go forward."""
+    if not isinstance(freq, str | pd.DateOffset):
+        raise InputError(
+            f"freq={freq!r} is not a pandas frequency; one such as 'h', 'D', 'W', 'MS'"
+            " or 'Mon-Sat' holds for all series"
+        )
+    return _known_frequency(freq)
+
+
+@lru_cache
+def _known_frequency(freq: str | pd.DateOffset) -> str:
     offset = None
     with warnings.catch_warnings(), suppress(ValueError):
         # pandas takes the letters one by one, and warns of an old one before it refuses
         # the word
         warnings.simplefilter("ignore", FutureWarning)
-        if isinstance(freq, str | pd.DateOffset):
-            offset = read_offset(freq)
+        offset = read_offset(freq)
     if offset is None:
         raise InputError(
             f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS',"
             " 'Mon-Sat'"
-        )
+        ).with_cures({"freq": None})
     try:
         # an alias may have a multiple of 0 or less, as in "-1D"
         forward = _EPOCH + offset > _EPOCH
@@ -564,7 +607,7 @@ def known_frequency(freq: Any) -> str:
         raise InputError(
             f"freq={freq!r} does not go forward in time; give a step above zero, such"
             " as 'D'"
-        )
+        ).with_cures({"freq": None})
     # the ``freqstr`` of such an offset is "C", without weekdays and holidays
     if isinstance(freq, pd.offsets.CustomBusinessDay) and freq.n == 1:
         return format_calendar(
@@ -709,9 +752,11 @@ def missing_at_end(values: np.ndarray) -> int:
 def note_missing_ends(batch: SeriesBatch) -> SeriesBatch:
     """Return the batch with a note where targets end with missing values."""
     missing = {
-        name: missing_at_end(batch.values[row])
-        for row, name in enumerate(batch.ids)
-        if batch.is_target[row]
+        name: missing_at_end(values)
+        for name, values, is_target in zip(
+            batch.ids, batch.values, batch.is_target, strict=True
+        )
+        if is_target
     }
     examples = [f"{name!r} with {steps}" for name, steps in missing.items() if steps]
     cure = "drop these rows, or name known covariates with known=[…]"

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.core.foreign_words import answers_arguments
 from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency, make_batch
 from tsfm_lens.data.categories import category_notes, declared_names, read_cells
 from tsfm_lens.data.files import in_units, read_series, with_season
@@ -61,6 +62,7 @@ _NO_VALUES = ("string", "date", "datetime", "datetime64", "period")
 _LEVELS = ("id_column", "time_column", "time_format", "timezone", "round_time")
 
 
+@answers_arguments("as_series")
 def as_series(
     data: Any,
     *,

@@ -2,7 +2,8 @@
 
 Each removes one property of a series, and keeps ids, lengths and times:
 :func:`remove_motif` a stretch, :func:`shift_phase` the phase of the season,
-:func:`swap_season` its period.
+:func:`swap_season` its period. Covariates stay as they are: their future is known, and
+some are categories.
 """
 
 from __future__ import annotations
@@ -201,16 +202,17 @@ def _seasonal(
 def _corrupt(
     series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool
 ) -> SeriesBatch:
-    """Change each series, by values and id, and restore its scale if asked to."""
+    """Change each target, by values and id, and restore its scale if asked to."""
     batch = as_series(series)
-    arrays = [
-        change(values, name)
-        for values, name in zip(batch.values, batch.ids, strict=True)
-    ]
-    if not keep_scale:
-        return replace(batch, values=tuple(arrays))
-    for index, (name, old) in enumerate(zip(batch.ids, batch.values, strict=True)):
-        new = arrays[index]
+    arrays = list(batch.values)
+    for index, name in enumerate(batch.ids):
+        if batch.roles[index] != "target":
+            continue
+        old = batch.values[index]
+        new = change(old, name)
+        arrays[index] = new
+        if not keep_scale:
+            continue
         spread = np.nanstd(new)
         # rounding gives a constant a small spread
         if spread <= 1e-12 * np.nanmax(np.abs(new)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tsfm_lens.core.errors import InputError, UnknownNameError
+from tsfm_lens.core.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.data.faults import Fault, Faults, find_faults, write_arguments
 from tsfm_lens.data.frames import (
     column_names,
     from_frame,
@@ -32,6 +34,8 @@ from tsfm_lens.data.values import from_arrow, name_lists, texts
 
 PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *PARQUET)
+_LARGE = 2**25
+"""Bytes of a file that is not read again and again to find all its faults."""
 _MAX_FILES = 5  # files that a message names, the nearest first
 _MIN_NUMBER_SHARE = 0.5  # with this share of numbers, a column must hold no words
 
@@ -67,7 +71,7 @@ def read_series(
 
     Raises:
         InputError: the file is missing, empty, unreadable or ambiguous; the message
-            names row and column.
+            names row and column, all faults at once, and the call that reads it.
         UnknownNameError: a column that is named does not exist.
 
     Example:
@@ -76,24 +80,62 @@ def read_series(
         >>> data.read_series(folder / "load.csv", decimal=",").values[0].tolist()
         [1.5, 2.5]
     """
-    columns = name_lists(columns)
+    options: dict[str, Any] = {
+        **name_lists(columns),
+        "delimiter": delimiter,
+        "decimal": decimal,
+        "thousands": thousands,
+        "encoding": encoding,
+        "header": header,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
     file = regular_file(path, READABLE)
-    notes: tuple[str, ...] = ()
     try:
-        if file.suffix.lower() in PARQUET:
-            # its columns have types, and text has none
-            frame = _parquet(file)
-        else:
-            table = read_table(file, delimiter, decimal, thousands, encoding, header)
-            frame = text_frame(table, columns)
-            notes = table.notes
-        batch = from_frame(frame, **columns).noted(notes)
+        batch = _read(file, **options)
     except (InputError, UnknownNameError) as error:
+        faults = _all_faults(path, file, options, error)
         # of the same class, and with the path as the caller wrote it
-        raise type(error)(f"{path}: {error}") from error
+        refusal = type(error)(faults.describe(_call(path, options, faults)))
+        refusal.faults = faults
+        raise refusal from error
     except (OSError, MemoryError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     return in_units(with_season(batch, seasonality), units)
+
+
+def _read(
+    file: Path,
+    *,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    thousands: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+    **columns: Any,
+) -> SeriesBatch:
+    """Read the series of a file; the first thing that cannot be decided is refused."""
+    columns = name_lists(columns)
+    if file.suffix.lower() in PARQUET:
+        # its columns have types, and text has none
+        return from_frame(_parquet(file), **columns)
+    table = read_table(file, delimiter, decimal, thousands, encoding, header)
+    return _from_table(table, columns).noted(table.notes)
+
+
+def _all_faults(
+    path: str | Path, file: Path, options: dict[str, Any], error: LensError
+) -> Faults:
+    """Find all faults of a file; of a large one the first alone, since it is slow."""
+    if file.stat().st_size > _LARGE:
+        return Faults(str(path), (Fault(str(error), {}),), {}, readable=False)
+    return find_faults(str(path), partial(_read, file), options, error)
+
+
+def _call(path: str | Path, options: Mapping[str, Any], faults: Faults) -> str:
+    """Write the call that reads a file, with all options that it takes."""
+    arguments = {**options, **faults.changes}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return f"read_series({str(path)!r}, {write_arguments(given)})"
 
 
 def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
@@ -150,10 +192,23 @@ def _parquet(file: Path) -> pd.DataFrame:
         raise InputError(f"it is no Parquet file that can be read: {error}") from error
 
 
-def text_frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
+def _from_table(table: TextTable, options: Mapping[str, Any]) -> SeriesBatch:
+    try:
+        return from_frame(text_frame(table, options), **options)
+    except InputError:
+        # a message may name columns of ids, which are found among those that nobody
+        # reads, too
+        from_frame(text_frame(table, options, unread=True), **options)
+        raise
+
+
+def text_frame(
+    table: TextTable, options: Mapping[str, Any], *, unread: bool = False
+) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written.
 
-    The index holds row numbers of the file, which error messages give.
+    The index holds row numbers of the file, which error messages give. Columns of
+    numbers that nobody reads are converted with ``unread`` alone.
     """
     names = list(table.columns)
     option = options.get
@@ -165,8 +220,10 @@ def text_frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
         column_names([*(option("known") or ()), *(option("past") or ())], names)
     )
     categories = set(column_names(option("categories") or (), names))
-    targets = option("targets") if option("variates") is None else option("variates")
-    requested = value_columns(names, targets, keys | covariates)
+    values_option = "targets" if option("variates") is None else "variates"
+    requested = value_columns(
+        names, option(values_option), keys | covariates, values_option
+    )
     # without a request, every column that is neither key nor covariate may hold values
     values: set[Any] = set(names) - keys - covariates
     if requested is not None:
@@ -186,9 +243,14 @@ def text_frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
         elif not stays_text and (name in values or is_unnamed):
             cells = table.numbers(name, _MIN_NUMBER_SHARE)
         elif not stays_text and table.is_numeric(name):
-            # nobody reads these numbers, so they are not converted; zeros will do,
-            # since ``from_frame`` notes by type which unread columns are numbers
-            columns[name] = np.zeros(len(table.columns[name]))
+            # zeros will do, since ``from_frame`` notes by type which unread columns are
+            # numbers
+            numbers = np.zeros(len(table.columns[name]))
+            if unread:
+                # a share above 1, so that no other spelling of numbers is refused
+                converted = table.numbers(name, 2.0)
+                numbers = numbers if converted is None else converted
+            columns[name] = numbers
             continue
         if cells is None:
             cells = table.text(name, is_id=name in keys - {time})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import chain, combinations
 from typing import Any
 
@@ -34,6 +35,7 @@ from tsfm_lens.data.times import (
     Grid,
     Times,
     digit_dates,
+    fitting_formats,
     holds_dates,
     is_date_name,
     make_grids,
@@ -42,7 +44,14 @@ from tsfm_lens.data.times import (
     resembles_dates,
     time_text,
 )
-from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, without_arrow
+from tsfm_lens.data.values import (
+    LISTS,
+    id_texts,
+    name_lists,
+    texts,
+    to_floats,
+    without_arrow,
+)
 
 _MAX_NAMES = 8  # columns
 _CHOICES = {
@@ -159,7 +168,8 @@ def from_frame(
     roles = covariate_roles(frame.columns, known, past, {time, key})
     # chosen before the future is appended, whose rows without targets would make
     # objects of a column of truth values, which count as numbers
-    columns = _values(frame, requested, {time, key, *roles})
+    option = "targets" if variates is None else "variates"
+    columns = _values(frame, requested, {time, key, *roles}, option)
     in_future = np.zeros(len(frame), dtype=bool)
     if future is not None:
         in_future = np.append(in_future, np.ones(len(later), dtype=bool))
@@ -537,6 +547,7 @@ def _check_rows(
     if times is not None and not len(repeats):
         return
     examples = []
+    texts: list[Hashable] = []
     for column in unread:
         # text that is the same in all rows of an id describes its series
         text = frame[column].astype(str).where(frame[column].notna())
@@ -544,19 +555,22 @@ def _check_rows(
             not pd.api.types.is_numeric_dtype(frame[column])
             and text.groupby(ids).nunique().max() > 1
         ):
+            texts.append(column)
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
     id_columns = ""
     if times is not None:
         free = frame.drop(columns=[*fixed - {None}])
         id_columns = _find_id_columns(free, keys, ids.name)
-    option = f"id_column={id_columns or '…'}"
+    option = "id_column=…"
+    if id_columns:
+        option = f"id_column={id_columns!r}"
     if examples:
         raise InputError(
             f"rows differ in {', '.join(examples)}: without it, different series would"
             f" be merged. Name the columns of ids with {option}, that of dates with"
             " time_column=… and time_format=…, rename them (id, timestamp), or leave"
             " them out"
-        )
+        ).with_cures(*_cures_of_text(frame[texts], times, id_columns))
     if times is not None:
         first = keys.iloc[repeats[0]]
         name, _, clock = first
@@ -583,7 +597,27 @@ def _check_rows(
         raise InputError(
             f"{owner}two values at {time_text(clock)} (rows {rows[0]} and {rows[1]});"
             f" {'; '.join(cures)}"
-        )
+        ).with_cures({"id_column": id_columns} if id_columns else {})
+
+
+def _cures_of_text(
+    texts: pd.DataFrame, times: Times | None, id_columns: str
+) -> list[dict[str, str]]:
+    """Return options that read columns of text as dates or ids."""
+    cures = []
+    names = list(texts) if times is None else []
+    for name in names:
+        cells = texts[name]
+        if cells.isna().any():
+            continue
+        if resembles_dates(cells):
+            cures.append({"time_column": str(name)})
+        forms = fitting_formats(list(map(str, cells)))
+        cures += [{"time_column": str(name), "time_format": form} for form in forms]
+    if not cures:
+        joined = ",".join(map(str, texts.columns))
+        cures.append({"id_column": id_columns or joined})
+    return cures
 
 
 def _find_id_columns(
@@ -621,7 +655,7 @@ def _find_id_columns(
             chosen = [name for name in codes if name in names]
             if key is not None:
                 chosen = [str(key), *chosen]
-            return repr(",".join(chosen))
+            return ",".join(chosen)
     return ""
 
 
@@ -629,9 +663,13 @@ def _values(
     frame: pd.DataFrame,
     names: Sequence[str] | None,
     other_columns: set[Hashable | None],
+    option: str,
 ) -> list[Hashable]:
-    """Return the columns of values, by name or else by their type."""
-    columns = value_columns(frame.columns, names, other_columns)
+    """Return the columns of values, by name or else by their type.
+
+    ``option`` is the one that names them.
+    """
+    columns = value_columns(frame.columns, names, other_columns, option)
     if columns is not None:
         return columns
     kinds = zip(frame.columns, frame.dtypes, strict=True)
@@ -829,7 +867,7 @@ def key_and_time(
     They are those that are asked for, else those with a standard name.
     """
     if time_column is not None and time_column not in columns:
-        raise unknown_name("column", time_column, map(str, columns))
+        raise _no_column(time_column, columns, "time_column")
     if id_column is not None and id_column == time_column:
         raise InputError(
             f"column {id_column!r} cannot hold both the ids and the timestamps"
@@ -882,10 +920,11 @@ def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
             return exact[name]
         if len(folded.get(name, ())) > 1:
             option = _CHOICES.get(tuple(names), "its own option")
+            keyword = option.partition("=")[0]
             raise InputError(
                 f"any of the columns {_listed(folded[name])} may be {name!r}; name one"
                 f" with {option}"
-            )
+            ).with_cures(*(_named(keyword, str(column)) for column in folded[name]))
         if name in folded:
             return folded[name][0]
     return None
@@ -895,10 +934,12 @@ def value_columns(
     columns: Collection[Hashable],
     requested: Sequence[str] | None,
     other_columns: Collection[Hashable | None],
+    option: str = "targets",
 ) -> list[Hashable] | None:
     """Return the columns of values, by request or by their standard name.
 
-    None if the content of the columns must decide.
+    None if the content of the columns must decide. ``option`` is the one that requests
+    them.
     """
     free = [column for column in columns if column not in other_columns]
     if requested is None:
@@ -907,9 +948,10 @@ def value_columns(
             return None
         return [target]
     available = set(columns)
+    requested = column_names(requested, available)
     for column in requested:
         if column not in available:
-            raise unknown_name("column", column, map(str, free))
+            raise _no_column(column, free, option, requested)
         if column in other_columns:
             raise InputError(
                 f"column {column!r} is named as ids, timestamps or covariate, too, and"
@@ -932,11 +974,8 @@ def covariate_roles(
     for role, names in (("past", past), ("known", known)):
         for name in column_names(names or (), available):
             if name not in available:
-                raise unknown_name(
-                    "column",
-                    name,
-                    [str(column) for column in columns if column not in other_columns],
-                )
+                free = [column for column in columns if column not in other_columns]
+                raise _no_column(name, free, role, names)
             if name in other_columns:
                 raise InputError(
                     f"column {name!r} holds the ids or timestamps and cannot be a"
@@ -1053,7 +1092,7 @@ def _find_targets(
         InputError: several columns may be the target, and no name says which.
     """
     if requested is not None:
-        return requested
+        return column_names(requested, frame.columns)
     excluded = {*keys, *past}
     if is_known:
         excluded |= set(covariates)
@@ -1165,6 +1204,39 @@ def _late_notes(
     return notes
 
 
+def _named(option: str, *names: str) -> dict[str, Any]:
+    """Return an option that names columns, as a reader takes it."""
+    if option in LISTS:
+        return {option: names}
+    return {option: ",".join(names)}
+
+
+def _no_column(
+    name: object,
+    columns: Iterable[Hashable],
+    option: str,
+    requested: Sequence[Hashable] | None = None,
+) -> UnknownNameError:
+    """Build the error for a column that does not exist, with the nearest as its cure.
+
+    ``requested`` are all names that the option has.
+    """
+    available = [str(column) for column in columns]
+    folded = {column.lower(): column for column in available}
+    cures = []
+    for match in get_close_matches(str(name).lower(), folded, n=3):
+        names = [
+            folded[match] if item == name else str(item) for item in requested or [name]
+        ]
+        cures.append(_named(option, *names))
+    rest = [str(item) for item in requested or () if item != name]
+    if rest:
+        cures.append(_named(option, *rest))
+    else:
+        cures.append({option: None})
+    return unknown_name("column", name, available).with_cures(*cures)
+
+
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:
     """Split texts into names of columns at commas.
 
@@ -1194,5 +1266,5 @@ def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:
     names = column_names(texts(id_column, "id_column"), columns)
     for name in names:
         if name not in columns:
-            raise unknown_name("column", name, map(str, columns))
+            raise _no_column(name, columns, "id_column", names)
     return names

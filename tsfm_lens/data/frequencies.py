@@ -73,6 +73,10 @@ def read_offset(freq: Any) -> Any:
         # two weeks in a row, so that a range such as Sat-Wed may pass Sunday; numpy
         # reads days spelled as "Mon"
         days = " ".join((_DAYS * 2)[start : start + (stop - start) % 7 + 1]).title()
+    else:
+        parts = [first[at : at + 3] for at in range(0, len(first), 3)]
+        if set(parts) <= set(_DAYS):
+            days = " ".join(parts).title()
     return pd.offsets.CustomBusinessDay(
         weekmask=days, holidays=list(map(date.fromisoformat, dates))
     )

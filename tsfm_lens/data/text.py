@@ -1,9 +1,8 @@
 """Delimited text as columns of text cells, and the numbers among them.
 
 :func:`read_table` finds delimiter, encoding and header, and refuses a file where an
-option must decide; the :class:`TextTable` that it returns converts columns. The module
-also writes text that no spreadsheet runs as a formula, with :func:`to_csv`, and reads
-it back.
+option must decide; the :class:`TextTable` that it returns converts columns. What
+:mod:`tsfm_lens.core.spreadsheets` writes is read back as it was.
 """
 
 from __future__ import annotations
@@ -20,25 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.spreadsheets import NUMBER, restored
 
-# A spreadsheet runs a cell that begins with one of these signs as a formula, unless an
-# apostrophe stands before it. Full-width signs count, too.
-_TRIGGER = r"[=+\-@\t\r\n＝＋－＠]"
-# where a cell may begin: at the start of the text, or after a delimiter in it
-_CELL_START = r"(^|[;,|\t\r\n\"])"
-# defused() adds one apostrophe where _RISKY matches, restored() drops that of _DEFUSED
-_RISKY = re.compile(rf"{_CELL_START}('*)(?={_TRIGGER})")
-_DEFUSED = re.compile(rf"{_CELL_START}'('*)(?={_TRIGGER})")
-# a trigger without an apostrophe, which defused() never leaves
-_RAW = re.compile(rf"{_CELL_START}(?={_TRIGGER})")
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-# NUMBER stays a text, of which Arrow, whose engine is RE2, builds its own patterns
-_NUMBER = re.compile(NUMBER)
 ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
@@ -64,6 +50,7 @@ MISSING = (
     "-1.#QNAN",
 )
 """Cells that stand for a missing value."""
+_LINES = 100  # of which a delimiter is inferred for a message
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 # whole cells that are numbers, by their decimal sign
 _NUMBER_FORMS = {
@@ -178,10 +165,13 @@ class TextTable:
             more = ""
             if separates_thousands or has_other_decimal:
                 more = f" and decimal={other_decimal!r}"
+            cure = {"thousands": separator}
+            if more:
+                cure["decimal"] = other_decimal
             raise InputError(
                 f"{location}: thousands separators are read with"
                 f" thousands={separator!r}{more}"
-            )
+            ).with_cures(cure)
         if masks[other_decimal][row]:
             more = ""
             if masks["thousands"][row]:
@@ -189,7 +179,7 @@ class TextTable:
             raise InputError(
                 f"{location}, and the decimal sign is {decimal!r}; give decimal='.' or"
                 f" decimal=',', one for all{more}"
-            )
+            ).with_cures({"decimal": other_decimal})
         raise InputError(f"{location}, which is not a number")
 
     def check_mixed_cells(self, name: str) -> None:
@@ -208,7 +198,7 @@ class TextTable:
                 f" {self.first_row + row} beside the number {number!r};"
                 f" leave a missing cell empty, or give categories={[name]!r} to read"
                 " both as categories"
-            )
+            ).with_cures({"categories": (name,)})
 
     def is_numeric(self, name: str) -> bool:
         """Return True if all cells are missing or numbers, of either decimal sign."""
@@ -245,7 +235,7 @@ class TextTable:
                 f"{example}: that may be a decimal sign or a thousands separator, and"
                 " no other cell tells which; give decimal='.', or decimal=',' and"
                 " thousands='.'"
-            )
+            ).with_cures({"decimal": ",", "thousands": "."}, {"decimal": "."})
 
     def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
         """Return the cells of a column, and masks of those that are numbers.
@@ -492,11 +482,11 @@ def _decode(content: bytes, encoding: str | None) -> str:
             f"row {row} is not text in {label}{source}; give its encoding, as in"
             " encoding='cp1252' (Western Europe) or 'cp1250' (Central Europe); its"
             f" first line, with the delimiter and the columns, is {first!r}"
-        ) from error
+        ).with_cures(*_encodings(content)) from error
     except (LookupError, ValueError) as error:
         raise InputError(
             f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'"
-        ) from error
+        ).with_cures(*_encodings(content)) from error
     text = _checked_text(text)
     if not text.strip():
         raise InputError("the file is empty")
@@ -519,6 +509,33 @@ def _checked_text(text: str) -> str:
         raise InputError(f"row {row} holds a NUL: this is not a text file")
     # an encoding that is given, such as utf-8, leaves the mark in the text
     return text.removeprefix("\ufeff").lstrip("\r\n")
+
+
+def _encodings(content: bytes) -> list[dict[str, str]]:
+    """List the usual encodings under which a file is text."""
+    cures = []
+    for name in ("utf-8", "cp1252", "cp1250", "latin-1"):
+        try:
+            content.decode(name)
+        except UnicodeError:
+            continue
+        cures.append({"encoding": name})
+    return cures
+
+
+def _delimiters(text: str, signs: Sequence[str]) -> list[dict[str, str]]:
+    """List the delimiters that cut the first lines into equally many cells."""
+    lines = text.splitlines()[:_LINES]
+    cures = []
+    for sign in signs:
+        try:
+            widths = {len(row) for row in csv.reader(lines, delimiter=sign) if row}
+        except csv.Error:
+            continue
+        if len(widths) == 1 and widths != {1}:
+            name = "tab" if sign == "\t" else sign
+            cures.append({"delimiter": name})
+    return cures
 
 
 def _parse_delimiter(delimiter: str) -> str:
@@ -548,7 +565,7 @@ def _find_delimiter(text: str, file: Path, decimal: str | None) -> str:
         raise InputError(
             f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or"
             " 'tab'"
-        )
+        ).with_cures(*_delimiters(text, signs))
     if signs:
         return signs[0]
     # blanks in the first line and in the second one
@@ -556,7 +573,7 @@ def _find_delimiter(text: str, file: Path, decimal: str | None) -> str:
         raise InputError(
             "blanks may separate the columns; give delimiter='space', or delimiter=','"
             " for one column"
-        )
+        ).with_cures({"delimiter": "space"})
     # a comma would cut decimals in two, and a file called .tsv has tabs further down if
     # any
     if decimal == "," or ".tsv" in file.name.lower():
@@ -592,9 +609,9 @@ def _rows(text: str, delimiter: str) -> list[list[str]]:
     rows = [row or [""] for row in rows if row or width == 1]
     for number, row in enumerate(rows, 1):
         if len(row) != width:
-            raise InputError(
-                _uneven(delimiter.join(row), number, len(row), width, delimiter)
-            )
+            message = _uneven(delimiter.join(row), number, len(row), width, delimiter)
+            signs = [sign for sign in _DELIMITERS if sign != delimiter]
+            raise InputError(message).with_cures(*_delimiters(text, signs))
         # a quotation mark that is never closed swallows the next rows
         if quoted and any(
             delimiter in cell and ("\n" in cell or "\r" in cell) for cell in row
@@ -639,53 +656,9 @@ def _refuse_values(first: Sequence[str]) -> None:
         raise InputError(
             f"the first line ({', '.join(map(repr, first[:6]))}) may be names or"
             " values; give header=True or header=False"
-        )
+        ).with_cures({"header": False}, {"header": True})
 
 
 def _mask(array: pa.Array) -> np.ndarray:
     # Arrow packs truth values in bits, of which numpy has no view
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
-
-
-def defused(text: str) -> str:
-    """Change a text so that no spreadsheet runs it as a formula.
-
-    Numbers stay as they are.
-    """
-    if _NUMBER.fullmatch(text):
-        return text
-    return _RISKY.sub(r"\1'\2", text)
-
-
-def restored(texts: Sequence[str]) -> list[str]:
-    """Undo :func:`defused` for one column or header.
-
-    If a spreadsheet would run one of the texts, :func:`defused` did not write them, and
-    all stay as they are.
-    """
-    if not any("'" in text for text in texts):
-        return list(texts)
-    if any(_RAW.search(text) and not _NUMBER.fullmatch(text) for text in texts):
-        return list(texts)
-    return [
-        text if _NUMBER.fullmatch(text) else _DEFUSED.sub(r"\1\2", text)
-        for text in texts
-    ]
-
-
-def to_csv(frame: pd.DataFrame, **options: Any) -> str:
-    """Write a frame as CSV without its index, with text and column names defused."""
-    safe = frame.copy()
-    safe.columns = pd.Index([defused(str(name)) for name in frame.columns])
-    for position in range(frame.shape[1]):
-        column = frame.iloc[:, position]
-        if pd.api.types.is_numeric_dtype(
-            column
-        ) or pd.api.types.is_datetime64_any_dtype(column):
-            continue
-        texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
-        # by position, because ``defused`` names may repeat; as objects, since pandas
-        # would make its own type of text
-        safe.isetitem(position, pd.array(texts, dtype=object))
-    text: str = safe.to_csv(index=False, lineterminator="\n", **options)
-    return text

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Any
 from zoneinfo import available_timezones
 
@@ -52,6 +53,7 @@ _DIGITS = {
     14: "%Y%m%d%H%M%S",
 }
 _UNITS = ("s", "ms", "us", "ns")
+_ISO_WEEK = "%G%V"
 _INTERVALS = (
     *("1s", "2s", "5s", "10s", "15s", "30s", "1min", "2min", "5min", "10min"),
     *("15min", "20min", "30min", "1h", "2h", "3h", "6h", "12h", "1D"),
@@ -112,7 +114,7 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
         raise InputError(
             f"time_format={time_format!r} is not a format such as '%d.%m.%Y', and none"
             f" of {', '.join(_UNITS)}"
-        )
+        ).with_cures({"time_format": None}, *_format_cures(column.astype(str).tolist()))
     missing = column.isna().to_numpy()
     if not missing.any():
         column = _plain(column)
@@ -191,6 +193,37 @@ def resembles_dates(column: pd.Series) -> bool:
     )
 
 
+_DATE_FORMS = (
+    *("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y/%m/%d"),
+    *("%Y.%m.%d", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%Y%m%d"),
+    *("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y"),
+    *("%m/%Y", "%m.%Y", "%Y/%m", "%b %Y", "%B %Y", "%b-%y", "%b-%Y"),
+)
+_CLOCK_FORMS = ("", " %H:%M", " %H:%M:%S", "T%H:%M", "T%H:%M:%S", " %I:%M %p", " %Hh")
+
+
+def fitting_formats(texts: Sequence[str]) -> list[str]:
+    """List the usual formats of dates in which all of some texts are dates.
+
+    Several fit where day and month cannot be told apart, as in 01/02/2024.
+    """
+    unique = pd.Series(list(dict.fromkeys(text.strip() for text in texts)))
+    forms = [f"{date}{clock}" for date in _DATE_FORMS for clock in _CLOCK_FORMS]
+    fitting = []
+    for form in forms:
+        # the first text rules out most formats, and is read fast
+        if pd.isna(pd.to_datetime(unique[0], format=form, errors="coerce")):
+            continue
+        stamps = pd.to_datetime(unique, format=form, errors="coerce")
+        if stamps.dt.year.between(1700, 2200).all():
+            fitting.append(form)
+    return fitting
+
+
+def _format_cures(texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"time_format": form} for form in fitting_formats(texts)]
+
+
 def is_date_name(name: Any) -> bool:
     """Test if the name of a column is a date, or text written as one."""
     return (
@@ -208,8 +241,11 @@ def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
     formats: list[str] = []
     if digits:
         formats = _date_formats(np.array([int(name) for name in digits]))
-    if not formats or formats[0] in _UNITS:
+    if not formats:
         return [], None
+    if formats[0] == _ISO_WEEK:
+        # pandas reads a week only with a day, and these are weeks of years already
+        return digits, formats[0]
     stamps = pd.to_datetime(
         pd.Series(list(map(str, digits))), format=formats[0], errors="coerce"
     )
@@ -333,7 +369,7 @@ def _from_numbers(
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give"
             f" time_format={' or '.join(map(repr, formats))}, or leave the column out"
             " to read the values without dates"
-        )
+        ).with_cures(*({"time_format": form} for form in formats))
     kind, reading = "broken", "as positions"
     if are_integers:
         kind, reading = "whole", "are read as step numbers"
@@ -351,7 +387,7 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
     # within a single year, weeks are steps of 1 like any others; above 12, the last two
     # digits are no months
     if 1700 < years.min() < years.max() < 2200 and 12 < weeks.max() <= 53:
-        return ["%G%V", "%Y%U"]
+        return [_ISO_WEEK, "%Y%U"]
     texts = numbers.astype(str)
     widths = np.char.str_len(texts)
     # the commonest width, since a single mistyped number must not make steps of dates
@@ -441,7 +477,7 @@ def _from_text(
     except (ValueError, TypeError) as error:
         raise InputError(
             f"time_format={time_format!r} is not a format: {error}"
-        ) from error
+        ).with_cures({"time_format": None}, *_format_cures(texts)) from error
     if week:
         # of a week 53 that a year does not have, pandas makes one of the next year
         years = stamps.dt.strftime(re.findall("%[GYy]", form)[0]).fillna("")
@@ -455,7 +491,7 @@ def _from_text(
         raise InputError(
             f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is"
             f" not a date of {expected}; or it is {_BEYOND}"
-        )
+        ).with_cures({"time_format": None}, *_format_cures(texts))
     clock = stamps.to_numpy(dtype="datetime64[ns]")
     offsets = {text: _offset(zone[2]) for text, zone in zones.items() if zone}
     if not offsets:
@@ -523,7 +559,9 @@ def on_clock(
         # ``tz_localize`` takes more than the names of zones, such as "dateutil/…" and
         # plain offsets
         if zone not in available_timezones():
-            raise unknown_name("time zone", zone, available_timezones())
+            error = unknown_name("time zone", zone, available_timezones())
+            near = get_close_matches(zone, available_timezones(), n=1)
+            raise error.with_cures(*({"timezone": name} for name in near))
         utc = np.empty_like(times.clock)
         for group, rows in groups:
             # the latest may come first
@@ -579,6 +617,13 @@ def _jitter(index: pd.DatetimeIndex) -> str:
         ):
             return f"round_time={interval!r}"
     return ""
+
+
+def _jitter_cure(index: pd.DatetimeIndex) -> dict[str, str]:
+    option = _jitter(index)
+    if not option:
+        return {}
+    return {"round_time": option.partition("=")[2].strip("'")}
 
 
 def make_grids(
@@ -695,7 +740,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
                 f"series {name!r} has irregular timestamps ({index[0]}, {index[1]},"
                 f" {index[2]}, …) and no frequency can be inferred; give"
                 f" {_jitter(index) or 'freq=…'}, or resample it first"
-            )
+            ).with_cures(_jitter_cure(index))
         step = f"frequency {alias!r}"
         if alias is None:
             positions = np.arange(len(index))
@@ -798,7 +843,7 @@ def _date_positions(
         option = _jitter(index)
         if option:
             message += f"; if times are off by chance, give {option}"
-        raise InputError(message)
+        raise InputError(message).with_cures(_jitter_cure(index))
     return np.asarray(positions, dtype=np.int64)
 
 

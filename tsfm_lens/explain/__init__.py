@@ -26,3 +26,7 @@ if TYPE_CHECKING:
 __all__ = export(__name__)
 
 _check_arguments(__name__)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -28,7 +28,7 @@ from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.segments import EXACT, segment_coords
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.explain.values import Masks, list_levels, name_statistic
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 
@@ -43,7 +43,7 @@ class MethodResult:
 
     Attributes:
         attribution: (segment, quantile, step), in data units.
-        half_width: half of 95 % intervals of it; None if nothing was drawn.
+        half_width: half the width of its 95 % intervals; None if nothing was sampled.
         variables: more variables of the result, by name.
         attrs: more attributes of the result.
     """
@@ -70,8 +70,8 @@ def shapley(
     if budget is None:
         budget = max(min(_BUDGET, affordable), 4 * players)
     if players > exact:
-        # the mean over steps as one step more: its interval does not follow from those
-        # of the steps
+        # The mean over steps is estimated as one more step, since its interval does not
+        # follow from those of single steps: errors of neighbouring steps go together.
         def values_and_mean(keep: np.ndarray) -> Array:
             values = masks(keep)
             return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
@@ -88,8 +88,6 @@ def shapley(
         result = MethodResult(
             estimate.attribution[..., :-1], widths[..., :-1], attrs=attrs
         )
-        # intervals of single steps cannot be averaged: errors of neighbouring steps go
-        # together
         result.variables["mean_half_width"] = (
             ("segment", "quantile"),
             widths[..., -1],
@@ -101,25 +99,26 @@ def shapley(
 
 
 def _single(masks: Masks, visible: bool) -> MethodResult:
-    """Compute the effects of hiding, or of showing, each segment alone."""
+    """Compute the effects of hiding each segment alone, or of showing each alone.
+
+    A segment is hidden if all others are ``visible``, and is shown if they are not.
+    """
     players = len(masks.segments)
-    values = masks(
-        np.concatenate(
-            # the first row is all or none; in each other one segment is the other way
-            # round
-            [np.full((1, players), visible), np.eye(players, dtype=bool) ^ visible]
-        )
-    )
+    # the first mask shows all segments or none; each other one differs in one segment
+    base = np.full((1, players), visible)
+    one_changed = np.eye(players, dtype=bool) ^ visible
+    values = masks(np.concatenate([base, one_changed]))
     return MethodResult(values[0] - values[1:] if visible else values[1:] - values[0])
 
 
 def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
+    """Integrate gradients from the reference to the input, at ``steps`` points."""
     if not is_count(steps):
         raise InputError(
             f"steps is {steps!r}, expected a number of points between reference and"
             " input, 1 or more"
         )
-    # Gauss and Legendre on [-1, 1], while the path runs over [0, 1]
+    # Gauss-Legendre nodes are on [-1, 1], the path from reference to input on [0, 1]
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     return MethodResult(
         slopes(masks, (nodes + 1) / 2, weights / 2), attrs={"places": steps}
@@ -127,7 +126,7 @@ def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
 
 
 def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> MethodResult:
-    """Scale shares (segment, step) by the forecast less the reference forecast."""
+    """Attribute the forecast minus the reference forecast by shares (segment, step)."""
     additive = [part.name for part in masks.segments if part.values is not None]
     if additive:
         raise InputError(
@@ -201,24 +200,25 @@ def input_attribution(
 ) -> xr.Dataset:
     """Attribute the forecast of one target to the segments of its item's input.
 
-    The attribution is of each step and quantile. The value of a mask is the forecast
-    from its visible input; see :func:`tsfm_lens.explain.forecasts`.
+    Each step and quantile is attributed by itself. The forecast under a mask is made
+    from the visible input; see :func:`tsfm_lens.explain.forecasts`.
 
     - "shapley": exact up to ``exact`` segments (12 within one pass of the model, fewer
       where a forecast takes several); beyond, estimated from up to ``budget``
       forecasts, fewer if standard errors are within ``tolerance``.
     - "occlusion": the forecast minus the forecast without the segment.
     - "inclusion": the forecast of the segment alone minus the reference forecast.
-    - "integrated gradients", "gradient × input": the slope towards the segment,
-      integrated from a reference of numbers, or at the input alone. They agree for a
-      constant reference in models that normalise each series.
+    - "integrated gradients", "gradient × input": the slope of the forecast from
+      reference to input along the segment, integrated over that way, or taken at the
+      input alone. The reference must have no missing values. Both agree for a constant
+      reference in models that normalise each series.
     - "attention rollout", "attention flow": the share of attention on a segment, times
       the forecast minus the reference forecast. They are for comparison and measure no
       effect.
 
     Args:
         run: the forecast to explain.
-        item: of the run's batch: a position or a name; the only one if None.
+        item: one of the run's batch, by position or name; the only one if None.
         method: one of the above.
         reference: values of masked steps, see
             :func:`tsfm_lens.explain.reference_values`.
@@ -239,15 +239,15 @@ def input_attribution(
         - ``forecast`` with everything visible and ``reference_forecast`` with all
           segments masked (step, quantile); ``remainder`` (step, quantile), their
           difference less the sum over segments.
-        - Where masks or sample paths are drawn, half of the 95 % intervals:
-          ``half_width`` (segment, step, quantile), and of the mean over steps
-          ``mean_half_width`` (segment, quantile).
+        - Where masks or sample paths are drawn, half the width of 95 % intervals:
+          ``half_width`` (segment, step, quantile), and ``mean_half_width`` (segment,
+          quantile) for the mean over steps.
         - ``share`` (segment, step) of attention, for methods that use it.
 
         Attributes: ``rounding``, how far rounding moves the forecast;
-        ``reference_distance``, from the middle of the reference forecast to the mean of
-        the context, in its standard deviations; ``missing_values``, the model's own
-        mask, or what its library fills gaps by.
+        ``reference_distance``, from the median of the reference forecast to the mean of
+        the context, in standard deviations of the context; ``missing_values``, the
+        model's own mask, or how its library fills gaps.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014,
@@ -273,7 +273,7 @@ def input_attribution(
         )
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
     function, source = METHODS[method]
-    # each seed has a cache of its own, which masks.ends below reads again at no cost
+    # forecasts are cached for each seed, so that masks.ends below costs nothing
     result = _over_seeds([function(seeded, **how) for seeded in masks.per_seed])
     full, nothing = masks.ends
     axes = ("segment", "quantile", "step")
@@ -308,16 +308,16 @@ def input_attribution(
 
 
 def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
-    """Average results under several seeds, and add their intervals."""
+    """Average results over seeds, with intervals from their spread."""
     if len(results) < 2:
         return results[0]
+    # (segment, quantile, step, seed)
     values = np.stack([result.attribution for result in results], axis=-1)
     variables = {
         name: (dims, np.mean([result.variables[name][1] for result in results], axis=0))
         for name, (dims, _) in results[0].variables.items()
     }
-    # masks are drawn under each run's own seed, so the spread over seeds also holds
-    # that over masks
+    # each seed samples its own masks, so the spread over seeds includes that over masks
     variables["mean_half_width"] = (("segment", "quantile"), half_width(values.mean(2)))
     return MethodResult(
         values.mean(-1),

@@ -23,7 +23,7 @@ from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.seasonal import seasonal_error
 from tsfm_lens.explain.masking import category_numbers, in_numbers, whole
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.noise import marked_dataset, noise_floor
 from tsfm_lens.models.run import Run
 
@@ -33,9 +33,9 @@ WAYS = ("removed", "constant", "shuffled")
 PARTS = ("past", "known future")
 SHIFTS = (-2, -1, 0, 1, 2)
 """Standard deviations by which a covariate is shifted for its response."""
-_MANY = 32  # series beyond which two shuffles are enough, since series vary themselves
+_MANY = 32  # number of series above which two shuffles each average well enough
 Edit = Callable[[int, np.ndarray], np.ndarray]
-"""Row, past with known future (time + ahead,) -> its other values."""
+"""Function of a row and its past with known future (time + ahead,), to new values."""
 
 
 @probe(
@@ -68,16 +68,16 @@ def covariate_use(
 ) -> xr.Dataset:
     """Measure how each covariate moves the forecast, and whether it helps.
 
-    Every item is forecast again with other values of the covariate. It is "removed"
-    with its row, "constant" at the mean of its context, or "shuffled" several times,
-    past and known future together. For the response its known future, or else the last
-    ``horizon`` steps of its past, is shifted by -2 to 2 standard deviations; a
-    covariate of two values is held at each.
+    Every item is forecast again with the covariate changed in one of three ways: its
+    row is "removed", its values are "constant" at the mean of its context, or they are
+    "shuffled" several times, past and known future together. For the response, its
+    known future, or else the last ``horizon`` steps of its past, is shifted by -2 to 2
+    standard deviations; a covariate of two values is held at each of them.
 
     Args:
         run: with covariates; a truth is needed to measure their worth.
-        shuffles: number of random orders; 8 if None, and 2 over more than 32 series,
-            which vary themselves.
+        shuffles: number of random orders; 8 if None, or 2 where there are more than 32
+            series to average over.
         seed: of the orders; the run's own if None.
         progress: called with per cent done, and 100.
 
@@ -92,13 +92,13 @@ def covariate_use(
           ``error_without`` (covariate, way, series); and ``worth``, their difference,
           above 0 where the covariate helps.
         - ``response`` (covariate, shift, series): change of the median forecast, mean
-          over steps, where the mean of the shifted values is ``value``. ``slope``
-          (covariate, series) of that line for ``step_size``, which is one standard
-          deviation or the distance of the two values.
-        - ``share`` (covariate, part, series): the mean absolute change from "constant",
-          split into past and known future by Shapley values, which sum to it; below 0
-          where a part acts against the sum.
-        - ``role_of`` (covariate).
+          over steps; ``value``, the mean of the shifted values; ``slope`` (covariate,
+          series), of the line of responses over values, for a step of ``step_size``,
+          which is one standard deviation or the distance of the two values.
+        - ``share`` (covariate, part, series): the mean absolute change that "constant"
+          makes, split into past and known future by Shapley values, which sum to it;
+          below 0 where a part acts against the sum.
+        - ``role_of`` (covariate): "past" or "known".
 
         :func:`.estimates.add_estimates` adds its variables for ``moved`` and ``worth``
         within each way, and for ``slope``. NaN stands for a series whose context never
@@ -141,17 +141,18 @@ def covariate_use(
             " series that vary"
         )
     rng = np.random.default_rng(run.seed if seed is None else seed)
-    # of the unedited series: an edited context would number its categories anew
+    # made from the unedited series, as the library would number the categories of an
+    # edited context anew
     numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
-    count = 0
-    total = sum(len(edits) for ways in trials.values() for edits in ways.values())
+    n_done = 0
+    n_forecasts = sum(len(edits) for ways in trials.values() for edits in ways.values())
     measured = []
-    for name, edits in trials.items():
+    for name, edits_by_trial in trials.items():
         medians: dict[str | int, list[np.ndarray]] = {}
-        for trial, variants in edits.items():
+        for trial, edits in edits_by_trial.items():
             medians[trial] = []
-            for edit in variants:
+            for edit in edits:
                 changed = _as_numbers(_with_covariate(batch, name, edit), numbers)
                 forecast = run.lens.forecast(
                     changed,
@@ -160,18 +161,18 @@ def covariate_use(
                     # the same random numbers in every trial, so that a model that draws
                     # differs by its input alone
                     seed=run.seed,
-                    progress=partial(_notify, progress, count, total),
+                    progress=partial(_notify, progress, n_done, n_forecasts),
                 )
                 # without the removed row, targets have other positions, but the same
                 # order
                 medians[trial].append(forecast.median[changed.is_target])
-                count += 1
-        owners = {
+                n_done += 1
+        # the row of the covariate for each item, and from it for each target
+        row_of_item = {
             batch.groups[row]: row for row in informative if batch.variates[row] == name
         }
-        measured.append(
-            _measure(run, medians, [owners.get(batch.groups[row]) for row in rows])
-        )
+        owners = [row_of_item.get(batch.groups[row]) for row in rows]
+        measured.append(_measure(run, medians, owners))
     data = marked_dataset(run).isel(series=rows)
     axes = {"covariate": [*roles], "way": [*WAYS], "shift": [*SHIFTS], "part": [*PARTS]}
     data = data.assign_coords(axes | {"role_of": ("covariate", [*roles.values()])})
@@ -182,11 +183,11 @@ def covariate_use(
             values if name in _OF_COVARIATE else values / unit,
         )
     data["unit"] = (("series",), unit)
-    noise = noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows]
+    noise = noise_floor(run, lambda noisy, plain: np.abs(noisy - plain).mean(-1))[rows]
     floor = xr.DataArray(noise / unit, dims="series")
     data = add_estimates(data, "moved", floor=floor, groups="way")
-    # a slope is a change of the forecast for one step of the covariate, and so has the
-    # floor of a change
+    # a slope is the change of the forecast for one step of the covariate, so the noise
+    # floor of a change of the forecast holds for it too
     data = add_estimates(data, "slope", floor=floor, signed=True)
     if run.truth is None:
         return data.drop_vars("error_without")
@@ -198,6 +199,7 @@ def covariate_use(
     return add_estimates(data, "worth", floor=floor, signed=True, groups="way")
 
 
+# Variables of the result, with their dimensions beside (covariate, …, series).
 _VARIABLES: dict[str, tuple[str, ...]] = {
     "moved": ("way",),
     "error_without": ("way",),
@@ -207,6 +209,7 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "slope": (),
     "step_size": (),
 }
+# These are in units of the covariate; all others are divided by that of the target.
 _OF_COVARIATE = ("value", "step_size")
 
 
@@ -241,18 +244,22 @@ def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatc
 def _trials(
     batch: SeriesBatch, horizon: int, name: str, shuffles: int, rng: np.random.Generator
 ) -> dict[str | int, list[Edit | None]]:
-    """List the edits of a covariate by way, part and shift; None removes it."""
+    """List the edits of a covariate by trial; the edit None removes it.
 
-    def constant(part: str, row: int, both: np.ndarray) -> np.ndarray:
+    A trial is one of ``WAYS``, one of ``PARTS`` (held constant alone), or a shift.
+    """
+
+    def constant(trial: str, row: int, both: np.ndarray) -> np.ndarray:
         past = batch.values[row]
-        # of categories the most frequent one, since a mean of their numbers is none
+        # of categories the most frequent one: a mean of codes would be no category
         finite = past[np.isfinite(past)]
         if batch.categories[row] is None:
             level = np.nanmean(past)
         else:
             level = np.bincount(finite.astype(int)).argmax()
-        inside = (np.arange(len(both)) < len(past)) == (part == "past")
-        return np.where(inside | (part == "constant"), float(level), both)
+        is_past = np.arange(len(both)) < len(past)
+        in_part = is_past == (trial == "past")
+        return np.where(in_part | (trial == "constant"), float(level), both)
 
     def shuffle(row: int, both: np.ndarray) -> np.ndarray:
         # gaps stay where they are
@@ -284,7 +291,8 @@ def _shifted(
     """Return the covariate's recent or future values, shifted by standard deviations.
 
     They are the known future, or else the last ``horizon`` steps. A covariate of two
-    values is held at one of them. None where neither is defined.
+    values is held at one of them. None where there is no such shift: the covariate has
+    no step, has no value there, or has two values and is to be shifted by ±2.
     """
     past = batch.values[row]
     future = batch.futures[row]
@@ -293,7 +301,7 @@ def _shifted(
     else:
         stretch = future[:horizon]
     size, bounds = _unit_step(batch, row)
-    # also of a size of NaN, with which every comparison is False
+    # "not >" and not "<=", so that NaN is refused too
     if not size > 0 or not np.isfinite(stretch).any():
         return None
     if not shift:
@@ -310,6 +318,7 @@ def _shifted(
 def _with_shift(
     batch: SeriesBatch, horizon: int, shift: int, row: int, both: np.ndarray
 ) -> np.ndarray:
+    """Put the shifted stretch of :func:`_shifted` into past and known future."""
     stretch = _shifted(batch, horizon, shift, row)
     if stretch is None:
         return both
@@ -323,7 +332,7 @@ def _with_shift(
 def _unit_step(
     batch: SeriesBatch, row: int
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return the step for a covariate's response, and its two values if it has two.
+    """Return the step of a covariate that a slope is for, and its two values if any.
 
     The step is NaN for more than two categories.
     """
@@ -343,16 +352,17 @@ def _measure(
     """Compute the variables (…, series) of one covariate from its forecasts.
 
     ``medians`` are median forecasts (series, step) by trial, in data units. ``owners``
-    are the covariate's rows, by target; None where it is not informative.
+    holds for each target the row of the covariate in its item; None where it is not
+    informative there.
     """
     batch = run.batch
     targets = run.batch.is_target
     plain = run.forecast.median[targets]
-    # added to a variable, NaN takes out the series in which the covariate says nothing
+    # added to a variable, this makes it NaN for series whose covariate is uninformative
     blank = np.where([owner is None for owner in owners], np.nan, 0.0)
     moved = [
-        # the size of each shuffle first, then their mean: changes of opposite sign must
-        # not cancel
+        # the absolute change of each shuffle before their mean, so that changes of
+        # opposite sign do not cancel
         np.mean([np.abs(other - plain).mean(-1) for other in medians[way]], axis=0)
         for way in WAYS
     ]
@@ -366,13 +376,14 @@ def _measure(
             np.mean([mae(median, truth) for median in medians[way]], 0) for way in WAYS
         ]
         out["error_without"] = np.stack(errors) + blank
-    full = plain - medians["constant"][0]
+    no_part = medians["constant"][0]
+    full = plain - no_part
     future_change = np.zeros_like(full)
-    if PARTS[0] in medians:
-        # the Shapley value of one of two parts is the mean over both orders
-        future_change = (
-            plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]
-        ) / 2
+    past, future = PARTS
+    if past in medians:
+        # The Shapley value of the future is the mean of what it adds to the past and of
+        # what it adds alone. A key names the part that is held constant.
+        future_change = (plain - medians[future][0] + medians[past][0] - no_part) / 2
     # with the sign of the full effect, so that the parts of a series sum to its size
     shares = [
         (part * np.sign(full)).mean(-1)
@@ -384,7 +395,7 @@ def _measure(
         [np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners]
     )
     for row, shift in enumerate(SHIFTS):
-        # a shift of 0 has no trial: it is the run's own forecast
+        # a shift of 0 has no trial: its forecast is the run's own
         change = (medians.get(shift, [plain])[0] - plain).mean(-1)
         for column, owner in enumerate(owners):
             if owner is None:
@@ -398,7 +409,7 @@ def _measure(
 
 
 def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Fit lines by least squares, (point, line) -> (line,); NaN where there is none."""
+    """Fit slopes by least squares, (point, line) -> (line,); NaN where undefined."""
     finite = np.isfinite(x * y)
     x = np.where(finite, x, 0.0)
     y = np.where(finite, y, 0.0)
@@ -465,6 +476,7 @@ def _fault(batch: SeriesBatch, row: int) -> str:
 
 
 def _list_rows(batch: SeriesBatch, name: str) -> list[int]:
+    """Return the rows of a covariate in all items."""
     return [
         row
         for row, variate in enumerate(batch.variates)
@@ -481,6 +493,7 @@ def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesB
 
 
 def _edited(batch: SeriesBatch, rows: Sequence[int], edit: Edit) -> SeriesBatch:
+    """Return the batch with some rows edited."""
     values = list(batch.values)
     futures = list(batch.futures)
     for row in rows:

@@ -33,7 +33,7 @@ from tsfm_lens.explain.segments import read_segments, segment_coords
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
@@ -233,11 +233,13 @@ def route_faithfulness(
                 predicted[row, column] = routes["estimate"].values[
                     index, candidates.index(name)
                 ]
-        square = np.square(total[row]).sum()
+        squares = np.square(total[row]).sum()
+        # of a segment without effect there are no shares
+        square = squares if squares > 0 else np.nan
         # (2, set, step): lost by cutting each set, and restored by it
         changes = np.stack([lost[len(components) :], restored])
         # a share is the factor of the total effect that fits a change by least squares
-        shares[:, row] = changes @ total[row] / (square if square > 0 else np.nan)
+        shares[:, row] = changes @ total[row] / square
         single_changes = lost[: len(components)]
         summed_necessities[row] = (single_changes @ total[row]).sum() / square
         if progress is not None:

@@ -1,8 +1,8 @@
 """Masked copies of series, and the reference values that masked steps take.
 
-:func:`masked` makes the copies of one item, :func:`reference_values` what they show
-instead. :func:`mask_seen` tests what a model does with missing values. Forecasts of the
-copies are made in :mod:`tsfm_lens.explain.values`.
+:func:`masked` makes the copies of one item, :func:`reference_values` the values of
+masked steps. :func:`mask_seen` tests what a model does with missing values. Forecasts
+of the copies are made in :mod:`tsfm_lens.explain.values`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.choices import REFERENCES
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import COLUMNS, ROLES, item_rows
@@ -24,22 +25,22 @@ from tsfm_lens.models.lens import Lens
 
 __all__ = ["REFERENCES", "masked", "reference_values"]
 
-REFERENCES = ("missing", "seasonal naive", "mean", "shuffled", "zero")
-"""Names of the values of masked steps; see :func:`reference_values`."""
 Reference = str | Mapping[str, str] | Sequence[np.ndarray]
-"""A reference by name, one for each role, or (time + horizon,) for each series."""
+"""The name of a reference, a name for each role, or values (time + horizon,) for each
+series."""
 OWN_MASK = "the model's own mask"
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedBatch(SeriesBatch):
-    """Series of a checked batch with other values.
+    """Series of a batch whose values were masked after it was checked.
 
-    Some may have no value at all, and known futures may have gaps.
+    Other than in the base class, a series may have no value at all, and known futures
+    may have gaps.
     """
 
     def __post_init__(self) -> None:
-        """Skip the checks of the base class."""
+        """Skip the checks of the base class, which refuse such series."""
 
 
 def reference_values(
@@ -47,15 +48,15 @@ def reference_values(
 ) -> tuple[np.ndarray, ...]:
     """Return the value that replaces each step when it is masked.
 
-    "missing" is NaN. "mean" is that of the context; of categories, the most frequent
-    one. "seasonal naive" is the value one season before (in the first season, one
-    season later; in the future, the last known of that phase). "shuffled" is another
-    order of context and known future. "zero" is 0.
+    "missing" is NaN. "mean" is the mean of the context, or its most frequent category.
+    "seasonal naive" is the value one season before; in the first season it is the value
+    one season later, and in the future the last one of the same phase in the context.
+    "shuffled" puts context and known future in a random order. "zero" is 0.
 
     Args:
         batch: series.
-        reference: one of :data:`REFERENCES`, or one for each role: "target", "past" and
-            "known".
+        reference: one of :data:`REFERENCES`, or a dict with one for each role:
+            "target", "past" and "known".
         horizon: steps of known futures.
         seed: of the order of shuffled values.
 
@@ -117,16 +118,18 @@ def reference_rows(
 
 
 def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
-    """Return the number that the model reads for each category, by series.
+    """Return the number that the model reads for each category, by id of the series.
 
-    Empty where it reads their codes. NaN stands for a category that the series lacks.
-    Libraries number a category by the context, in which a change or a mask may leave it
-    out.
+    It is needed since libraries number categories by those in the context, from which a
+    change or a mask may remove one. The result is empty where the model reads the codes
+    of categories. NaN stands for a category that the series lacks.
     """
     numbered = lens.adapter.numbered(batch)
-    tables = {}
-    # the base class of adapters returns the batch itself where a model reads codes
-    for row, categories in enumerate(batch.categories if numbered is not batch else ()):
+    tables: dict[str, np.ndarray] = {}
+    # Adapter.numbered() returns the batch itself where the model reads codes
+    if numbered is batch:
+        return tables
+    for row, categories in enumerate(batch.categories):
         if categories is not None:
             own_numbers = batch.level_numbers[row]
             if own_numbers is not None:
@@ -183,7 +186,7 @@ def whole(batch: SeriesBatch, row: int) -> np.ndarray:
 
 
 def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
-    """Append its future to a series, (time + horizon,), NaN where it is not known."""
+    """Return a series and its future, (time + horizon,), NaN where it is not known."""
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
 
 
@@ -195,36 +198,37 @@ def _reference(
     context = values[:length]
     if reference in ("missing", "zero"):
         return np.full(len(values), np.nan if reference == "missing" else 0.0)
-    # a mean of the codes of categories would be some other category, or none
+    # a mean of the codes of categories would be another category, or no code at all
     typical = _most_frequent if batch.categories[row] else np.nanmean
     if reference == "mean":
         return np.full(len(values), typical(context))
     if reference == "shuffled":
-        # np.resize repeats the values where gaps leave fewer than there are steps; each
-        # series has a stream of its own, or all would be shuffled by one order
-        pool = values[~np.isnan(values)]
-        return np.resize(
-            np.random.default_rng([seed, row]).permutation(pool), len(values)
-        )
+        known = values[~np.isnan(values)]
+        # seeded by row too, or all series would be shuffled in the same order
+        shuffled = np.random.default_rng([seed, row]).permutation(known)
+        # repeats values where gaps leave fewer of them than there are steps
+        return np.resize(shuffled, len(values))
     return _season_before(
         values, length, min(batch.seasonalities[row], length), typical
     )
 
 
 def _most_frequent(values: np.ndarray) -> float:
-    kinds, times = np.unique(values[~np.isnan(values)], return_counts=True)
-    return float(kinds[times.argmax()])
+    """Return the most frequent value, which is a code of a category."""
+    codes, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    return float(codes[counts.argmax()])
 
 
 def _season_before(
     values: np.ndarray, length: int, season: int, typical: Callable[[np.ndarray], float]
 ) -> np.ndarray:
-    """Return the value one season before each step, as of the forecast start.
+    """Return the value one season before each step, from the context alone.
 
-    Where that is a gap, it is the typical value of the same phase.
+    ``length`` is that of the context. Where the value is missing, the typical value of
+    the same phase is returned.
     """
     steps = np.arange(len(values))
-    # a future step goes back by as many seasons as lead into the context
+    # a future step goes back by several seasons, until it is in the context
     seasons_back = np.where(steps < length, 1, 1 + (steps - length) // season)
     before = steps - season * seasons_back
     # only the first season has nothing before it; it takes the step one season later,
@@ -232,16 +236,16 @@ def _season_before(
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
     result = values[source]
     for gap in np.flatnonzero(np.isnan(result)):
-        # of the context alone, since a future value is not known at the forecast start
+        # the context values of this phase; future ones are unknown when it is forecast
         phase = values[np.arange(source[gap] % season, length, season)]
         result[gap] = typical(values[:length] if np.isnan(phase).all() else phase)
     return result
 
 
 def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
-    """Put values in random order; gaps stay where they are.
+    """Put the values of each series in random order; gaps stay where they are.
 
-    The series of an item share one order, so that they still agree with each other.
+    The series of an item share one order, so that values of the same step still meet.
     """
     values = list(batch.values)
     futures = list(batch.futures)
@@ -252,14 +256,14 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
         future_lengths = [
             len(future) for row in rows if (future := batch.futures[row]) is not None
         ]
-        # one order for futures of all lengths: a shorter one takes its part of it
+        # one order for futures of all lengths: a shorter one skips steps it lacks
         future_order = rng.permutation(max(future_lengths, default=0))
         for row in rows:
-            series = batch.values[row][order]
+            shuffled = batch.values[row][order]
             gaps = np.isnan(batch.values[row])
-            # observed values go where observed values were
-            result = np.full(len(series), np.nan)
-            result[~gaps] = series[~np.isnan(series)]
+            # shuffling moved the gaps too; they are put back where they were
+            result = np.full(len(shuffled), np.nan)
+            result[~gaps] = shuffled[~np.isnan(shuffled)]
             values[row] = result
             future = batch.futures[row]
             futures[row] = (
@@ -273,19 +277,20 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
     """Test whether a model sees gaps, or its library fills them first.
 
-    Its inputs for a series with a gap are compared with those for filled ones.
+    The model's inputs for a series with a gap are compared with those for the same
+    series with the gap filled in one of several ways.
 
     Returns:
-        :data:`OWN_MASK`, or the name of the fill.
+        :data:`OWN_MASK`, or the name of the way of filling that gives equal inputs.
     """
     first = batch.select(item_rows(batch))
-    # its own gaps are filled, so that the one gap of the test is the only one
+    # gaps of the series itself are filled, so that the gap of the test is the only one
     values = np.nan_to_num(first.values[0].astype(float))
     length = len(values)
-    # in the middle, where fills differ: at an end, interpolation is the last value, too
+    # in the middle: at the end, interpolation and the last value would be the same
     gap = slice(max(1, length // 3), max(2, 2 * length // 3))
     if gap.stop >= length or values[gap.start - 1] == values[-1]:
-        # values that no two fills agree on
+        # a trend, so that all ways of filling differ
         values = values + np.arange(length)
     steps = np.arange(length)
     inside = np.zeros(length, bool)
@@ -311,7 +316,8 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
 def _inputs(lens: Lens, batch: SeriesBatch, values: np.ndarray) -> list[Tensor]:
     """Return the model's inputs when the first series has other values.
 
-    NaN is given as a mask and numbers, so that inputs compare.
+    Each tensor is returned as a mask of NaN and as numbers, since NaN differs from
+    itself.
     """
     inputs = lens.encode(replace(batch, values=(values, *batch.values[1:]))).inputs
     tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
@@ -333,11 +339,11 @@ def masked(
 ) -> MaskedBatch:
     """Copy one item, with some of its segments masked in each copy.
 
-    Stretches are replaced by the reference, additive parts are taken away.
+    A masked stretch is replaced by the reference, a masked additive part is subtracted.
 
     Args:
         batch: the series of one item.
-        segments: of that item; steps of none are shown in every copy.
+        segments: of that item; steps that belong to no segment are never masked.
         keep: (mask, segment) whether a copy shows a segment.
         reference: by name (:func:`reference_values`), or (time + horizon,) for each
             series.
@@ -388,10 +394,11 @@ def masked(
                     copies[hidden, steps] = replacements[row][steps]
                 else:
                     copies[hidden, steps] -= part.values
-        # the series of the batch are views of these copies
+        # the series of the new batch are views of this array
         copies.flags.writeable = False
         rows.append(copies)
     masks = range(len(visible))
+    # copies (mask, step), length of the context, and whether there is a future
     series = list(
         zip(
             rows,
@@ -400,8 +407,8 @@ def masked(
             strict=True,
         )
     )
-    # columns are tuples: the product repeats them mask by mask, in the order of the
-    # values below
+    # columns are tuples with an entry for each series; they are repeated mask by mask,
+    # as the values below are
     columns = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
     # copies must not share a group, or a multivariate model would read them together
     columns |= {
@@ -414,9 +421,9 @@ def masked(
         copies[mask, :length] for mask in masks for copies, length, _ in series
     )
     columns["futures"] = tuple(
-        copies[mask, length:] if ahead else None
+        copies[mask, length:] if has_future else None
         for mask in masks
-        for copies, length, ahead in series
+        for copies, length, has_future in series
     )
     return MaskedBatch(
         freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns
@@ -424,7 +431,7 @@ def masked(
 
 
 def checked_keep(keep: Any, count: int) -> np.ndarray:
-    """Return ``keep`` as bools, (mask, segment)."""
+    """Return ``keep`` as bools, (mask, segment), for ``count`` segments."""
     visible = np.atleast_2d(np.asarray(keep))
     if (
         visible.ndim != 2

@@ -25,7 +25,7 @@ from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
 from tsfm_lens.explain.segments import read_segments, segment_coords
 from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.models.noise import forecast_rounding, marked_dataset, ranges
+from tsfm_lens.models.noise import forecast_rounding, marked_dataset
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 
@@ -73,7 +73,8 @@ def input_effects(
           :func:`.estimates.add_estimates` adds within each kind.
         - ``value``: the mean of the segment's values, in standard deviations from the
           mean of their context (NaN of a segment that is all of it).
-        - ``unit`` (series), in data units.
+        - ``unit`` (series), in data units; ``error`` (series), the mean absolute error
+          of the forecast in this unit, NaN without a truth.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
@@ -127,7 +128,13 @@ def input_effects(
         .assign_coords(segment_coords([segments[name] for name in names]))
     )
     axes = ("segment", "series")
+    error = np.full(len(rows), np.nan)
+    if run.truth is not None:
+        distance = np.abs(run.truth[rows] - run.point[rows])
+        known = np.isfinite(distance).any(axis=1)
+        error[known] = np.nanmean(distance[known], axis=1) / unit[known]
     data = data.assign(
+        error=(("series",), error),
         effect=(axes, effect),
         size=(axes, size),
         value=(axes, value),
@@ -235,19 +242,22 @@ def route_effects(
     """
     rows = _first_rows(run)
     shares = []
-    for item in range(len(rows)):
+    noise = []
+    for item, row in enumerate(rows):
         sites, effect, total = all_effects(
             PairedRuns(run, parts, reference, item, 0, seed), components
         )
         sizes = np.abs(effect).mean(-1).sum(0)
         total_size = np.abs(total).mean(-1).sum()
         shares.append(sizes / total_size if total_size > 0 else np.zeros(len(sizes)))
+        # every segment adds its rounding to a sum of sizes
+        rounding_size = len(total) * forecast_rounding(run)[row]
+        noise.append(rounding_size / max(total_size, np.finfo(float).tiny))
         if progress is not None:
             progress(item + 1, len(rows))
     data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(sites))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
     data.attrs = {"reference": reference_label(reference), "units": ""}
-    floor = forecast_rounding(run)[rows] / np.maximum(
-        ranges(run, run.point)[rows], np.finfo(float).tiny
+    return add_estimates(
+        data, "carried", floor=np.array(noise), groups="component_kind"
     )
-    return add_estimates(data, "carried", floor=floor, groups="component_kind")

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.choices import ADAPTIVE, COMPONENTS, PARTS
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, item_rows
 from tsfm_lens.explain.segments import Segment, find_step, refined_cuts, segments
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.run import Run
 
 __all__ = ["components"]
@@ -31,9 +32,6 @@ CALENDAR = {
 """Parts of the calendar, each with the attribute of dates that gives its class."""
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
 """Units of an explanation; see :func:`tsfm_lens.explain.input_attribution`."""
-COMPONENTS = "components"
-ADAPTIVE = "adaptive"
-WORDS = (COMPONENTS, ADAPTIVE)
 # rounds in which the series without its events is smoothed, and filled in where they
 # are from the result
 _ROUNDS = 8
@@ -157,7 +155,7 @@ def find_segments(
     if split == COMPONENTS:
         return components(run, item, target=target, **options)
     if split != ADAPTIVE:
-        raise unknown_name("way to cut the past", split, WORDS)
+        raise unknown_name("way to cut the past", split, PARTS)
     others = {name: options[name] for name in ("others",) if name in options}
     cuts = refined_cuts(run.item(item), effects, target=target, **options)
     return segments(run, item, target=target, cuts=cuts, **others)

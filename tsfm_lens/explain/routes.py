@@ -24,6 +24,7 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import CONFIDENCE
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.masking import Reference, reference_label
 from tsfm_lens.explain.parts import Parts
@@ -32,7 +33,7 @@ from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, share_floor
 from tsfm_lens.models.run import Run
@@ -48,8 +49,8 @@ from tsfm_lens.probes.sites import (
 
 __all__ = ["input_routes"]
 
-_STEPS = 48  # largest number of forecast steps with gradients of their own
-# numbers of all gradients that are held in memory, 256 MiB in single precision
+_MAX_BLOCKS = 48  # gradients that are taken at most, each of one or a few steps
+# numbers in all gradients and activations in memory: 256 MiB in single precision
 _NUMBERS = 2**26
 
 
@@ -58,7 +59,10 @@ class PairedRuns(Masks):
     """Run of one item in full, and runs of the same item with segments masked."""
 
     def without(self, hidden: Sequence[int]) -> Run:
-        """Run the item with some segments masked, with the options of the full run."""
+        """Run the item with some segments masked, with the options of the full run.
+
+        ``hidden`` are positions of segments.
+        """
         run = self.run
         batch = self.masked(
             np.isin(np.arange(len(self.segments)), hidden, invert=True)[None]
@@ -66,8 +70,8 @@ class PairedRuns(Masks):
         # masked() names copies "0/…", so that many can stand in one batch; this one has
         # to match the full run by its ids
         batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
-        # what a decoder reads as its own past is the same on both sides, so that all of
-        # the effect enters through the context; a rollout makes its own past
+        # a decoder reads the same earlier outputs in both runs, so that all of the
+        # effect enters through the context; in a rollout each run makes its own
         forced_path = None
         if run.tokens_read and not run.rollout:
             forced_path = run.path
@@ -99,7 +103,9 @@ class PairedRuns(Masks):
         return self.run.point[self.row] - without.point[self.row]
 
     def change(self, variants: Sequence[Variant], of: Run | None = None) -> np.ndarray:
-        """Compute by how much the target's forecast falls under variants of a run.
+        """Compute how far the forecast under variants lies below that of the full run.
+
+        Variants are of the run ``of``, which is the full run unless given.
 
         Returns:
             (variant, step), in data units.
@@ -127,9 +133,10 @@ class PairedRuns(Masks):
         ]
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
-        """Build variants in which one component alone writes ``acts``.
+        """Build variants that show the direct effect of each component on the output.
 
-        Every later branch writes what it writes in the full run.
+        The component writes what is recorded in ``acts``, and every later branch what
+        it writes in the full run, so that none of them responds.
         """
         full = self.run.record(self.list_points(self.branches))
         wiring = self.run.lens.wiring
@@ -151,7 +158,7 @@ class PairedRuns(Masks):
     def floor(self) -> float:
         """Mean absolute change of the target's forecast by noise, in data units."""
         floor = noise_floor(
-            self.run, lambda other, plain: np.abs(other - plain).mean(-1)
+            self.run, lambda noisy, plain: np.abs(noisy - plain).mean(-1)
         )
         return float(floor[self.row])
 
@@ -166,41 +173,42 @@ class PairedRuns(Masks):
 
     @cached_property
     def _blocks(self) -> list[np.ndarray]:
-        """Forecast steps, one by one or a few together, whose gradients are taken."""
-        tokens = sum(len(spans) for spans in self.run.spans.values()) * len(
-            self.run.batch
+        """Blocks of forecast steps; a gradient is taken of the mean of each block."""
+        n_spans = sum(len(spans) for spans in self.run.spans.values())
+        n_tokens = n_spans * len(self.run.batch)
+        # twice, for an activation and its gradient
+        n_arrays = 2 * max(len(self.branches), 1)
+        in_memory = _NUMBERS // (n_tokens * self.run.lens.d_model * n_arrays)
+        n_blocks = max(1, min(_MAX_BLOCKS, in_memory))
+        return np.array_split(
+            np.arange(self.run.horizon), min(n_blocks, self.run.horizon)
         )
-        branches = 2 * max(len(self.branches), 1)
-        fit = max(
-            1, min(_STEPS, _NUMBERS // (tokens * self.run.lens.d_model * branches))
-        )
-        return np.array_split(np.arange(self.run.horizon), min(fit, self.run.horizon))
 
     def slopes(self, sites: Sequence[PatchSite]) -> Activations:
         """Record activations of the full run, with gradients of the forecast.
 
-        Gradients are of blocks of steps: (block, …).
+        The gradient of "POINT" is "POINT_grad", (block, …) over blocks of steps.
         """
         run = self.run.in_one_pass()
 
-        def means(output: Tensor) -> Tensor:
+        def block_means(output: Tensor) -> Tensor:
             forecast = run.read(output, run.encoded)[self.row]
             return torch.stack([forecast[block].mean() for block in self._blocks])
 
-        return with_gradients(run, sorted({site.point for site in sites}), means)
+        return with_gradients(run, sorted({site.point for site in sites}), block_means)
 
     def estimated(
         self, without: Run, sites: Sequence[PatchSite], slopes: Activations
     ) -> np.ndarray:
-        """Estimate effects through sites to first order.
+        """Estimate effects through sites to first order, from gradients (``slopes``).
 
         Returns:
-            (place, step), in data units.
+            (site, step), in data units.
         """
         # gradients are of one pass, so the other run is taken in one pass too
         if without.rollout:
             if self.run.tokens_read:
-                # the path of the full run, so that this pass differs in the context
+                # of the full run, so that this pass differs from it in the context
                 # alone
                 path = self.run.in_one_pass().path
             else:
@@ -228,10 +236,10 @@ class PairedRuns(Masks):
         return data.assign(forecast=(("step",), self.run.point[self.row]))
 
 
-_ALL = 96  # components up to which all are measured
-_TOP = 32  # components that are measured where there are more
-# random components that are measured in addition to these, which tell how often the
-# search by gradient misses a large one
+_ALL = 96  # largest number of components that are all measured
+_TOP = 32  # components that are measured for each segment where there are more
+# Random components that are measured in addition: they tell how often the search by
+# gradient misses a large one.
 _SPOT = 8
 LARGEST = 5
 """Routes of a segment that a search must find."""
@@ -276,12 +284,13 @@ def input_routes(
 ) -> xr.Dataset:
     """Measure how much of each segment's effect goes through each component.
 
-    This part is the change of the forecast if only the component writes its activation
-    of the run without the segment; later ones respond. Components in series carry the
-    same effect. The total effect has three parts: the direct effects of branches on the
-    output head, the effect through no component, and ``rest``, their interaction in the
-    output head. Of many components, only the largest by gradient and a few random ones
-    are tested.
+    The effect through a component is the change of the forecast if only this component
+    writes its activation of the run without the segment, while later ones respond to
+    it. Components that read one another carry the same effect, so these effects do not
+    add up. The total effect has three parts that do: the direct effects of branches on
+    the output head, the effect through no component, and ``rest``, their interaction in
+    the output head. Of many components, only those of the largest gradient estimates
+    and a few random ones are measured.
 
     Args:
         run: the forecast to explain.
@@ -293,7 +302,7 @@ def input_routes(
         top: components to test for each segment; if None, all if there are up to 96,
             else 32.
         seed: of a shuffled reference, and of the random components.
-        progress: called with (segments done, of).
+        progress: called with the segments done and their number.
 
     Returns:
         Dataset of kind "input_routes", in data units.
@@ -332,20 +341,19 @@ def input_routes(
         raise InputError(f"top is {top!r}, expected a number of components, 1 or more")
     pair = PairedRuns(run, parts, reference, item, target, seed)
     sites = _candidates(pair.run.lens, components)
-    count = (
-        len(sites)
-        if top is None and len(sites) <= _ALL
-        else min(top or _TOP, len(sites))
-    )
-    # without a gradient nothing says which to try
+    if top is None and len(sites) <= _ALL:
+        count = len(sites)
+    else:
+        count = min(top or _TOP, len(sites))
+    # without gradients nothing says which components to try, so all are measured
     full = not pair.differentiable or count == len(sites)
     slopes = pair.slopes(sites) if pair.differentiable else None
     axes = ("segment", "component", "step")
     blank = np.full((len(pair.segments), len(sites), pair.run.horizon), np.nan)
     effects = {"effect": blank.copy()}
     effects |= {} if slopes is None else {"estimate": blank.copy()}
-    # only the output stack writes into what the head reads; other stacks reach the
-    # forecast through its branches
+    # only the output stack writes into what the output head reads; other stacks reach
+    # the forecast through branches of the output stack
     branches = [
         branch
         for branch in pair.branches
@@ -372,8 +380,8 @@ def input_routes(
             largest = np.sort(sizes[tried[:count]])[::-1][:LARGEST]
             threshold = largest[-1]
             checks += len(sample)
-            # a component below the noise of the forecast is no miss, however small the
-            # others are
+            # A random component was missed if it exceeds the fifth largest of those
+            # that the gradient chose. One below the noise of the forecast is no miss.
             misses += int((sizes[sample] > np.fmax(threshold, pair.floor)).sum())
         terms.append(_terms(pair, without, branches))
         if progress is not None:
@@ -398,7 +406,7 @@ def input_routes(
         # the upper bound of Clopper and Pearson (1934); it is 1 where all were missed
         high = 1.0
         if misses < checks:
-            high = float(beta.ppf(0.975, misses + 1, checks - misses))
+            high = float(beta.ppf((1 + CONFIDENCE) / 2, misses + 1, checks - misses))
         rate = misses / checks if checks else 0.0
         data.attrs |= {
             "top": count,
@@ -414,7 +422,8 @@ def all_effects(
 ) -> tuple[list[PatchSite], np.ndarray, np.ndarray]:
     """Return components, effects of all segments through them, and total effects.
 
-    Effects are (segment, component, step), total ones (segment, step).
+    Effects through components are (segment, component, step), total effects (segment,
+    step), in data units.
     """
     sites = _candidates(pair.run.lens, components)
     runs = (pair.without([number]) for number in range(len(pair.segments)))
@@ -446,9 +455,9 @@ def list_branches(lens: Lens) -> list[Component]:
 
 
 def by_size(effects: np.ndarray) -> np.ndarray:
-    """Return positions of (component, step) by mean size, largest first.
+    """Order the components of effects (component, step) by mean size, largest first.
 
-    NaN comes first.
+    Returns their positions; components with NaN come first.
     """
     # a gradient that is not finite says nothing of its component, which is therefore
     # tried before all others
@@ -458,12 +467,13 @@ def by_size(effects: np.ndarray) -> np.ndarray:
 
 
 def _candidates(lens: Lens, components: Any) -> list[PatchSite]:
-    sites = parse_sites(
-        lens,
-        list_branches(lens) if components is None else listed(components, "components"),
-    )
-    # a target that is a string is a place of the residual stream, which holds what all
-    # earlier components wrote
+    """Return the sites of the components asked for, all heads and MLPs for None."""
+    names: Sequence[str | Component] = list_branches(lens)
+    if components is not None:
+        names = listed(components, "components")
+    sites = parse_sites(lens, names)
+    # A site whose target is a string is a place of the residual stream. This holds what
+    # all earlier components wrote, and so is no route of its own.
     if any(isinstance(site.target, str) for site in sites):
         raise InputError(
             "routes go through heads and branches; name components, not the residual"
@@ -494,7 +504,7 @@ def _terms(
         pair.directly(without.record(pair.list_points(branches)), branches)
     )
     wiring = pair.run.lens.wiring
-    # the run keeps this recording, so that it is made for the first segment alone
+    # made once: the run caches this recording for the segments that follow
     full = pair.run.record(pair.list_points(pair.branches))
     attentions = [
         Component(stack.name, layer, row.kind)
@@ -503,13 +513,13 @@ def _terms(
         for row in stack.attentions(layer)
     ]
     no_component, no_attention = (
-        # in the run without the segment, these components write what they wrote with
-        # it, so that what is still missing went through none of them
-        pair.change([Variant("fixed", patches)], without)[0]
-        for patches in (
-            tuple(PatchFrom(branch, full) for branch in branches),
-            tuple(PatchFrom(branch, full) for branch in attentions),
-        )
+        # in the run without the segment, these components are given what they write
+        # with it; the change that remains went through none of them
+        pair.change(
+            [Variant("fixed", tuple(PatchFrom(one, full) for one in components))],
+            without,
+        )[0]
+        for components in (branches, attentions)
     )
     total = pair.total(without)
     terms = {
@@ -518,25 +528,25 @@ def _terms(
         "no_attention": no_attention,
         "branch_direct": direct,
     }
-    # direct effects are of one branch at a time, while the norm and the head see all of
-    # them at once
+    # not 0: direct effects are of one branch at a time, while the final norm and the
+    # output head read the sum of all
     return terms | {"rest": total - no_component - direct.sum(0)}
 
 
 def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
-    """Add sizes against their noise floor, and shares of what is more than noise."""
+    """Add sizes with tests against noise, and shares of totals that exceed noise."""
     total = data["total"].values
     # share_floor() takes changes of all series of the item, (segment, series, step), of
     # which only the target's is not 0
     change = np.zeros((len(total), *pair.run.point.shape))
     change[:, pair.row] = total
-    # a share of noise is any number: the total must exceed rounding, and rounding must
-    # be less than the whole of it along its own direction
+    # A share of a total that is noise can be any number. So the total must exceed the
+    # noise floor, and the floor of the share must be below 1.
     significant = (np.abs(total).mean(-1) > pair.floor) & (
         share_floor(pair.run, change)[:, pair.row] < 1
     )
     scale = np.where(significant, np.square(total).sum(-1), np.nan)
-    # projections on the total effect
+    # inner products with the total effect, over steps
     projections = (data["effect"].values * total[:, None]).sum(-1)
     data["share"] = (("segment", "component"), projections / scale[:, None])
     data["no_attention_share"] = (

@@ -1,7 +1,8 @@
-"""Scenarios: the forecast of another input, and why a later forecast is another.
+"""Scenarios: the forecast of an edited input, and why a later forecast differs.
 
-Read :func:`what_if` and :func:`explain_change`. Both give Shapley values of changes
-with :class:`~tsfm_lens.explain.values.Masks`, where the reference is the other input.
+:func:`what_if` edits the input, :func:`explain_change` compares two runs. Both compute
+Shapley values with :class:`~tsfm_lens.explain.values.Masks`: each change of the input
+is a segment, and the values it is masked by (the reference) are the other input.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _OPERATORS = {
 }
 # an operator, then one number with its own sign, as in "*-1" or "=1e3"
 _EDIT = re.compile(r"\s*([-+*/=])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
-_MOST = 4  # stretches of new values
+_MAX_STRETCHES = 4  # into which the new values of a target are cut
 Edit = str | float | Sequence[float] | np.ndarray
 """New values of a stretch.
 
@@ -70,34 +71,33 @@ def what_if(
     progress: Progress | None = None,
     **more: Edit,
 ) -> Result:
-    """Forecast with another input, and say through which components the change came.
+    """Forecast with an edited input, and measure which components carry the change.
 
-    Both forecasts are the library's own, those of a model that draws from sample paths
-    with the same random numbers.
+    Both forecasts are the library's own. A model that draws sample paths draws them
+    with the same random numbers for both.
 
     Args:
         run: the forecast to compare with.
-        changes: new values by series or variate of the item; those with plain names as
-            keywords, ``temperature="+5"``. Categories keep the numbers that the model
-            reads for them in the run.
+        changes: new values by series or variate of the item. A name that is a Python
+            identifier can also be a keyword, ``temperature="+5"``. Categories keep the
+            numbers that the model reads for them in the run.
         item, target: by position or name; the only item if None.
         start, stop: steps [start, stop) that change, counted from the forecast start,
-            or dates. A change starts at the forecast start (0) and lasts to the end of
-            the series unless they say otherwise, so that a series without a known
-            future needs a ``start`` in its past.
-        routes: whether the parts through components are measured.
+            or dates. If None, from the forecast start (0) to the end of the series, so
+            that a series without a known future needs a ``start`` in its past.
+        routes: whether the effects through components are measured.
         progress: called with the forecasts done and their number.
-        more: more changes.
+        more: further entries of ``changes``, as keywords.
 
     Returns:
         Dataset of kind "what_if", in data units.
 
         - ``forecast`` and ``changed_forecast`` (step, quantile); ``effect`` (change,
           step, quantile), Shapley values of the changes, which sum to their difference.
-        - With ``routes``: ``through`` (change, component, step), the part of each
-          change alone that goes through each component, and ``through_total`` (change,
-          step), all of it, see :func:`tsfm_lens.explain.input_routes`. Their attribute
-          ``statistic`` is that of :attr:`Run.point`.
+        - With ``routes``: ``through`` (change, component, step), the effect of each
+          change, made alone, through each component; and ``through_total`` (change,
+          step), its total effect. See :func:`tsfm_lens.explain.input_routes`. Their
+          attribute ``statistic`` is that of :attr:`Run.point`.
         - ``changed_context`` (series, time) and ``changed_future`` (series, step).
 
         Attributes: ``statistic``; of a model that draws, ``num_samples`` and
@@ -120,6 +120,7 @@ def what_if(
         )
     alone = alone_as_forecast(run, item)
     segments = []
+    # by series, (time + horizon,); edited in place below
     values = _inputs(alone)
     for name, edit in edits.items():
         row = _row(alone.batch, name)
@@ -135,36 +136,40 @@ def what_if(
         )
         segments.append(segment)
     options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
-    # under one seed, so that the forecast is the run's own
+    # repeats=1: under the run's seed alone, so that the forecast is the run's own
     attribution = input_attribution(alone, repeats=1, progress=progress, **options)
     data = attribution.rename(
         segment="change", reference_forecast="changed_forecast"
     ).drop_vars(["attribution", "remainder"])
-    # the attribution is of the actual values, against changed ones as the reference
+    # The attribution is the effect of the actual values against the changed ones, which
+    # were the reference. The effect of the changes is its negative.
     data["effect"] = -attribution["attribution"].rename(segment="change")
     if routes:
-        # routes are measured in the run as it was made, with its own statistic, and not
-        # in a rollout of sample paths
+        # routes are measured in the run as it was made, with its own statistic, while
+        # ``alone`` can be a rollout of sample paths
         measured = run.item(item)
         found = input_routes(measured, **options)
         for name, part in (("through", "effect"), ("through_total", "total")):
-            # the segments' own coordinates are already on the result, under the name
+            # drop: the result already has the coordinates of the segments, along
             # ``change``
             data[name] = -found[part].rename(segment="change").reset_coords(drop=True)
             data[name].attrs = {"statistic": measured.statistic}
     length = data.sizes["time"]
-    context = [
-        value[: alone.batch.lengths[row]][-length:] for row, value in enumerate(values)
+    contexts = [
+        changed[: alone.batch.lengths[row]][-length:]
+        for row, changed in enumerate(values)
     ]
+    # shorter contexts begin with NaN
     padded = [
-        np.concatenate([np.full(length - len(values_of), np.nan), values_of])
-        for values_of in context
+        np.concatenate([np.full(length - len(context), np.nan), context])
+        for context in contexts
     ]
     data["changed_context"] = (("series", "time"), np.stack(padded))
     data["changed_future"] = (
         ("series", "step"),
-        np.stack([value[-alone.horizon :] for value in values]),
+        np.stack([changed[-alone.horizon :] for changed in values]),
     )
+    # the changes in words; values for each step are not written out
     text = ", ".join(
         f"{name} {edit}" if isinstance(edit, str | float | int) else name
         for name, edit in edits.items()
@@ -192,20 +197,22 @@ def explain_change(
 ) -> Result:
     """Split the difference of two forecasts of the same steps over the new inputs.
 
-    New is what the later run reads and the earlier one did not. Shapley values of the
-    new inputs, in the later run: what is hidden of new values of a target is replaced
-    by the earlier median forecast, of a past covariate by its last value, and what was
-    revised or announced differently by what it was. What remains is ``origin``, without
-    any new value: each step is nearer, the context goes on with the earlier forecast,
-    and its oldest steps may be gone. Forecasts are the library's own, as in
-    :func:`what_if`.
+    A new input is what the later run reads and the earlier one did not: observations,
+    revised values, and other known futures. Its effect is its Shapley value in the
+    later run, where a hidden input is replaced by what the earlier run expected: new
+    values of a target by the earlier median forecast, those of a past covariate by its
+    last value, and revised or differently announced values by the earlier ones. The
+    effect ``origin`` is the rest of the difference, with all new inputs hidden: each
+    step is nearer, the context goes on with the earlier forecast, and its oldest steps
+    may be gone. Forecasts are the library's own, as in :func:`what_if`.
 
     Args:
         before, after: runs of one model on the same item, made at the same or a later
             step.
         item, target: by position or name; the only item if None.
-        shift: steps by which the later forecast starts later; if None, from the dates,
-            or from the lengths where the earlier context goes on in the later one.
+        shift: steps by which the later forecast starts later. If None, it is counted
+            from dates, or from lengths where the later context begins with the earlier
+            one.
         progress: called with the forecasts done and their number.
 
     Returns:
@@ -218,7 +225,7 @@ def explain_change(
 
         Attributes: ``shift``; ``lost``, how many of the oldest steps the later run no
         longer has (below 0, how many older ones it has); ``statistic``; ``rounding``,
-        how far it moves the forecast; of a model that draws, ``num_samples`` and
+        how far rounding moves the forecast; of a model that draws, ``num_samples`` and
         ``redraw``, see :func:`what_if`.
 
     Raises:
@@ -258,19 +265,22 @@ def explain_change(
         for row in range(len(new.batch))
         for part in _news(new, row, row_of_target, values[row], ahead)
     ]
-    # masks need a segment: without news it is one that changes no value
+    # Masks needs a segment. Without news it is the whole context, which masking then
+    # replaces by equal values.
     masks = Masks(
         new, news or [_everything(new)], values, target=target, progress=progress
     )
-    # Masks also makes the earlier forecast, so that both are of the same kind and
-    # levels; any one segment will do for the forecast of everything
-    then, _ = Masks(old, [_everything(old)], target=target).ends
-    now, base = masks.ends
-    then = then[:, ahead : ahead + shared]
+    # The earlier forecast is made by Masks too, so that both have the same statistic
+    # and levels. With everything visible, any segment will do.
+    earlier, _ = Masks(old, [_everything(old)], target=target).ends
+    earlier = earlier[:, ahead : ahead + shared]
+    # without_news is of the later run with everything new hidden
+    later, without_news = masks.ends
     parts = shapley(masks).attribution[: len(news), :, :shared]
-    # base is the later run with everything new hidden: what is left of the change is
-    # the origin, and the parts sum to the rest (efficiency of Shapley values)
-    effect = np.concatenate([(base[:, :shared] - then)[None], parts])
+    # Shapley values sum to later - without_news (efficiency), so that with the origin
+    # they sum to later - earlier
+    origin = without_news[:, :shared] - earlier
+    effect = np.concatenate([origin[None], parts])
     names = {
         "part": ["origin", *(part.name for part in news)],
         "quantile": list(list_levels(new)),
@@ -278,8 +288,8 @@ def explain_change(
     axes = ("quantile", "step")
     data = new.dataset().isel(step=slice(shared)).assign_coords(names)
     data = data.assign(
-        before=(axes, then),
-        after=(axes, now[:, :shared]),
+        before=(axes, earlier),
+        after=(axes, later[:, :shared]),
         effect=(("part", *axes), effect),
     )
     data = data.transpose(..., "step", "quantile")
@@ -302,6 +312,7 @@ def explain_change(
 
 
 def _everything(run: Run) -> Segment:
+    """Return the whole context of the first series as a segment."""
     return Segment("all", 0, -run.batch.lengths[0], 0, "past")
 
 
@@ -311,6 +322,7 @@ def _inputs(run: Run) -> list[np.ndarray]:
 
 
 def _row(batch: SeriesBatch, name: str) -> int:
+    """Return the row of a series, by its variate or its id."""
     rows = {
         series_name: row
         # ids come last and win where a variate has the name of another series
@@ -324,15 +336,14 @@ def _row(batch: SeriesBatch, name: str) -> int:
 
 
 def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
-    """Return the steps of a series that change.
+    """Return the steps of a series that change, as a segment.
 
-    Unless others are asked for, they are the known future of a covariate.
+    Unless ``start`` and ``stop`` are given, they are the known future of a covariate.
     """
     batch = run.batch
-    known = run.batch.roles[row] == "known"
     first = -batch.lengths[row]
     last = 0
-    if known:
+    if batch.roles[row] == "known":
         last = run.horizon
     if start is None:
         begin = 0
@@ -365,7 +376,10 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
 def _edited(
     values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None
 ) -> np.ndarray:
-    """Return the new values of a stretch."""
+    """Return the new values of a stretch, one for each of the old ``values``.
+
+    Categories are read as names, and are returned as codes.
+    """
     if categories is not None:
         texts = np.ravel(np.asarray(edit, dtype=object)).tolist()
         if len(texts) not in (1, len(values)):
@@ -395,7 +409,7 @@ def _edited(
                 f" of {len(values)} steps"
             )
         edited = np.broadcast_to(column, values.shape)
-    # gaps stay gaps
+    # a gap that is edited by an operator stays a gap, so only other steps are tested
     if not np.isfinite(edited[np.isfinite(values)]).all():
         raise InputError(
             f"{name}={edit!r} makes values that are not finite, of which nothing can be"
@@ -413,27 +427,26 @@ def _shift(old: Run, new: Run) -> int:
         InputError: neither says how far the runs are apart.
     """
     # with ahead=1 the last timestamp is that of the forecast start
-    first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
-    if first is not None and last is not None:
-        # steps are counted on the calendar, since months and years differ in length;
-        # date_range counts forwards only, and the caller refuses what is below 0
-        if first[-1] > last[-1]:
-            return 1 - len(
-                pd.date_range(last[-1], first[-1], freq=read_offset(new.batch.freqs[0]))
-            )
-        between = pd.date_range(
-            first[-1], last[-1], freq=read_offset(new.batch.freqs[0])
-        )
-        if not len(between) or (between[0], between[-1]) != (first[-1], last[-1]):
+    old_dates, new_dates = (run.batch.timestamps(0, ahead=1) for run in (old, new))
+    if old_dates is not None and new_dates is not None:
+        old_start = old_dates[-1]
+        new_start = new_dates[-1]
+        # steps are counted on the calendar, since months and years differ in length
+        offset = read_offset(new.batch.freqs[0])
+        # date_range() counts forwards only; the caller refuses what is below 0
+        if old_start > new_start:
+            return 1 - len(pd.date_range(new_start, old_start, freq=offset))
+        between = pd.date_range(old_start, new_start, freq=offset)
+        if not len(between) or (between[0], between[-1]) != (old_start, new_start):
             raise InputError(
-                f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole"
-                " steps apart"
+                f"the forecasts start at {old_start} and {new_start}, which are no"
+                " whole steps apart"
             )
         return len(between) - 1
     before = old.batch.values[0]
     after = new.batch.values[0]
-    # a context that was cut to the model's length loses its oldest steps as it moves
-    # on, and so needs dates
+    # A context that was cut to the model's length loses its oldest steps as it moves
+    # on. It does not begin with the earlier one, and so needs dates.
     if np.array_equal(before, after[: len(before)], equal_nan=True):
         return len(after) - len(before)
     raise InputError(
@@ -445,17 +458,17 @@ def _shift(old: Run, new: Run) -> int:
 def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
     """Return what the earlier run expected of each step of the later one.
 
-    That is what it read, or else forecast: (time + horizon,) for each series.
+    That is what it read, or else forecast: (time + horizon,) for each series. Steps
+    that it neither read nor forecast keep the values of the later run.
     """
     values = _inputs(new)
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
         before = old.batch.values[row]
         coded = partial(_coded, old.batch, new.batch, row)
-        # from the earlier forecast start
+        # counted from the earlier forecast start
         steps = np.arange(len(value)) - length + ahead
         observed = (-len(before) <= steps) & (steps < 0)
-        # steps before the forecast start are negative, and so index the earlier context
-        # from its end
+        # these steps are negative, and so index the earlier context from its end
         value[observed] = coded(before[steps[observed]])
         if old.batch.roles[row] != "known":
             later = (steps >= 0) & (steps < ahead)
@@ -516,27 +529,29 @@ def _news(
 ) -> list[Segment]:
     """Return the stretches of a series that differ from what was expected.
 
-    These are revised steps, new ones, and those of the future.
+    They are of the steps that both runs read ("revised"), of those that only the later
+    run reads ("new"), and of the known future. ``before`` are the expected values.
     """
     batch = new.batch
     values = _inputs(new)[row]
     name = batch.variates[row] or batch.ids[row]
     role = batch.roles[row]
     length = batch.lengths[row]
+    # where the new steps of a target are cut, counted from the later forecast start
     if ahead:
-        edges = np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round()
+        edges = np.linspace(-ahead, 0, min(ahead, _MAX_STRETCHES) + 1).round()
         cuts = np.unique(edges.astype(int)).tolist()
     else:
         cuts = []
     if role == "target":
-        news = list(pairwise(cuts))
+        stretches = list(pairwise(cuts))
     else:
-        news = [(-ahead, 0)] if ahead > 0 else []
+        stretches = [(-ahead, 0)] if ahead > 0 else []
     future_stop = new.horizon if role == "known" else 0
     parts = []
     for change, start, stop in [
         ("revised", -length, -ahead),
-        *(("new", *stretch) for stretch in news),
+        *(("new", *stretch) for stretch in stretches),
         ("future", 0, future_stop),
     ]:
         steps = np.arange(start + length, stop + length)
@@ -545,10 +560,11 @@ def _news(
         both_missing = np.isnan(values[steps]) & np.isnan(before[steps])
         changed = steps[~(equal | both_missing)]
         if len(changed):
+            # from the first to the last step that changed, with all between them
             first = int(changed[0]) - length
             last = int(changed[-1]) - length
             label = f"{name}, {change}"
-            if change == "new" and len(news) > 1:
+            if change == "new" and len(stretches) > 1:
                 label += f" {first}"
                 if last > first:
                     label += f" to {last}"

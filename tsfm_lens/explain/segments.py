@@ -21,7 +21,7 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, is_position, item_rows
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.run import Run
 
 __all__ = ["Segment", "segments"]
@@ -32,7 +32,7 @@ WAYS = ("past and future", "whole", "stretches")
 """How series other than the target are cut."""
 EXACT = 12
 """Largest number of segments for which all 2 ** n masks are run."""
-_FEWEST = 4  # stretches of the target's past, however many other series there are
+_FEWEST = 4  # stretches of the target's past at least, whatever other series there are
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Segment:
 
     Attributes:
         name: unique among the segments of an item.
-        row: of the series in its item.
-        start, stop: steps ``[start, stop)`` from the forecast start: negative in the
-            context, from 0 on of a known future.
+        row: position of the series in its item.
+        start, stop: steps ``[start, stop)``, counted from the forecast start: negative
+            in the context, from 0 on in a known future.
         kind: "past" of the explained target, another "variate", "past covariate" or
             "known covariate".
-        values: what hiding takes away at each step (time,), of an additive part; None
-            of a stretch, which is replaced.
+        values: of an additive part, what hiding it subtracts at each step (time,); None
+            for a stretch, whose values are replaced.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Segment:
     start: int
     stop: int
     kind: Kind
-    # arrays compare elementwise, which == of two segments cannot use
+    # compare=False, since arrays compare elementwise and give no single bool
     values: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -69,8 +69,12 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
     """
     rows = [row for row, role in enumerate(batch.roles) if role == "target"]
     if isinstance(target, str):
-        by_name = {batch.ids[row]: row for row in rows} | {
-            batch.variates[row]: row for row in rows
+        # ids come last and win where a variate has the name of another series
+        by_name = {
+            name: row
+            for names in (batch.variates, batch.ids)
+            for row in rows
+            if (name := names[row])
         }
         if target not in by_name:
             raise unknown_name("target", target, by_name)
@@ -85,7 +89,7 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
 
 def token_edges(run: Run) -> tuple[int, ...]:
     """Return the context steps at which an input token begins or ends, ascending."""
-    # the first stack reads the series; its other tokens end after the forecast start
+    # of the first stack, which reads the series; edges in the future are left out
     spans = run.spans[run.lens.wiring.stacks[0].name]
     return tuple(sorted(edge for edge in {*spans.start, *spans.stop} if edge <= 0))
 
@@ -104,8 +108,8 @@ def segments(
     """Cut the visible input of one item, each step of a series into one segment.
 
     The target's past is cut into stretches of equal length, counted back from the
-    forecast start. They are multiples of a season if they are long enough, and end at
-    the end of a token.
+    forecast start. Their length is a multiple of a season if it is at least half of
+    one, and they end at the end of a token.
 
     Args:
         run_or_batch: a run, or series, which have no tokens.
@@ -113,9 +117,10 @@ def segments(
         target: by position among the item's targets, or by name.
         horizon: forecast steps; those of the run if None. A batch with known covariates
             needs it.
-        parts: largest number of stretches of the target's past; if None, so that there
-            are 12 segments, at least 4.
-        season: steps of a season; the series' own if None, and 1 for none.
+        parts: largest number of stretches of the target's past. If None, as many as
+            make 12 segments with those of other series, but at least 4.
+        season: steps of a season; the series' own if None; 1 if stretches need not be
+            seasons.
         others: cut other series into "past and future", leave each "whole", or cut into
             "stretches" like the target.
         cuts: first steps of stretches of the target's past after the oldest, in steps
@@ -138,24 +143,21 @@ def segments(
     full = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
     rows = item_rows(full, item)
     batch = full.select(rows)
-    steps = (
-        run_or_batch.horizon
-        if horizon is None and isinstance(run_or_batch, Run)
-        else horizon
-    )
+    steps = horizon
+    if horizon is None and isinstance(run_or_batch, Run):
+        steps = run_or_batch.horizon
     if steps is None and "known" in batch.roles:
         raise InputError(
             "series with known covariates are cut up to the horizon; give horizon=…, or"
             " a run"
         )
     ahead = 0 if steps is None else steps
-    # called for its check alone: it refuses a known covariate that ends before the
-    # horizon
+    # its values are not needed: it raises if a known covariate ends before the horizon
     batch.known_future(ahead)
     if isinstance(run_or_batch, Run):
         item_run = run_or_batch.select(rows)
         edges = token_edges(item_run)
-        # older steps are not read by the model
+        # the model does not read older steps
         first = -min(batch.lengths[0], item_run.lens.context_length)
     else:
         first = -batch.lengths[0]
@@ -163,11 +165,11 @@ def segments(
         edges = tuple(range(first, 1))
     target_index = target_row(batch, target)
     period = batch.seasonalities[target_index] if season is None else season
-    # one for each other series, and a second one for each future, so that up to EXACT
-    # segments need no sampling
+    # other series have a segment each, and a second one for a known future
     other_segments = len(batch) - 1
     if others == "past and future":
         other_segments += batch.roles.count("known")
+    # EXACT segments in all, for which masks need no sampling
     count = max(EXACT - other_segments, _FEWEST) if parts is None else parts
     for name, value in (("parts", count), ("season", period)):
         if not is_count(value):
@@ -190,17 +192,19 @@ def segments(
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
-    """Choose the steps of a stretch, so that at most ``count`` cover the length.
+    """Choose the length of a stretch, so that at most ``count`` of them cover a past.
 
-    They are whole seasons and whole tokens where possible.
+    ``length`` is that of the past. A stretch is made of whole seasons and whole tokens
+    where possible. ``edges`` are those of tokens.
     """
+    # -(-a // b) rounds up
     width = -(-length // count)
     token = 1
     if len(edges) > 1:
-        # the most common distance, since tokens that overlap add edges of their own
+        # the most common distance, since tokens that overlap add edges in between
         token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0]
     for unit in (math.lcm(season, token), season):
-        # half a season or more becomes a whole one
+        # a stretch of half a unit or more is rounded up to whole units
         if 1 < unit < min(2 * width, length):
             return -(-width // unit) * unit
     if token <= width:
@@ -211,16 +215,19 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
 def _ranges(
     first: int, stop: int, width: int, edges: Sequence[int], way: str
 ) -> list[tuple[int, int]]:
-    """Return the ranges of a series' stretches, from the oldest on."""
+    """Return the ranges into which a series is cut, from the oldest on.
+
+    The series has steps [first, stop); ``way`` is one of ``WAYS``.
+    """
     if way == "whole":
         return [(first, stop)]
-    # a set, as stop is 0 of a series without a known future
+    # a set, as stop is 0 where there is no known future
     cuts = {first, 0, stop}
     if way == "stretches":
-        # without an edge inside, first stands for one, which the set holds already
+        # without an edge inside, first takes its place, and so adds no cut
         inner = [edge for edge in edges if first < edge < 0] or [first]
         cuts |= {_nearest(inner, aim) for aim in range(-width, first, -width)}
-        # edges of tokens are those of the context alone
+        # in the future there are no edges to go by
         cuts |= set(range(width, stop, width))
     return list(pairwise(sorted(cuts)))
 
@@ -297,6 +304,7 @@ def _middle_cut(part: Segment, edges: Sequence[int], season: int) -> int | None:
 
 
 def _nearest(edges: Sequence[int], aim: int) -> int:
+    """Return the edge that is nearest to a step."""
     return int(edges[np.abs(np.array(edges) - aim).argmin()])
 
 
@@ -308,6 +316,7 @@ def _segment(
     stop: int,
     bounds: tuple[int, int],
 ) -> Segment:
+    """Make a named segment; ``bounds`` are the steps [first, stop) of its series."""
     kind = find_kind(batch, row, target_index)
     if len(batch) == 1:
         name = "past"
@@ -330,11 +339,11 @@ def find_kind(batch: SeriesBatch, row: int, target: int) -> Kind:
 
 
 def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
-    """Return a step from the forecast start, given as itself or as a date."""
-    # True is an int to Python
+    """Return a step from the forecast start, given as a number or as a date."""
+    # a bool is an int to Python, and is refused below
     if isinstance(where, int | np.integer) and not isinstance(where, bool):
         return int(where)
-    # as far into the future as the context is long, for dates of a known future
+    # with as many future dates as the context has, since ``where`` may be in the future
     stamps = batch.timestamps(row, ahead=batch.lengths[row])
     try:
         date = pd.Timestamp(where)
@@ -354,17 +363,18 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
             f"{where!r} lies outside of what the model is shown of {batch.ids[row]!r},"
             f" {stamps[0]} to {stamps[-1]}{clock_note}"
         )
-    # a date between two steps is the later one
+    # a date between two steps is taken as the later step
     return int(stamps.searchsorted(date)) - batch.lengths[row]
 
 
 def _on_grid(
     date: pd.Timestamp, batch: SeriesBatch, stamps: pd.DatetimeIndex
 ) -> pd.Timestamp:
-    """Return a date on the clock of the series.
+    """Return a date as the timestamps of the series have it, without an offset.
 
     Raises:
-        InputError: an offset would decide, or makes no sense.
+        InputError: the date needs an offset and has none, or has one although the
+            timestamps have none.
     """
     if batch.clock:
         if date.tzinfo is None and batch.clock == "UTC":
@@ -377,7 +387,7 @@ def _on_grid(
                 date.tz_localize(batch.clock) if date.tzinfo is None else date
             ).tz_convert(None)
         except Exception as error:
-            # of pytz, where pandas uses it
+            # any exception: where pandas uses pytz, it is one of pytz
             raise InputError(
                 f"{str(date)!r} is no one instant in {batch.clock}; write its offset"
                 f" ({error})"
@@ -397,7 +407,7 @@ def _on_grid(
 def check_segments(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
     """Raise InputError unless segments fit their series and each other.
 
-    They must lie inside of their series and have names of their own, and stretches must
+    They must lie inside of their series and have different names, and stretches must
     not overlap.
     """
     if not parts:
@@ -458,6 +468,7 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
     }
     coords: dict[str, Any] = {"segment": [part.name for part in parts], **columns}
     if any(part.values is not None for part in parts):
+        # a table over all steps that any segment covers, NaN outside of a part
         first = min(part.start for part in parts)
         last = max(part.stop for part in parts)
         part_values = [
@@ -465,12 +476,11 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
             for part in parts
         ]
         margins = [(part.start - first, last - part.stop) for part in parts]
-        table = np.stack(
-            [
-                np.pad(*item, constant_values=np.nan)
-                for item in zip(part_values, margins, strict=True)
-            ]
-        )
+        padded = [
+            np.pad(values, margin, constant_values=np.nan)
+            for values, margin in zip(part_values, margins, strict=True)
+        ]
+        table = np.stack(padded)
         coords |= {
             "part_step": np.arange(first, last),
             "part_values": (("segment", "part_step"), table),
@@ -479,7 +489,7 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
 
 
 def read_segments(data: xr.Dataset) -> tuple[Segment, ...]:
-    """Return the segments of a result."""
+    """Return the segments of a result, from the coordinates of segment_coords()."""
     columns = (
         data[name].values.tolist()
         for name in ("segment", "row", "start", "stop", "kind")
@@ -494,8 +504,8 @@ def read_segments(data: xr.Dataset) -> tuple[Segment, ...]:
         for part, row in zip(parts, table, strict=True)
     ]
     return tuple(
-        # values of a part are finite (check_segments), so that a NaN says that it is a
-        # stretch
+        # values of an additive part are finite (check_segments), so a NaN means that
+        # this is a stretch
         replace(part, values=None if np.isnan(values).any() else values)
         for part, values in zip(parts, part_values, strict=True)
     )

@@ -1,8 +1,8 @@
 """Shapley values of a function of masks: exact, or by regression on some masks.
 
-Read :func:`exact_shapley`, then :func:`sampled_shapley`. The function may return
-anything with masks as its first axis; forecasts under masks are in
-:mod:`tsfm_lens.explain.values`.
+Read :func:`exact_shapley`, then :func:`sampled_shapley`. A mask says which players,
+such as segments of an input, are shown. The function may return values of any shape for
+each mask; forecasts under masks are in :mod:`tsfm_lens.explain.values`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from scipy.special import stdtrit
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.stats import CONFIDENCE, ratio
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 
 Array = NDArray[np.float64]
 Value = Callable[[NDArray[np.bool_]], Array]
 """Function of masks (mask, player) that returns values (mask, …)."""
 
-# all masks of more players would take days
-_MOST = 20
-_JOINT = 2.0  # expected interactions of a player with all others
-_LEAST = 0.1  # smallest size of a player, in mean sizes
-_NOISE = 1e-9  # variance of a half difference that no interaction explains
+# largest number of players whose masks are all run; those of more would take days
+_MAX_EXACT = 20
+_JOINT = 2.0  # expected strength of a player's interactions with all others
+_LEAST = 0.1  # share of the mean size that is added to the size of every player
+_NOISE = 1e-9  # variance of half differences that no interaction explains
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
@@ -37,10 +37,10 @@ def all_masks(players: int) -> NDArray[np.bool_]:
 
     The first shows none, the last all.
     """
-    if not 1 <= players <= _MOST:
+    if not 1 <= players <= _MAX_EXACT:
         raise InputError(
             f"{players} segments have {2**players} masks; exact values need 1 to"
-            f" {_MOST}. Sample masks, or cut coarser"
+            f" {_MAX_EXACT}. Sample masks, or cut coarser"
         )
     # player i is bit i of the number of a mask
     return (np.arange(2**players)[:, None] >> np.arange(players)) & 1 == 1
@@ -49,7 +49,7 @@ def all_masks(players: int) -> NDArray[np.bool_]:
 def exact_shapley(values: Any, players: int) -> Array:
     """Compute Shapley values (player, …) from the values of :func:`all_masks`.
 
-    Values are (2 ** player, …).
+    Values are (2 ** players, …).
     """
     table = np.asarray(values, dtype=float)
     masks = all_masks(players)
@@ -59,21 +59,20 @@ def exact_shapley(values: Any, players: int) -> Array:
             " masks"
         )
     size = masks.sum(1)
-    # by k players before the one in question, the share of orders in which exactly
-    # these come first
+    # share[k]: of all orders of the players, those in which k given players, and no
+    # others, come before the one in question
     share = np.array(
         [
             factorial(k) * factorial(players - k - 1) / factorial(players)
             for k in range(players)
         ]
     )
-    return np.tensordot(
-        # a mask with the player is the end of its step, one without it the beginning;
-        # where an index is out of place, np.where takes the other side
-        np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)]),
-        table,
-        1,
-    )
+    # A Shapley value is a mean, over orders, of the value with the player less that
+    # without it, so masks with the player have positive weights and others negative
+    # ones. Indices beyond the ends of ``share`` are of the side that is not chosen.
+    with_player = share[size - 1]
+    without_player = -share[np.minimum(size, players - 1)]
+    return np.tensordot(np.where(masks.T, with_player, without_player), table, 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Sampled:
         attribution: (player, …).
         half_width: half of 95 % intervals, (player, …).
         masks: number of masks.
-        settled: whether standard errors met the tolerance.
+        settled: whether standard errors met the tolerance, or no mask changed a value.
     """
 
     attribution: Array
@@ -103,24 +102,25 @@ def sampled_shapley(
 ) -> Sampled:
     """Estimate Shapley values by regression on masks and their complements.
 
-    Masks are added until errors are within the tolerance. Values are exact up to
+    Masks are added until errors are within the tolerance. Estimates are exact up to
     rounding where players act alone or in pairs, and always sum to the total change.
-    All sizes of masks are drawn equally often, which is by leverage, and without
-    replacement. The regression is polynomial: each player's slope is free, interactions
-    are expected to be as small as the players. Standard errors are the larger of two:
-    those of the jackknife, with the correction for a finite population, and those of
-    the regression's own model of the masks that are not run. Intervals have as many
-    degrees of freedom as there are pairs that carry the errors. They hold at least 90 %
-    of the exact values in games of products and of alternatives, about 88 % where a few
-    masks outweigh all others a hundredfold. Time grows with the cube of the budget.
+    Masks are drawn without replacement, equally often of each size, which is sampling
+    by leverage. In the regression each player's slope is free, while interactions are
+    polynomial, and expected to be small where their players are. Standard errors are
+    the larger of two: those of the jackknife, with the correction for a finite
+    population, and those of the regression's own model of the masks that are not run.
+    The degrees of freedom of intervals are the number of pairs that carry the errors.
+    Intervals hold at least 90 % of the exact values in games of products and of
+    alternatives, about 88 % where a few masks outweigh all others a hundredfold. Time
+    grows with the cube of the budget.
 
     Args:
-        value: of masks (mask, player), (mask, …).
-        players: number of them.
-        budget: largest number of masks, at least four for each player; all masks are
-            run if it allows.
-        tolerance: of the largest mean standard error of a player, as a share of the
-            mean change of the whole.
+        value: function of masks (mask, player) that returns values (mask, …).
+        players: number of players.
+        budget: largest number of masks, at least four for each player. If it suffices,
+            all masks are run, and values are exact.
+        tolerance: largest standard error, mean over values, of any player, as a share
+            of the mean change that all players make together.
         seed: of the masks.
 
     Source:
@@ -142,7 +142,7 @@ def sampled_shapley(
     half_differences = []
     lowest = np.array(np.inf)
     highest = np.array(-np.inf)
-    # two masks a pair; a budget of four a player lets this run at least once
+    # a pair is two masks; the smallest budget, four a player, allows one turn
     while count < budget // 2 and not settled:
         # half as many masks again: each regression takes time with the cube of their
         # number, and masks beyond the tolerance are wasted
@@ -151,8 +151,8 @@ def sampled_shapley(
         new_masks = np.array(list(islice(pairs, wanted)))
         values = value(np.concatenate([new_masks, ~new_masks]))
         chunks.append(new_masks)
-        # the sum of a pair has only interactions of an even number of players (0 among
-        # them), to which Shapley values are blind; the difference has the odd ones
+        # Shapley values depend on interactions (with players as ±1) of odd numbers of
+        # players alone. The difference of a pair has these; even ones cancel in it.
         half_differences.append(
             (values[: len(new_masks)] - values[len(new_masks) :]) / 2
         )
@@ -162,9 +162,9 @@ def sampled_shapley(
         halves = np.concatenate(half_differences)
         count = len(masks)
         attribution, error, freedom = _regressed(masks, halves.reshape(count, -1))
-        # where every mask equals its complement, but masks differ, no pair that tells
-        # players apart was drawn; what n draws have not met has a probability of at
-        # most 3 / n (rule of three)
+        # Where every mask has the value of its complement, although masks differ, no
+        # pair was drawn that tells players apart. What n draws have not met has a
+        # probability of at most 3 / n (rule of three).
         silent = ~halves.reshape(count, -1).any(0)
         change = (highest - lowest).reshape(-1)
         error[:, silent] = change[silent] * min(1.0, 3 * players / count) / 2
@@ -176,7 +176,7 @@ def sampled_shapley(
         )
     widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
     shape = (players, *halves.shape[1:])
-    # no mask of the whole budget changes the value
+    # also if no mask of the whole budget changes a value
     settled = settled or not changes
     return Sampled(
         attribution.reshape(shape), widths.reshape(shape), 2 * count, settled
@@ -184,26 +184,28 @@ def sampled_shapley(
 
 
 def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
-    """Yield one mask of each pair of complements, each once.
+    """Yield one mask of each pair of complements, in random order within a size.
 
-    The mask of all players comes first, then sizes in turn.
+    The mask of all players comes first; then all sizes take turns.
     """
     yield np.ones(players, dtype=bool)
+    # pairs that are left, by the size of the smaller mask
     remaining = {size: _number(players, size) for size in range(1, players // 2 + 1)}
     drawn = set()
     turn = 0
     while remaining:
-        # a mask of half of the players and its complement are of the same size, so that
-        # this size has half as many pairs: it is drawn from in every second turn
-        for size in [
+        # A mask of half of the players has a complement of the same size, so that one
+        # pair has two masks of it. It is drawn in every second turn.
+        in_turn = [
             size
             for size in remaining
             if 2 * size < players or turn % 2 == 0 or len(remaining) == 1
-        ]:
+        ]
+        for size in in_turn:
             mask = np.zeros(players, dtype=bool)
             while not mask.any() or mask.tobytes() in drawn:
                 mask = rng.permutation(players) < size
-                # of both halves the one with the first player stands for the pair
+                # of two such halves, the one with the first player stands for the pair
                 mask ^= 2 * size == players and not mask[0]
             drawn.add(mask.tobytes())
             remaining[size] -= 1
@@ -225,68 +227,73 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
         the latter, (value,).
     """
     count, players = masks.shape
-    # with players as ±1, products over sets of them are orthogonal, and complements
-    # change all signs
+    # with players as ±1, products over sets of players are orthogonal, and a complement
+    # has the opposite signs
     signs = np.where(masks, 1.0, -1.0)
-    # a Shapley value is the integral of the player's slope along the diagonal of the
-    # multilinear extension (Owen 1972), a polynomial of a degree below the number of
-    # players, for which so many nodes are exact
+    # A Shapley value is the integral of the player's slope along the diagonal of the
+    # multilinear extension (Owen 1972). Along it, slopes are polynomials of a degree
+    # below the number of players, for which this number of nodes is exact.
     nodes, weights = np.polynomial.legendre.leggauss(players // 2 + 1)
     size = np.full(players, 1 / players)
-    # the first fit takes all players to be alike, the second has their sizes from the
-    # first
+    # the first fit assumes that all players have the same size, the second takes sizes
+    # from the first
     for _ in range(2):
-        # interactions of all orders at once: the product over players of 1 + scale · s
-        # · t is the sum over all sets of them; half of its difference to the product
-        # with -scale holds the sets of odd size
+        # Covariances of interactions of all orders at once: for signs s and t of two
+        # masks, the product over players of 1 + scale · s · t is a sum over all sets of
+        # players. Half of its difference to the product with -scale has the odd sets.
         plus = np.ones((count, count))
         minus = np.ones((count, count))
+        # the same between masks and points of the diagonal
         along = np.ones((count, len(nodes)))
-        # below 1, so that no factor is 0 and divisions below are safe
+        # below 1, so that no factor is 0, by which ``along`` is divided
         scales = np.minimum(_JOINT * size, 0.9)
         for scale, sign in zip(scales, signs.T, strict=True):
             plus *= 1 + scale * np.outer(sign, sign)
             minus *= 1 - scale * np.outer(sign, sign)
             along *= 1 + scale * np.outer(sign, nodes)
-        remaining = [
+        # for each player, the product over all others
+        along_others = [
             along / (1 + scale * np.outer(sign, nodes))
             for scale, sign in zip(scales, signs.T, strict=True)
         ]
-        slopes = np.stack(remaining) @ weights * scales[:, None] * signs.T
-        # the diagonal keeps the matrix invertible where pairs are alike
+        # covariance of each player's integrated slope with each pair, (player, pair)
+        slopes = np.stack(along_others) @ weights * scales[:, None] * signs.T
+        # the diagonal keeps the matrix invertible where rows of two pairs are equal
         kernel = (plus - minus) / 2 + _NOISE * np.eye(count)
         inverse = np.linalg.inv(kernel)
-        # universal kriging: slopes of single players are free (no penalty),
+        # universal kriging: slopes of single players are free, without a penalty, and
         # interactions have the covariance ``kernel``
         free = inverse @ signs
         linear = np.linalg.pinv(signs.T @ free) @ free.T
         residual = inverse - free @ linear
-        # (player, pair), the values as a linear function of the half differences; from
-        # -1 to 1, a slope counts twice
+        # (player, pair): Shapley values are linear in the half differences. A player
+        # goes from -1 to 1, so that its slope counts twice.
         by_half = 2 * linear + slopes @ residual
         attribution = by_half @ halves
         strength = np.sqrt(np.sqrt(np.square(attribution).mean(1)))
-        # a player of no effect at all would leave pairs that are alike
+        # Every size is above 0: with a player of size 0, pairs that differ in it alone
+        # would have equal rows.
         if strength.any():
             size = (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum()
-    # what is missing from the sum to the whole (efficiency) is spread evenly
+    # the values have to sum to the change of the whole (efficiency); what is missing is
+    # spread evenly
     attribution += (2 * halves[0] - attribution.sum(0)) / players
-    # a pair that only itself determines has no prediction without it
+    # 0 for a pair that no other pair predicts
     diagonal = np.diag(residual)[:, None]
     diagonal = np.where(diagonal > np.finfo(float).eps, diagonal, 0.0)
-    # the errors of predictions of each pair by all others, without refitting (Dubrule
-    # 1983)
-    without_one = ratio(residual @ halves, diagonal, 0.0)
+    # errors of leave-one-out predictions, each pair by all others, without refitting
+    # (Dubrule 1983)
+    prediction_errors = ratio(residual @ halves, diagonal, 0.0)
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
-    # the correction for a finite population: masks of a size that were all run leave no
-    # error
+    # correction for a finite population: a size whose masks were all run has no error
     unsampled = np.array(
         [1 - counts[size] / _number(players, int(size)) for size in sizes]
     )
-    jackknife = (np.square(by_half) * unsampled) @ np.square(without_one)
-    # what no mask of the sample shows: the variance that the regression's own model
-    # gives to the Shapley values (kriging variance), in units of ``spread`` below
+    jackknife = (np.square(by_half) * unsampled) @ np.square(prediction_errors)
+    # The kriging variance: that of Shapley values under the regression's own model of
+    # masks that were not run, in units of ``spread`` below. Without any pair, it would
+    # be ``scales * along_twice``, the variance of the integrated slope.
     products = np.outer(nodes, nodes)[..., None] * scales
     factors = 1 + products
     along_twice = np.einsum(
@@ -297,14 +304,14 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
         - 2 * (by_half * slopes).sum(1)
         + (by_half * (by_half @ kernel)).sum(1)
     )
-    # taken off first, the linear part leaves no rounding that the inverse would enlarge
+    # without the linear part, whose rounding the inverse would enlarge
     interactions = halves - signs @ (linear @ halves)
     spread = (interactions * (inverse @ interactions)).sum(0) / (count - players)
     model = np.outer(np.maximum(unseen, 0.0), np.maximum(spread, 0.0))
-    # a few pairs that are far off say that pairs which were not drawn may be, too; the
-    # fourth moment of normal errors is 3 times their squared variance, so that n of
-    # them count as n degrees of freedom, and a single large one as 3
-    squares = np.square(without_one)
+    # Where a few pairs carry the errors, pairs that were not drawn may have large ones
+    # too, so that degrees of freedom are few. The fourth moment of normal errors is 3
+    # times their squared variance: n of them count as n, and a single large one as 3.
+    squares = np.square(prediction_errors)
     shares = squares / np.maximum(squares.max(0), np.finfo(float).tiny)
     fourth = np.square(shares).sum(0)
     effective = 3 * np.square(shares.sum(0)) / np.where(fourth > 0, fourth, 1.0)

@@ -1,9 +1,9 @@
 """Forecasts of one item under masks, thousands of them in a batch.
 
 :class:`Masks` is the forecast as a function of the visible segments, with a cache;
-:func:`forecasts` is its public face. Of models that draw, quantiles come from sample
-paths under the item's own random numbers. Masked series are made in
-:mod:`tsfm_lens.explain.masking`.
+:func:`forecasts` is the same for one call. Quantiles of a model that draws come from
+sample paths, with the random numbers that the item alone would use. Masked series are
+made in :mod:`tsfm_lens.explain.masking`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["Masks", "forecasts"]
 
-# numbers in the masked series of one call; the lens parts it further if memory is short
+# values in the masked series that are passed to the lens at once; it splits them again
+# if memory is short
 _NUMBERS = 2**21
-# rows of one forward of a model that draws
-_ROWS = 256
-# two forecasts are the same if they differ by no more than so many times the bound on
-# rounding
+_ROWS = 256  # rows of one forward of a model that draws
+# Two forecasts count as the same if they differ by no more than this many times the
+# bound on rounding.
 _FAR = 10
 
 
@@ -67,10 +67,10 @@ def forecasts(
 ) -> np.ndarray:
     """Compute a run's forecast of one target under each mask.
 
-    It is the library's own forecast of the masked series, up to rounding. In one pass,
-    token models give the expected value at each step along the run's own path, and
-    distributions their mean. In a rollout of a model that samples, every mask uses the
-    random numbers that the item alone would use.
+    It is the library's own forecast of the masked series, up to rounding. For a run in
+    one pass it is the expected value at each step of a token model, which reads the
+    run's own earlier outputs, and the mean of a distribution. In a rollout of a model
+    that samples, every mask uses the random numbers that the item alone would use.
 
     Args:
         run: the forecast to explain.
@@ -78,13 +78,14 @@ def forecasts(
         keep: (mask, segment) whether a segment is shown.
         reference: values of masked steps, see
             :func:`tsfm_lens.explain.reference_values`.
-        item, target: of the run's batch, and of the item's targets.
+        item: one of the run's batch, by position or name.
+        target: one of the item's targets, by position or name.
         seed: of a shuffled reference.
         progress: called with the masks done and their number.
 
     Returns:
-        (mask, quantile, step), data units; one quantile, 0.5, of means and expected
-        values.
+        (mask, quantile, step), in data units. Means and expected values stand as one
+        quantile, 0.5.
 
     Raises:
         InputError: segments, masks or the reference do not fit the item; the model
@@ -105,7 +106,7 @@ def forecasts(
 def list_levels(run: Run) -> tuple[float, ...]:
     """Return the quantile levels of a run's forecasts under masks.
 
-    They are (0.5,) for the expected value of a model that draws, in one pass.
+    They are (0.5,) for a model that draws, in one pass, which has an expected value.
     """
     if run.lens.emits == "quantile" or run.rollout:
         return default_levels(run.lens.adapter)
@@ -127,14 +128,14 @@ def name_statistic(run: Run) -> str:
 class Masks:
     """Forecast of one target as a function of its item's visible segments.
 
-    Each mask is run once. In causal models whose wiring allows it (TimesFM 2.5), masks
-    with the same beginning share its computation, up to rounding, if the reference is
-    numbers.
+    Each mask is run once. Causal models whose adapter allows it (TimesFM 2.5) compute
+    the common beginning of several masks once, up to rounding, if the reference has no
+    missing values.
 
     Attributes:
         progress: called with the masks done and their number.
-        repeats: seeds under which a rollout of a model that draws is run.
-        row: of the target in the item.
+        repeats: number of seeds under which a rollout of a model that draws is run.
+        row: position of the target in the item.
     """
 
     run: Run
@@ -146,7 +147,8 @@ class Masks:
     progress: Progress | None = None
     repeats: int = 1
     row: int = field(init=False)
-    # not an argument, so that dataclasses.replace() begins with an empty one
+    # forecasts (quantile, step) by packed mask; init=False, so that replace() begins
+    # with an empty cache
     _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -200,7 +202,7 @@ class Masks:
 
     @cached_property
     def mask(self) -> str:
-        """Treatment of missing values by the model; see :func:`mask_seen`."""
+        """What the model does with missing values; see :func:`mask_seen`."""
         return mask_seen(self.run.lens, self.batch)
 
     @cached_property
@@ -210,17 +212,17 @@ class Masks:
 
     @cached_property
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Forecast of everything, and of nothing but the reference, (quantile, step).
+        """Forecasts with all segments and with none of them visible, (quantile, step).
 
         Both are means over seeds.
         """
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
         full, nothing = np.mean([seeded(both) for seeded in self.per_seed], axis=0)
-        # other models give another statistic here than the run's quantiles, or draw
-        # other random numbers
+        # only of quantile models: those of others have another statistic here than in
+        # the run, or other random numbers
         if self.run.lens.emits == "quantile":
             gap = np.abs(full - self.run.forecast.quantiles[self.row]).max()
-            # the cheap bound first: the measured one takes a forecast more
+            # this bound is cheap, while that of the check takes one more forecast
             if gap > _FAR * forecast_rounding(self.run)[self.row]:
                 self._check_same_forecast(gap)
         return full, nothing
@@ -237,15 +239,15 @@ class Masks:
 
     @cached_property
     def per_seed(self) -> tuple[Masks, ...]:
-        """Copies under this seed and the ones after it, as many as repeats.
+        """This object and copies of it under further seeds, ``repeats`` in all.
 
-        Only itself where nothing is drawn.
+        Where nothing is drawn it is this object alone.
         """
         if self.repeats < 2 or not takes_draws(self.run):
             return (self,)
         seeds = [self]
         while len(seeds) < self.repeats:
-            # repeats=1, or each copy would have copies of its own
+            # repeats=1, as else each copy would make copies of its own
             seeds.append(replace(self, run=seeds[-1].run.redraw(), item=0, repeats=1))
         return tuple(seeds)
 
@@ -263,7 +265,7 @@ class Masks:
 
     def __call__(self, keep: Any) -> np.ndarray:
         """Compute forecasts (mask, quantile, step) of masks (mask, segment)."""
-        # the cache holds forecasts of the conditions under which the run was made
+        # cached forecasts hold only for the model and hooks that the run was made with
         self.run.check_unchanged()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
@@ -271,15 +273,15 @@ class Masks:
         new = {key: index for index, key in enumerate(keys) if key not in self._cache}
         missing = np.array([*new.values()], int)
         if self._shares:
-            # masks that begin alike stand together
-            order = np.argsort([part.start for part in self.segments])[::-1]
-            # lexsort sorts by its last key first, which is the oldest segment
-            missing = missing[np.lexsort(visible[missing][:, order].T)]
-        steps = max(self.batch.lengths) + self.run.horizon
-        fit = max(1, _NUMBERS // (len(self.batch) * steps))
-        chunks = max(1, -(-len(missing) // fit))
-        # chunks of equal size waste the least
-        size = max(1, -(-len(missing) // chunks))
+            # sorted so that masks that begin alike are in one chunk; the last key of
+            # lexsort(), which is the oldest segment, counts most
+            newest_first = np.argsort([part.start for part in self.segments])[::-1]
+            missing = missing[np.lexsort(visible[missing][:, newest_first].T)]
+        n_steps = max(self.batch.lengths) + self.run.horizon
+        largest = max(1, _NUMBERS // (len(self.batch) * n_steps))
+        # -(-a // b) rounds up; equal chunks leave no small last one
+        n_chunks = max(1, -(-len(missing) // largest))
+        size = max(1, -(-len(missing) // n_chunks))
         for first in range(0, len(missing), size):
             chunk = missing[first : first + size]
             new_keys = [keys[index] for index in chunk]
@@ -290,12 +292,12 @@ class Masks:
         return np.stack([self._cache[key] for key in keys])
 
     def _forecast(self, visible: np.ndarray) -> np.ndarray:
-        """Compute forecasts (mask, quantile, step), all of them run."""
+        """Compute forecasts (mask, quantile, step) without the cache."""
         run = self.run
         self._check_rest_visible(visible)
         batch = self.masked(visible)
         if takes_draws(run):
-            # the next case includes this one: models that draw, but in one pass
+            # before the next case, which is of models that draw, in one pass
             quantiles = _rollouts(run, batch, len(self.batch))
         elif run.lens.emits != "quantile":
             quantiles = _forwards(run, batch, len(visible))
@@ -303,11 +305,9 @@ class Masks:
             quantiles = _in_prefixes(run, batch, self._prefixes(visible))
         else:
             quantiles = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
-        # (mask · series, quantile, step), mask by mask, as masked() orders the copies;
-        # of each the target is read
-        values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[
-            :, self.row
-        ]
+        # (mask · series, quantile, step), mask by mask, as masked() orders the copies
+        by_mask = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])
+        values = by_mask[:, self.row]
         forecast_exists = np.isfinite(values).all((1, 2))
         if not forecast_exists.all():
             hidden = [
@@ -323,27 +323,27 @@ class Masks:
 
     @cached_property
     def _shares(self) -> bool:
-        """True if masks that begin alike can share the model's work on it.
+        """True if the model can compute the common beginning of several masks once.
 
-        Nothing may look ahead for that.
+        For that, no input of an early token may depend on a later step.
         """
         lens = self.run.lens
         series = self.batch
         full = [*series.values, *self.stands]
-        # hooks would be shown the shared rows once instead of once a mask, and the
-        # series of an item are read together
+        # Not with hooks, which would see shared rows once and not for each mask. Not
+        # with several series, which the model may read together.
         alone = len(series) == 1 and not lens.registry.in_use
         return (
             alone
             and hasattr(lens.adapter, "sharing")
-            # the library fills a gap from both sides, and so from what comes later
+            # the library fills a gap from both sides, so also from later steps
             and not any(np.isnan(values).any() for values in full)
         )
 
     def _prefixes(self, visible: np.ndarray) -> np.ndarray:
-        """Return a number for what a mask shows up to each token's end.
+        """Return numbers of the beginnings of masks, (mask, token).
 
-        The numbers are (mask, token); masks with the same number are equal up to there.
+        Masks with the same number at a token show the same up to the end of the token.
         """
         columns = []
         # the first edge is where the oldest token begins; each other one ends a token
@@ -355,14 +355,15 @@ class Masks:
                 bits = np.packbits(visible[:, before], axis=1)
             else:
                 bits = np.zeros((len(visible), 1), np.uint8)
-            columns.append(np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1))
+            _, number = np.unique(bits, axis=0, return_inverse=True)
+            columns.append(number.reshape(-1))
         return np.stack(columns, axis=1)
 
     def _check_rest_visible(self, visible: np.ndarray) -> None:
-        """Raise InputError if a mask leaves nothing from which gaps are filled.
+        """Raise InputError if a mask leaves no value from which gaps can be filled.
 
-        That concerns models without a mask, whose library fills the gaps of a series
-        from the rest of it.
+        That concerns models without a mask of their own, whose library fills the gaps
+        of a series from its other values.
         """
         for row, name in enumerate(self.batch.ids):
             # only the reference "missing" is NaN throughout; models with a mask of
@@ -372,13 +373,11 @@ class Masks:
             columns = [
                 index
                 for index, part in enumerate(self.segments)
-                # additive parts take something away from each value, and make no gap
+                # an additive part is subtracted from values, and makes no gap
                 if part.row == row and part.values is None
             ]
-            rest_visible = (
-                sum(len(self.segments[index]) for index in columns)
-                < self.batch.lengths[row]
-            )
+            n_in_segments = sum(len(self.segments[index]) for index in columns)
+            rest_visible = n_in_segments < self.batch.lengths[row]
             if columns and not rest_visible and not visible[:, columns].any(1).all():
                 raise InputError(
                     f"{self.run.lens.wiring.architecture} has no mask: its library"
@@ -393,22 +392,22 @@ def takes_draws(run: Run) -> bool:
 
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
-    """Roll out sample paths, (series, quantile, step).
+    """Compute quantiles of sample paths, (series, quantile, step).
 
-    Every copy draws the random numbers of the item alone.
+    ``rows`` is the number of series of one copy. Every copy draws the random numbers
+    that the item alone would draw.
     """
     request = check_request(
         run.lens, batch, run.horizon, list_levels(run), run.num_samples, run.seed
     )
-    # as many whole copies, of ``rows`` series each, as plan() takes at once
+    # as many whole copies as fit into the largest part that plan() makes
     largest = max(stop - start for start, stop in plan(request))
     size = max(1, largest // rows) * rows
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))
         drawing = request.drawing(
-            # a full block of one item a copy, all with the item's seed, so that each
-            # copy draws what the item draws alone
+            # each copy is the first of a batch of one item, under the item's seed
             [Piece(request.seed, 1, 0, 1)] * ((stop - first) // rows)
         )
         parts.append(forecast_part(request, first, stop, drawing=drawing).quantiles)
@@ -416,9 +415,10 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
-    """Compute the library's own forecast, (series, quantile, step).
+    """Compute the library's own forecast, common beginnings of masks only once.
 
-    What masks have in common at their beginning is computed once.
+    ``prefixes`` (row, token) are those of :meth:`Masks._prefixes`. Returns (series,
+    quantile, step).
     """
     lens = run.lens
     request = check_request(lens, batch, run.horizon, seed=run.seed)
@@ -431,9 +431,9 @@ def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarr
 
 
 def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
-    """Compute single forwards, (series, 1, step).
+    """Compute the expected values or means of one pass, (series, 1, step).
 
-    Token models follow the run's path.
+    Token models read the run's own earlier outputs.
     """
     lens = run.lens
     if run.tokens_read:
@@ -450,12 +450,12 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
             else:
                 chunk = encoded.part(start, stop)
             rows = len(chunk.batch)
-            number = math.ceil(rows / _ROWS)
+            n_parts = math.ceil(rows / _ROWS)
             # parts of whole items, since series of an item may attend to each other
-            if number < 2:
+            if n_parts < 2:
                 parts = [chunk]
             else:
-                ranges = cut(chunk.batch, -(-rows // number))
+                ranges = cut(chunk.batch, -(-rows // n_parts))
                 parts = [chunk.part(*bounds) for bounds in ranges]
             outputs += [
                 # read at once, since logits over the vocabulary are thousands of times
@@ -469,26 +469,26 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
 def alone_as_forecast(run: Run, item: Item = None) -> Run:
     """Select one item, so that its values under masks are the library's forecast.
 
-    Of a model that draws, this is the rollout of sample paths, with the random numbers
-    of the item alone.
+    For a model that draws, this is the rollout of sample paths, with the random numbers
+    that the item alone would use.
     """
     alone = origin = run.item(item)
     if alone.lens.emits == "quantile":
         return alone
-    # a selection of a selection: the draws depend on the batch that the first run was
-    # made of
+    # item() may select from a selection, and random numbers depend on the batch of the
+    # first run
     while origin._of is not None:
         origin = origin._of[0]
     is_alone = len(origin.batch) == len(alone.batch)
-    # with _of, the item would take its rows of the batch's forecast, with the random
-    # numbers of its position there
+    # _of=None: or the item would take its rows from the forecast of the whole batch,
+    # where its random numbers depend on its position
     return (alone if is_alone else replace(alone, _of=None)).as_rollout()
 
 
 def draw_attrs(run: Run, row: int) -> dict[str, object]:
-    """Return attributes of a result of sample paths; none without them.
+    """Return the attributes that results of sample paths have; none for other results.
 
-    They are the number of paths, and how far other ones move the median at a step.
+    They are the number of paths, and how far the median at a step moves with others.
     """
     if not takes_draws(run):
         return {}

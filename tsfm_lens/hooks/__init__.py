@@ -55,3 +55,7 @@ __all__ = [
     "select_components",
     "writers",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

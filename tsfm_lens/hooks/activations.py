@@ -15,6 +15,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.core.errors import HookError, InputError, unknown_name
+from tsfm_lens.core.foreign_words import MEMBERS
 from tsfm_lens.hooks.names import Point, nearest
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.residual import Decomposed
@@ -46,6 +47,13 @@ class TokenSpans:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def __repr__(self) -> str:
+        covered = ""
+        if self.start:
+            covered = f", steps {min(self.start)} to {max(self.stop)}"
+        special = sum(map(bool, self.special))
+        return f"TokenSpans({len(self)}, {special} special{covered})"
 
     @classmethod
     def patches(
@@ -163,7 +171,8 @@ class Activations(Decomposed):
     def __getattr__(self, name: str) -> Any:
         # asked only for what activations lack: what TransformerLens's cache has under
         # this name, and what to call here
-        alternative = f": {CACHE[name]}" if name in CACHE else ""
+        hint = CACHE.get(name) or MEMBERS.get(name, "")
+        alternative = f": {hint}" if hint else ""
         raise AttributeError(f"activations have no {name!r}{alternative}")
 
     def __getitem__(self, name: Key) -> Tensor:

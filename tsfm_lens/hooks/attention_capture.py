@@ -36,13 +36,14 @@ Observers = list[tuple[Any, str]]
 
 
 def brackets(path: str, module: nn.Module) -> Iterator[str]:
-    """Yield the modules inside which the interceptor must be on, by path.
+    """Yield the paths of the modules in which the interceptor must be on.
 
-    They are those for the attention of one module to be seen.
+    For one attention these are the module itself, and if it is torch's own, also all
+    modules around it.
     """
     if isinstance(module, nn.MultiheadAttention):
-        # encoders of torch's own leave their fused paths, and nested tensors, where a
-        # mode is on around them
+        # nn.TransformerEncoder takes its fused path, or nested tensors, unless a mode
+        # is on when it is entered
         parts = path.split(".")
         yield from (".".join(parts[:depth]) for depth in range(len(parts)))
     yield path
@@ -57,8 +58,8 @@ class Interceptor(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._dispatchers: list[Any] = []
-        # the modules inside which it is on; those of a run that was broken off stay
-        # until the next :meth:`sync_hooks`
+        # the entered modules, outermost first; the mode is on while there are any. An
+        # interrupt may leave some behind, which sync_hooks() removes
         self._inside: list[nn.Module] = []
 
     def listen(self, dispatcher: Any) -> None:
@@ -70,24 +71,24 @@ class Interceptor(TorchFunctionMode):
         self.sync_hooks()
 
     def enter(self, module: nn.Module) -> None:
-        """Note that the thread has entered a module, and be on."""
+        """Note that the thread has entered a module, and switch the mode on."""
         if self._inside:
             self.sync_hooks()
-        # a new list each time, as an attention call keeps the former one aside
+        # a new list, since __torch_function__ may hold the former one to restore it
         self._inside = [*self._inside, module]
         self._switch()
 
     def leave(self, module: nn.Module) -> None:
-        """Note that the thread has left a module, and be off outside all of them."""
-        # another hook may have raised before this module was entered
+        """Note that the thread has left a module; after the last, switch off."""
+        # enter() was not called if another hook on the module raised before
         if module in self._inside:
-            # with it go the modules inside it that were never left
+            # modules that were entered after it, and broken off, are removed with it
             last = len(self._inside) - 1 - self._inside[::-1].index(module)
             self._inside = self._inside[:last]
             self._switch()
 
     def sync_hooks(self) -> None:
-        """Be on exactly while an entered module runs."""
+        """Forget entered modules that no longer run, and switch the mode to match."""
         if self._inside:
             running = set(_running_modules(sys._getframe(1)))
             self._inside = [module for module in self._inside if module in running]
@@ -123,14 +124,14 @@ class Interceptor(TorchFunctionMode):
             F.multi_head_attention_forward,
         ):
             return func(*args, **kwargs)
-        # by the running module, since a call of attention does not say whose it is
+        # the arguments of an attention call do not tell which module made it
         observers = self._find_observers(sys._getframe(1))
         if not observers:
             return func(*args, **kwargs)
         for dispatcher, path in observers:
             dispatcher.called[path] = True
-        # torch has this mode off until the call returns, so what a hook runs turns it
-        # on anew
+        # torch has this mode off during the call. A hook may run the model again, and
+        # modules that are then entered must switch it on from a fresh start
         inside = self._inside
         self._inside = []
         try:
@@ -199,8 +200,8 @@ def _multi_head(
             " with need_weights=False, as nn.TransformerEncoderLayer does;"
             " `hook_pattern` has the weights."
         )
-    # torch's function looks the attention up in its module: a copy of the function with
-    # other globals leaves the module as it is, for all threads
+    # torch's function finds scaled_dot_product_attention among its globals. A copy of
+    # the function gets other globals; patching torch's module would affect all threads
     namespace = {
         **vars(F),
         "has_torch_function": lambda _tensors: False,
@@ -242,7 +243,7 @@ def _attend(
         )
 
     def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        # set by in_two
+        # in_two() sets this on masks of modules that natively call attention twice
         first = getattr(attn_mask, "first", 0)
         if attn_mask is None or not first:
             return plain(query, key, value, attn_mask)
@@ -259,12 +260,12 @@ def _attend(
 
 
 def in_two(mask: Tensor, first: int) -> Tensor:
-    """Mark a mask as that of two calls of attention.
+    """Mark a mask so that attention under it runs as two fused calls.
 
-    One call is of the first queries, over as many keys, the other of all other queries,
-    over all keys.
+    One call is of the ``first`` queries over as many keys, the other of the remaining
+    queries over all keys.
     """
-    # the fused kernel rounds differently in one call than in two
+    # one call would round differently from the model's own two
     mask.first = first  # type: ignore[attr-defined]
     return mask
 
@@ -279,9 +280,9 @@ def _with_hooks(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute attention with hooks, from the scores on only where a hook needs them.
+    """Compute attention with hooks, by the fused function if possible.
 
-    Where no hook is on scores or pattern, the fused function runs.
+    It is possible unless a hook is on scores or pattern; else the softmax is explicit.
     """
 
     def fire(how: str, tensor: Tensor) -> Tensor:
@@ -329,8 +330,8 @@ def declare_scores(
         @wraps(fused)
         def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> Tensor:
             tensors = (query, key, value)
-            # a Python function is seen by modes only if it hands itself over, as those
-            # of torch do
+            # modes see a Python function only if it calls handle_torch_function()
+            # itself, as torch's own functions do
             if has_torch_function(tensors):
                 out: Tensor = handle_torch_function(attend, tensors, *tensors, *args)
                 return out

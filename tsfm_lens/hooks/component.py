@@ -45,6 +45,9 @@ class Component:
     kind: str | None = None
     head: int | None = None
 
+    def __repr__(self) -> str:
+        return f"Component.parse({str(self)!r})"
+
     def __str__(self) -> str:
         parts = [self.stack, self.layer, self.kind, self.head]
         return ".".join(str(part) for part in parts if part not in (None, ""))

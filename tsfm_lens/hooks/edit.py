@@ -41,8 +41,8 @@ def resolve(
 ) -> list[tuple[str, int | None]]:
     """Resolve the hook points that an intervention concerns, and the head at each."""
     target = intervention.target
-    # the table never changes, and only these two kinds of intervention resolve a
-    # component to other hook points than the rest
+    # the wiring never changes, and beside the target only these two kinds matter, as
+    # _points() below shows
     cache_key = (
         target,
         isinstance(intervention, EditPattern),
@@ -110,7 +110,6 @@ def edited(
             edits_by_point.setdefault(name, []).append(
                 _PointEdit(intervention, head, change)
             )
-    # TransformerLens keeps them in the order in which they are set
     hooks: list[Hook] = [
         (name, _EditHook(registry, registry.points[name], edits), "fwd")
         for name, edits in edits_by_point.items()
@@ -176,17 +175,16 @@ class _EditHook:
         for edit in self._edits:
             rows, part, new = self._change(edit, value)
             region = _region(part, self._point, edit, self._registry.state)
-            if (
-                new is part
-                and region is None
-                and (not rows or isinstance(rows[-1], slice))
-            ):
+            is_view = not rows or isinstance(rows[-1], slice)
+            # the intervention gave back what it got
+            if new is part and region is None and is_view:
                 continue
+            # the whole activation is new
             if not rows and region is None:
                 value = new
                 is_copy = False
                 continue
-            # autograd keeps the values that it has seen: write into none of them
+            # with gradients a copy for each edit: autograd needs the former values
             if not is_copy or torch.is_grad_enabled():
                 value = value.clone()
                 is_copy = True
@@ -196,7 +194,7 @@ class _EditHook:
             # a view where the rows are a slice, else a copy that is put back below
             part = value[rows] if rows else value
             part[region] = new[region].to(value.dtype)
-            if rows and not isinstance(rows[-1], slice):
+            if not is_view:
                 value[rows] = part
         return value
 
@@ -217,8 +215,8 @@ class _EditHook:
             index = (*[slice(None)] * axis, _as_slice(rows.to(value.device)))
         part = value[index] if index else value
         if rows is not None and axis != 0 and state.block_rows is not None:
-            # several variants run as rows of one batch: in attention between series, an
-            # edit sees the series of its own variant only
+            # several variants run as rows of one batch: in attention between series,
+            # show the edit only the keys of its own variant's series
             first = int(rows[0]) // state.block_rows * state.block_rows
             variant_keys = slice(first, first + state.block_rows)
             new = part.clone()
@@ -235,7 +233,7 @@ class _EditHook:
 
 
 def _as_slice(index: Tensor) -> slice | Tensor:
-    """Return consecutive rows as a slice, which takes no copy; others as they are."""
+    """Return consecutive rows as a slice, which selects a view; others as given."""
     if not len(index):
         return index
     first = int(index[0])
@@ -262,8 +260,8 @@ def _row_index(
     rows_are_tokens = (
         point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
     )
-    # what has rows of its own: a series, or where rows are (item, token) an item, whose
-    # variates share them
+    # a unit has rows of its own: a series; or, where rows are (item, token), an item,
+    # whose variates share rows
     units = series
     if rows_are_tokens:
         units = series // variates
@@ -283,11 +281,11 @@ def _row_index(
         return (
             index[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]
         ).reshape(-1)
-    # rows are (sample path, series, rest), unlike above, where paths are innermost
-    copies = max(1, state.sizes["series"] * variates // series)
-    inner = rows_of_unit // copies
+    # rows are (path, unit, inner) here, and (unit, path) above
+    paths = max(1, state.sizes["series"] * variates // series)
+    inner = rows_of_unit // paths
     starts = (
-        torch.arange(copies)[:, None, None] * units * inner
+        torch.arange(paths)[:, None, None] * units * inner
         + index[None, :, None] * inner
     )
     return (starts + torch.arange(inner)[None, None]).reshape(-1)
@@ -317,9 +315,10 @@ def _region(
             index = as_index(positions, stop, f"{point.name}: positions", clip=True)
         else:
             entries = torch.as_tensor(positions).reshape(-1)
-            # positions that are still to come in a rollout are no error here
+            # unlike in as_index(), a position out of range is no error: a later pass of
+            # the rollout may reach it
             index = torch.where(entries < 0, entries + stop, entries)
-        # of a rollout, only positions of this pass exist
+        # the activation holds only the positions of this pass
         present = index[(index >= offset) & (index < stop)]
         region[axis] = _as_slice((present - offset).to(part.device))
     return tuple(region)
@@ -335,6 +334,7 @@ def unwrapped(rows: Rows | Slice) -> Rows:
 
 def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:
     """Return an integer index for an int, a slice, integers or a boolean mask."""
+    rows = unwrapped(rows)
     if isinstance(rows, slice):
         return torch.arange(length)[rows]
     index = torch.as_tensor(rows)

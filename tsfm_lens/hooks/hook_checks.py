@@ -47,7 +47,10 @@ def check_table(
 def _faults(
     model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]
 ) -> Iterator[str]:
-    """Yield what is wrong with a table; each check presupposes those before it."""
+    """Yield what is wrong with a table.
+
+    A check may fail with an error of its own if one before it has found a fault.
+    """
     names = [stack.name for stack in wiring.stacks]
     if len(set(names)) < len(names) or not names:
         yield (
@@ -99,7 +102,7 @@ def _faults(
             for writer in stack.rows(layer):
                 for matrix in _matrices(wiring, stack, writer):
                     if matrix.projection is None:
-                        # only the output of an MLP is no projection
+                        # an MLP's output matrix has a path, and no projection
                         module = cast(Mlp, writer).o
                     else:
                         module = matrix.projection.module
@@ -144,6 +147,7 @@ def _paths_of_writer(writer: Writer) -> Iterator[tuple[str, str]]:
     for name, value in vars(writer).items():
         if isinstance(value, Site | Projection):
             yield name, value.module
+        # these are paths themselves, norms optional ones
         elif name in ("module", "o") or (name in ("norm", "post_norm") and value):
             yield name, value
 
@@ -157,7 +161,8 @@ def _faults_of_stack(
     branches = [
         writer for layer in range(stack.n_layers) for writer in stack.rows(layer)
     ]
-    # a stack without any branch is refused as such
+    # a stack without branches gets a fault of its own from _faults(), but its sizes are
+    # checked in full
     attends = not branches or any(isinstance(writer, Attention) for writer in branches)
     for name in ("d_model", "n_heads", "d_head"):
         if (attends or name == "d_model") and getattr(stack, name) < 1:
@@ -193,9 +198,9 @@ def _faults_of_stack(
 
 
 def _patterns_fit(attention: Attention) -> bool:
-    """Return whether patterns have the axes of scores of these queries and keys.
+    """Return whether the layouts of patterns and of q, k and v fit each other.
 
-    Names of leading axes are free.
+    Both must have the heads on the same axis, and tokens first in both or in neither.
     """
     qkv = split_axes(attention.qkv_layout)
     pattern = split_axes(attention.pattern_layout)
@@ -249,7 +254,8 @@ def _matrices(wiring: Wiring, stack: Stack, writer: Writer) -> Iterator[_Matrix]
     source = wiring.stack(writer.keys_from) if writer.keys_from else stack
     for letter, projection in writer.inputs.items():
         n_heads = writer.count_heads(letter, stack.n_heads)
-        outputs = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads}
+        size_name = "n_heads" if n_heads == stack.n_heads else "n_kv_heads"
+        outputs = {size_name: n_heads}
         if writer.d_score and letter != "v":
             outputs["d_score"] = writer.d_score
         else:
@@ -262,7 +268,7 @@ def _matrices(wiring: Wiring, stack: Stack, writer: Writer) -> Iterator[_Matrix]
 def _faults_of_matrix(
     model: nn.Module, where: str, path: str, matrix: _Matrix
 ) -> Iterator[str]:
-    """Check a weight's shape (out, in): the products of the sizes on each side."""
+    """Yield what is wrong with a weight's shape, (out, in), given the table's sizes."""
     projection = matrix.projection
     weight, _ = parameters(model, path, projection)
     parts = 1
@@ -317,7 +323,7 @@ def check_visible_modules(
     inside such a module.
     """
     _check_not_compiled("", model)
-    # each part of a path is looked up once, as the points of a block share most of it
+    # keeps the modules that were looked up, as the paths of a block begin alike
     by_path: dict[str, nn.Module | None] = {"": model}
     for path, module in modules:
         prefix = ""
@@ -345,8 +351,7 @@ def _check_not_compiled(path: str, module: nn.Module) -> None:
     ``module.compile()``, and ``torch.compile`` of a module or of its forward, are
     recognised by what torch sets on each.
     """
-    # from the instance if it was assigned there, as module.forward = torch.compile(…)
-    # does; the class alone would not show it
+    # module.forward = torch.compile(…) puts the forward into the instance's own dict
     forward = module.__dict__.get("forward", type(module).forward)
     is_wrapped = "_orig_mod" in module._modules or hasattr(
         forward, "_torchdynamo_orig_callable"
@@ -365,19 +370,19 @@ def _check_not_compiled(path: str, module: nn.Module) -> None:
 def check_recomputation(name: str, gradients_at_start: bool) -> None:
     """Refuse a hook in code that gradient checkpointing will run again.
 
-    The backward pass runs it, maybe without the hook.
+    The second run is part of the backward pass, when the hook may be off already.
     """
     if torch.is_grad_enabled():
-        # a checkpoint that keeps recording shows as a pair of hooks on what autograd
+        # a non-reentrant checkpoint sets a pair of hooks on the tensors that autograd
         # saves
         is_possible = (
             torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         )
     else:
-        # reentrant checkpoints switch off what was on when the run began
+        # a reentrant checkpoint runs without gradients, in a run that began with them
         is_possible = gradients_at_start
-    # other code hooks saved tensors, too, so the callers decide; they are looked
-    # through last, since this runs at every hook point
+    # both signs have other causes, too, so the stack of callers decides; it is searched
+    # only after a sign, since this function runs at every hook point
     if is_possible and _inside_checkpoint():
         raise HookError(
             f"{name} is passed inside a gradient checkpoint: backward() would run that"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tsfm_lens.core.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.native import widest_float
 from tsfm_lens.hooks.scopes import RunState
 
 Target = str | Component
@@ -33,6 +34,11 @@ class Intervention(Protocol):
     """Interface of every intervention.
 
     Write a frozen dataclass with these members to add your own.
+
+    Attributes:
+        target: hook point (or glob), or component, that is changed.
+        rows: series of the batch that are changed; None for all.
+        positions: token positions that are changed; None for all.
     """
 
     @property
@@ -86,10 +92,11 @@ class Mean:
 
     def change(self, point: Point) -> Change:
         """Return a function that gives the mean, broadcast over rows."""
-        # once for a block, and not at every pass
+        # here, so that the means are computed once for a block, not at every pass
         means, counts = _position_means(self.reference, point)
         if self.per == "pooled":
-            # positions weigh by their rows, so that this is the mean over all tokens
+            # weighted by the number of rows at each position, this is the mean over all
+            # tokens
             weights = counts / counts.sum()
             pooled = torch.tensordot(weights.to(means), means, dims=1)
             return lambda value, _state: pooled.to(value).expand_as(value)
@@ -114,10 +121,8 @@ class Mean:
 class Resample:
     """Intervention that replaces an activation by that of another series.
 
-    The series is drawn from a reference set.
-
-    The seed alone draws one series of the reference for every series of the batch. So
-    all hook points, steps and paths of a series agree.
+    The other series is drawn from a reference set. The draw depends on the seed alone:
+    a series is replaced by the same one at all hook points, steps and sample paths.
     """
 
     target: Target
@@ -154,8 +159,8 @@ class Noise:
 
     def change(self, point: Point) -> Change:
         """Return a function that adds noise, drawn by seed, hook point and step."""
-        # not hash(), which differs from process to process; the factor tells anagrams
-        # apart
+        # hash() would differ from process to process; the factor makes the number of a
+        # name depend on the order of its letters
         salt = sum((index + 1) * ord(letter) for index, letter in enumerate(point.name))
 
         def add_noise(value: Tensor, state: RunState) -> Tensor:
@@ -163,7 +168,7 @@ class Noise:
             # drawn on the CPU, so that all devices add the same noise
             generator = torch.Generator().manual_seed(seed)
             draw = torch.randn(value.shape, generator=generator).to(value)
-            # per token: over a row, padding would count
+            # for each token by itself, since a mean over tokens would include padding
             axes = tuple(range(2, value.ndim))
             rms = value.pow(2).mean(dim=axes, keepdim=True).sqrt()
             return value + self.scale * rms * draw
@@ -176,8 +181,8 @@ class PatchFrom:
     """Intervention that replaces an activation by the same one of another run.
 
     Attributes:
-        source: activations of that run. A single row serves all rows; one row per
-            series serves all of its paths.
+        source: activations of that run. If it has a single row, all rows get that; if
+            it has one for each series, all sample paths of a series get it.
     """
 
     target: Target
@@ -250,7 +255,8 @@ class EditPattern:
 
     def change(self, point: Point) -> Change:
         """Return the user's function, applied to a copy."""
-        # functions of users may write in place into what autograd or another hook holds
+        # the function may write in place, and autograd or another hook may still need
+        # the values
         return lambda value, _state: self.edit(value.clone())
 
 
@@ -267,14 +273,16 @@ def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tenso
     length = max(call.offset + call.value.shape[1] for call in calls)
     first = calls[0].value
     # in double precision, as the rounding of a long sum would show in the mean
-    total = torch.zeros(
-        length, *first.shape[2:], dtype=torch.float64, device=first.device
-    )
-    counts = torch.zeros(length, dtype=torch.float64, device=first.device)
+    wide: dict[str, Any] = {
+        "dtype": widest_float(first.device),
+        "device": first.device,
+    }
+    total = torch.zeros(length, *first.shape[2:], **wide)
+    counts = torch.zeros(length, **wide)
     for call in calls:
         # a pass of a cached rollout holds its new positions only
         positions = slice(call.offset, call.offset + call.value.shape[1])
-        total[positions] += call.value.sum(dim=0)
+        total[positions] += call.value.sum(dim=0, dtype=total.dtype)
         counts[positions] += len(call.value)
     means = total / counts.clamp(min=1).reshape(-1, *[1] * (total.ndim - 1))
     return means.to(first.dtype), counts
@@ -317,20 +325,22 @@ def match_rows(
 ) -> Tensor:
     """Return the rows of another run for the current step and positions.
 
-    Of a batch that runs in parts, they are the rows of the running part.
+    If a part of a batch runs, these are the rows of that part.
     """
     rows = _source_rows(source, point, value, state)
     if state.whole is None or len(rows) == 1:
         return rows
+    # one row for several of the batch
     if len(rows) < state.whole and state.whole % len(rows) == 0:
         rows = _copied(rows, state.whole // len(rows), state)
+    # the caller refuses rows that do not fit
     if len(rows) % state.whole:
         return rows
     return state.own(rows)
 
 
 def _copied(rows: Tensor, copies: int, state: RunState) -> Tensor:
-    """Return each row so many times, in the order of this run's sample paths."""
+    """Return ``copies`` of each row, in the order of this run's sample paths."""
     if state.sample_major:
         return rows.repeat(copies, *[1] * (rows.ndim - 1))
     return rows.repeat_interleave(copies, dim=0)
@@ -346,28 +356,29 @@ def _drawn_rows(
 ) -> Tensor:
     """Draw the rows of a reference run that replace rows of this one.
 
-    Returns (n_rows,) indices below ``n_source``, one reference series for each series.
+    Returns (n_rows,) indices below ``n_source``; the rows of one series are replaced by
+    rows of one reference series. ``rows`` selects series of the batch.
     """
-    series = state.n_series or n_rows
-    index = torch.arange(series)
+    n_series = state.n_series or n_rows
+    series = torch.arange(n_series)
     if rows is not None:
         chosen = rows if isinstance(rows, slice) else torch.as_tensor(rows)
-        index = index[chosen].reshape(-1)
-    # rows of several variants side by side draw what each would draw alone
-    draw_index = index % (state.block_rows or series)
+        series = series[chosen].reshape(-1)
+    # where variants run side by side, each draws as it would alone
+    series = series % (state.block_rows or n_series)
     n_reference = len(reference.ids) or n_source
-    if n_rows % len(draw_index) or n_source % n_reference:
-        # rows that are no series: the tokens of a pattern between variates
-        draw_index = torch.arange(n_rows)
+    # in a pattern between variates a row is a token, not a series; each draws by itself
+    if n_rows % len(series) or n_source % n_reference:
+        series = torch.arange(n_rows)
         n_reference = n_source
     generator = torch.Generator().manual_seed(seed)
-    # drawn in the order of the series, so that a choice of rows draws as all rows do
-    n_draws = max(n_rows, state.block_rows or series)
-    draws = torch.randint(n_reference, (n_draws,), generator=generator)[draw_index]
-    paths = n_rows // len(draw_index)
-    rows_of_source = n_source // n_reference
-    # paths of a series take those of its drawn series in turn
-    path = torch.arange(paths) % rows_of_source
+    # drawn for all series, so that a choice of them gets the same draws
+    n_draws = max(n_rows, state.block_rows or n_series)
+    draws = torch.randint(n_reference, (n_draws,), generator=generator)[series]
+    paths = n_rows // len(series)
+    source_paths = n_source // n_reference
+    # the paths of a series take the paths of its reference series in turn
+    path = torch.arange(paths) % source_paths
     if state.sample_major:
         return (path[:, None] * n_reference + draws[None]).reshape(-1)
-    return (draws[:, None] * rows_of_source + path[None]).reshape(-1)
+    return (draws[:, None] * source_paths + path[None]).reshape(-1)

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from transformer_lens.hook_points import HookPoint
 
-from tsfm_lens.core.errors import unknown_name
+from tsfm_lens.core.errors import WiringError, unknown_name
 from tsfm_lens.hooks.tl_names import Key, find_point, full_name
 from tsfm_lens.hooks.wiring import Attention, Inputs, Mix, Mlp, Site, Stack, Wiring
 
+# axes of the values at hook points, as hooks see them
 RESIDUAL = ("batch", "pos", "d_model")
 HEADS = ("batch", "pos", "head", "d_head")
 RESULT = ("batch", "pos", "head", "d_model")
@@ -43,20 +44,21 @@ class Point:
     Attributes:
         name: as TransformerLens has it.
         axes: of its value, in the order in which a user sees them.
-        how: "site" for the input or output of a module; else which value inside an
-            attention call.
+        how: "site" for the input or output of a module; "q", "k", "v", "scores",
+            "pattern" or "z" for that value inside an attention call; "result" for the
+            writes of heads, which the native model does not compute.
         site: the module, its side and the layout of its value.
-        stack, layer, kind: where it stands; layer -1 before the first or after the
-            last.
-        over: what an attention mixes.
-        row_axis: axis that counts series; in patterns between series it is the axis of
-            queries.
+        stack, layer, kind: names of stack and branch, and the layer; -1 in front of the
+            first layer and behind the last.
+        over: whether the attention is between time steps or between variates.
+        row_axis: axis that counts series; that of queries in patterns between series.
         aside: hook point of the write to which edits are added, if this value is only
             the input of a branch.
-        heads: number of heads along the axis of heads, 0 without one.
-        mix: the factors that a block puts on a write and on the stream.
-        joined: as in :class:`tsfm_lens.hooks.wiring.Attention`, of a value inside an
-            attention call.
+        heads: number of distinct heads of keys or values, which a library may repeat
+            for the query heads; 0 elsewhere.
+        mix: function of the block that returns the factors on a write and the stream.
+        joined: for a value inside an attention call, as in
+            :class:`tsfm_lens.hooks.wiring.Attention`.
     """
 
     name: str
@@ -80,14 +82,14 @@ def hook_points(wiring: Wiring) -> dict[str, Point]:
     Within each stack they are in order of execution.
     """
     points = [point for stack in wiring.stacks for point in _stack_points(stack)]
-    axes = wiring.unembed.layout.replace("series variate", "batch").split()
+    readout_axes = wiring.unembed.layout.replace("series variate", "batch").split()
     # batch, position where the readout has one, then the remaining axes in the order of
     # the table
-    axes.sort(key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2))
+    readout_axes.sort(key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2))
     points.append(
         Point(
             "unembed.hook_out",
-            tuple(axes),
+            tuple(readout_axes),
             "site",
             wiring.unembed,
             wiring.output_stack.name,
@@ -119,6 +121,13 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
         block = stack.block(layer)
         prefix = f"{stack.prefix}.{layer}"
         sublayers = stack.rows(layer)
+        if len(sublayers) > len(RESIDUAL_NAMES):
+            kinds = ", ".join(writer.kind for writer in sublayers)
+            raise WiringError(
+                f"layer {layer} of stack {stack.name!r} has {len(sublayers)} branches"
+                f" ({kinds}), expected at most {len(RESIDUAL_NAMES)}; wire two that"
+                " stand side by side as one, or split the block into two layers"
+            )
         # not strict, as most blocks have fewer branches than there are names
         for name, writer in zip(RESIDUAL_NAMES, sublayers, strict=False):
             branch = f"{prefix}.{writer.kind}"
@@ -132,7 +141,8 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
                 RESIDUAL,
                 "site",
                 writer.reads.within(block),
-                *location[:2],
+                stack.name,
+                layer,
                 aside=aside,
             )
             if isinstance(writer, Attention):
@@ -176,29 +186,31 @@ def _attention_points(
     writer: Attention, block: str, branch: str, location: tuple[str, int, str]
 ) -> Iterator[Point]:
     """Yield the hook points inside an attention, in order of execution."""
-    heads = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
-    rows = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
+    qkv = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
+    pattern = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
     if writer.z_inside:
-        z = heads
+        z = qkv
     else:
         z = Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
     fields: dict[str, Any] = {"over": writer.over, "joined": writer.joined}
     for letter in ("q", "k", "v"):
         # some libraries repeat shared keys and values for every query head before the
-        # call, and hooks see each head once
+        # call, and hooks see each head once; queries are never repeated
         if letter == "q":
-            n_heads = 0
+            n_distinct = 0
         else:
-            n_heads = writer.n_kv_heads
+            n_distinct = writer.n_kv_heads
         name = f"{branch}.hook_{letter}"
-        yield Point(name, HEADS, letter, heads, *location, **fields, heads=n_heads)
+        yield Point(name, HEADS, letter, qkv, *location, **fields, heads=n_distinct)
     fields["row_axis"] = writer.row_axis
     yield Point(
-        f"{branch}.hook_attn_scores", PATTERN, "scores", rows, *location, **fields
+        f"{branch}.hook_attn_scores", PATTERN, "scores", pattern, *location, **fields
     )
-    yield Point(f"{branch}.hook_pattern", PATTERN, "pattern", rows, *location, **fields)
+    yield Point(
+        f"{branch}.hook_pattern", PATTERN, "pattern", pattern, *location, **fields
+    )
     if writer.gate is not None:
-        # the layer takes what q takes, and its output has the heads where d_model was
+        # the gate reads the input of q; in its output, heads take the place of d_model
         layout = (writer.x_layout or writer.stream_layout).replace(
             "d_model", writer.gate.layout
         )
@@ -216,10 +228,7 @@ def _attention_points(
 
 
 def get_name(point: Any) -> Any:
-    """Return the name of a hook point that is given itself.
-
-    A name, or another key, is returned as it is.
-    """
+    """Return the name of a hook point object; return any other key as it is."""
     if isinstance(point, HookPoint):
         return point.name
     return point
@@ -230,19 +239,17 @@ def select(
 ) -> list[str]:
     """Return the names that equal a pattern or match it as a glob.
 
-    Failing these, it is the one hook point that TransformerLens calls by this name.
-
-    A component selects the hook point of its write, see :func:`find_point`.
+    If there are none, return the one hook point that the key stands for in
+    TransformerLens, see :func:`full_name`. A component selects the hook point of its
+    write, see :func:`find_point`.
     """
     available = list(names)
     pattern = get_name(pattern)
     if isinstance(pattern, str):
-        if (
-            what == "hook point"
-            and (point := find_point(pattern)[0])
-            and any(map(_glob_test(point), available))
-        ):
-            pattern = point
+        if what == "hook point":
+            component_point = find_point(pattern)[0]
+            if component_point and any(map(_glob_test(component_point), available)):
+                pattern = component_point
         if pattern in available:
             return [pattern]
         matches = list(filter(_glob_test(pattern), available))
@@ -262,12 +269,12 @@ def select(
 def nearest(names: Iterable[str], key: Key) -> list[str]:
     """Return the names whose last parts are closest to a key's.
 
-    They are at the stack and attention that the key names, if it does; all names if
-    none is close.
+    Of these, only names at the stack and attention of the key are returned, if it names
+    them. If no name is close, all are returned.
     """
     available = list(names)
     short, *qualifiers = key if isinstance(key, tuple) else (key,)
-    # a full name is compared as it is, by the caller
+    # unknown_name() itself compares a full name with the others
     if (
         not available
         or not isinstance(short, str)

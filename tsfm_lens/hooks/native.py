@@ -20,10 +20,18 @@ from torch import Tensor, nn
 from tsfm_lens.core.errors import WiringError
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return the most precise type of numbers that a device has."""
+    # Apple's GPUs have no double precision
+    if device.type == "mps":
+        return torch.float32
+    return torch.float64
+
+
 def get_output(output: Any, arg: int | str) -> Tensor:
     """Return the tensor at ``arg`` of a module's output.
 
-    Of a bare tensor, it is that tensor.
+    An output that is a tensor itself is returned, whatever ``arg`` is.
     """
     if isinstance(output, Tensor):
         return output
@@ -45,6 +53,7 @@ def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
     """Return a copy of a module's output with the tensor at ``arg`` replaced."""
     if isinstance(output, Tensor):
         return value
+    # a tuple with _fields is a named one
     if isinstance(output, tuple) and not hasattr(output, "_fields"):
         index = int(arg)
         return (*output[:index], value, *output[index + 1 :])
@@ -58,9 +67,9 @@ def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
 
 
 def get_input(args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str) -> Tensor:
-    """Return the tensor at ``arg`` of a module's inputs.
+    """Return the tensor at ``arg`` of a module's inputs, a position or a keyword.
 
-    An index beyond the positional ones counts on through the keywords.
+    Positions go on from the positional arguments to those passed by keyword.
     """
     value: Any = None
     if isinstance(arg, str):
@@ -90,9 +99,9 @@ def put_input(
 
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
-    """List a module and all within it, a shared one wherever it is registered.
+    """List a module and all within it; shared modules occur several times.
 
-    This takes a tenth of the time of torch's own walk.
+    This takes a tenth of the time of torch's own walk over modules.
     """
     modules: list[nn.Module | None] = [model]
     # the list grows while it is read
@@ -136,6 +145,7 @@ def to_vocabulary(
     It is a view wherever torch can make one.
     """
     if _is_vocabulary(layout, axes):
+        # an axis of length 1 that the vocabulary lacks
         if " 1 " in layout:
             return tensor.squeeze(layout.split().index("1"))
         return tensor
@@ -183,15 +193,15 @@ def split_axes(layout: str) -> list[str]:
 def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
     """Return whether a native tensor has the axes of the vocabulary already.
 
-    Axes of length 1 do not count.
+    Patterns always have them, up to an axis of length 1 and names of leading axes.
     """
     return layout.split() == list(axes) or axes[-2:] == ("query", "key")
 
 
 def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:
-    """Write the vocabulary's side of a rearrangement.
+    """Write the vocabulary's side of an einops rearrangement.
 
-    Its batch counts variates where a layout separates them.
+    Its "batch" is "(series variate)" if the layout has these two axes.
     """
     return " ".join(
         "(series variate)" if axis == "batch" and "variate" in layout else axis
@@ -203,10 +213,10 @@ def _bracket_sizes(side: str, sizes: Sizes) -> dict[str, int]:
     """Return the lengths that einops needs: all but one axis of every bracket."""
     lengths: dict[str, int] = {}
     for bracket in re.findall(r"\(([^)]*)\)", side):
-        names = [name for name in bracket.split() if name in sizes]
-        lengths.update(
-            {name: sizes[name] for name in names[: len(bracket.split()) - 1]}
-        )
+        axes = bracket.split()
+        known = [axis for axis in axes if axis in sizes]
+        # einops infers the last one
+        lengths.update({axis: sizes[axis] for axis in known[: len(axes) - 1]})
     return lengths
 
 
@@ -257,7 +267,7 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
     Its shape is (…, d_model) or (…, 1).
     """
     if norm not in _RMS_NORMS:
-        # of mean 0.5, so that a norm that subtracts the mean does not pass
+        # their mean is not 0, so that a norm that subtracts the mean does not pass
         channels = torch.linspace(
             -2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device
         )
@@ -285,14 +295,8 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
 
 def _rms_scale(norm: Any, x: Tensor) -> Tensor:
     """Return the factor of a root-mean-square norm, gain included."""
-    weight = next(
-        (
-            gain
-            for name in ("weight", "scale")
-            if (gain := getattr(norm, name, None)) is not None
-        ),
-        None,
-    )
+    gains = [getattr(norm, name, None) for name in ("weight", "scale")]
+    weight = next((gain for gain in gains if gain is not None), None)
     scale = _inverse_root_mean_square(norm, x)
     if weight is None:
         return scale
@@ -305,17 +309,13 @@ def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
     if isinstance(norm, nn.Identity):
         return torch.ones_like(x[..., :1])
     names = ("variance_epsilon", "epsilon", "eps")
-    eps = next(
-        (
-            epsilon
-            for name in names
-            if (epsilon := getattr(norm, name, None)) is not None
-        ),
-        # what nn.RMSNorm takes if its eps is None
-        torch.finfo(x.dtype).eps,
-    )
-    # in single precision: squares of float16 overflow above 255
-    return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
+    given = [getattr(norm, name, None) for name in names]
+    # nn.RMSNorm takes that of the number format if its eps is None
+    default = torch.finfo(x.dtype).eps
+    eps = next((epsilon for epsilon in given if epsilon is not None), default)
+    # in single precision at least: squares of float16 overflow above 255
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
 
 
 def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
@@ -324,8 +324,9 @@ def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
     Gain and bias of the norm are left out.
     """
     if isinstance(norm, nn.LayerNorm):
+        # subtracting the mean is linear, so each part loses its own
         deviation = (like.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         return (parts - parts.mean(-1, keepdim=True)) / deviation
-    # for its check alone: the gain is left out
+    # called only to refuse a norm of another kind
     rms_scale(norm, like)
     return parts * _inverse_root_mean_square(norm, like)

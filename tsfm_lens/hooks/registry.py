@@ -1,8 +1,8 @@
 """Hook points of TransformerLens on a native model, and each thread's hooks there.
 
 The native model is never edited. Read :class:`HookRegistry`, one per model, then
-:class:`HookDispatcher`, one per thread; which values there are is said in
-:mod:`tsfm_lens.hooks.names`, how blocks begin and end in :mod:`tsfm_lens.hooks.scopes`.
+:class:`HookDispatcher`, one per thread. :mod:`tsfm_lens.hooks.names` derives the hook
+points from a wiring; :mod:`tsfm_lens.hooks.scopes` begins and ends blocks.
 
 Setting: Block -> HookScope.open -> HookDispatcher.sync_hooks -> _connect ->
 TorchHook.set.
@@ -10,8 +10,8 @@ Firing: TorchHook.__call__ -> HookDispatcher._run -> pass_through -> _fire -> _t
 -> the user's hook.
 
 Torch hooks are seen by every thread, so each of ours first asks whether it runs in the
-thread that set it. Which hooks are on the model follows from the open blocks: nothing
-is counted up or down.
+thread that set it. Which torch hooks the model needs is computed anew from the open
+blocks whenever these change; no counter has to be kept right.
 """
 
 from __future__ import annotations
@@ -63,17 +63,18 @@ class HookRegistry:
 
     Args:
         model: the native module; it is read, hooked while needed, and never edited.
-        wiring: its table.
+        wiring: the table that says where in the model each part of a transformer is.
 
     Attributes:
-        modules: those of the model, by path.
-        points: by name, in order of execution.
-        rank: index of each in this order.
-        hooked: the TransformerLens hook point of each.
-        inside_attention: the points inside an attention call, by path of the attention
-            and what they are.
-        sites: paths of the modules at which points are.
-        targets: the resolved targets of interventions.
+        modules: the modules of the model, by path.
+        points: the hook points by name, in order of execution.
+        rank: position of each hook point in this order, by name.
+        hooked: the TransformerLens object of each hook point, by name.
+        inside_attention: the points inside an attention call, by the attention's path
+            and the point's ``how``.
+        sites: paths of all modules that points are on or in.
+        targets: cache of :func:`tsfm_lens.hooks.edit.resolve`: (hook point, head) pairs
+            by target of an intervention.
 
     Raises:
         WiringError: a path of the wiring does not exist in the model, or a size
@@ -86,7 +87,7 @@ class HookRegistry:
         # a table may name a shared module by any of its paths, such as the embedding
         # that T5 gives to both of its stacks
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        # before points are made of it, which would fail on a table without branches
+        # first, since hook_points() would fail on a table without branches
         check_table(model, wiring, self.modules)
         self.points: dict[str, Point] = hook_points(wiring)
         # floats, so that a callback can stand between two points (see _carry_edits)
@@ -101,7 +102,8 @@ class HookRegistry:
         }
         self.sites = {point.site.module for point in self.points.values()}
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
-        # a dispatcher lives as long as its thread: the set beside it must not keep it
+        # a dispatcher lives as long as its thread, which holds it; the set of all of
+        # them is weak, so as not to keep it longer
         self.threads = threading.local()
         self.dispatchers = weakref.WeakSet[HookDispatcher]()
 
@@ -110,9 +112,9 @@ class HookRegistry:
         return type(self), (self.model, self.wiring)
 
     def gains(self, point: Point) -> tuple[float, float]:
-        """Return the factors that a block puts on a write and on the stream.
+        """Return the factors with which a block adds a point's write to the stream.
 
-        The write is that of a hook point, the stream the one that it is added to.
+        The first multiplies the write, the second the stream.
         """
         if point.mix:
             block = self.wiring.stack(point.stack).block(point.layer)
@@ -161,12 +163,12 @@ class HookRegistry:
         return self.session.state
 
     def attach(self) -> AbstractContextManager[None]:
-        """Connect hooks that ``add_hook`` set, while the block runs.
+        """Connect the hooks of ``add_hook`` while the block runs.
 
-        They are those that no open block has connected.
+        Hooks that an open block has connected already are left alone.
         """
-        # for one run at a time: between runs the native model has none of our torch
-        # hooks
+        # each run connects them anew, so that the native model has none of our torch
+        # hooks between runs
         if self.session.unconnected():
             return Block(HookScope(self, None))
         return nullcontext()
@@ -175,7 +177,7 @@ class HookRegistry:
 class OwnedHookPoint(HookPoint):  # type: ignore[misc]
     """Hook point of a registry.
 
-    The registry connects it where a hook of a running model sets another hook here.
+    A hook that is set here while a block is open is connected to the model at once.
     """
 
     name: str
@@ -215,7 +217,7 @@ class OwnedHookPoint(HookPoint):  # type: ignore[misc]
         return result
 
     def register_forward_pre_hook(self, hook: Any, **options: Any) -> RemovableHandle:
-        """Refuse the hook, see :meth:`_check_origin`."""
+        """Refuse the hook: TransformerLens sets none of this kind."""
         self._check_origin(hook)
         result: RemovableHandle = super().register_forward_pre_hook(hook, **options)
         return result
@@ -244,16 +246,16 @@ class OwnedHookPoint(HookPoint):  # type: ignore[misc]
     def add_scoped(
         self, hook: Any, direction: Literal["fwd", "bwd"], level: int
     ) -> None:
-        """Add the hook of a block, which connects its points by itself."""
+        """Add the hook of a block, but leave connecting it to the block."""
         super().add_hook(hook, dir=direction, level=level)
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Function that a hook point needs at one side of a module.
+    """Callback that a hook point needs at one side of a module.
 
-    Hook points that need the same one share it by its ``key``; rank and function are
-    those of :class:`Callback`.
+    Connections of several hook points with one ``side`` and ``key`` become a single
+    :class:`Callback`, of this rank and function.
     """
 
     side: ModuleSide
@@ -291,14 +293,15 @@ class HookDispatcher:
         self._callbacks: dict[ModuleSide, list[Callback]] = {}
         self._connections: dict[str, list[Connection]] = {}
         self._tracking = list(self._track())
-        # attentions whose calls it observes, and by path of one that was entered
-        # whether it has made its call
+        # paths of the attention modules whose calls it observes
         self.attentions: dict[nn.Module, str] = {}
+        # for each attention that was entered, by path: whether torch's attention
+        # function was called in it
         self.called: dict[str, bool] = {}
         # whether gradients were recorded when the model was entered
         self._gradients = False
-        # of this pass, by hook point: edits that a write has to carry, and the output
-        # of heads
+        # by hook point, of the pass that runs: edits of a branch's input (see
+        # _carry_edits), and z (see _connect_result)
         self._edits: dict[str, Tensor] = {}
         self._heads: dict[str, Tensor] = {}
 
@@ -348,7 +351,7 @@ class HookDispatcher:
 
         A function with a true attribute ``by_row`` treats every row of a batch by
         itself. One with a true attribute ``by_place`` does so if the run's state says
-        which rows run, as it does where the lens runs ``parts`` of a batch.
+        which rows run; ``parts`` means that the lens splits the batch and notes that.
         """
         marks = ("by_row", "by_place") if parts else ("by_row",)
 
@@ -410,11 +413,11 @@ class HookDispatcher:
     def sync_hooks(self) -> None:
         """Bring the hooks on the model in line with the open blocks.
 
-        It may be broken off, and called again.
+        After an interrupt, another call completes it.
         """
         if self._thread is not threading.current_thread() and self._thread.is_alive():
-            # the garbage collector ends a block in another thread: its hooks are inert,
-            # and the next block of its own thread settles
+            # the garbage collector ended this thread's block from another thread; its
+            # hooks no longer act, and this thread takes them off with its next block
             return
         self.scopes = tuple([scope for scope in self.scopes if scope.is_open])
         callbacks: dict[ModuleSide, dict[str, Callback]] = {}
@@ -429,13 +432,15 @@ class HookDispatcher:
                     by_key = callbacks.setdefault(connection.side, {})
                     new = Callback(connection.rank, connection.call)
                     by_key.setdefault(connection.key, new).names.add(name)
-        # noted at the entry of the model otherwise, which a run of a part never passes
+        # begin() in _track() notes this where the model is entered, but a run of only a
+        # part of the model never enters it
         if callbacks and not self._torch_hooks:
             self._gradients = torch.is_grad_enabled()
         for side in tuple(self._torch_hooks):
             if side not in callbacks:
-                # taken off before it is forgotten, and below known before it is set:
-                # after an interrupt in between, the next call still finds it
+                # removed from the module first and from the dict second; below, entered
+                # in the dict first: a hook on a module is always found in the dict by
+                # the next call, even after an interrupt
                 self._torch_hooks[side].remove()
                 self._torch_hooks.pop(side, None)
         # always a new dict: _run sees by its identity that hooks were set or taken off
@@ -455,9 +460,8 @@ class HookDispatcher:
             for side in callbacks
             if "check" in callbacks[side]
         }
+        # also where none is observed any more: listen() then drops this dispatcher
         if observed or self.attentions:
-            # also after the last attention is gone, for the interceptor to forget this
-            # one
             LOCAL.interceptor.listen(self)
         if not self.scopes:
             # remains of a run that was broken off
@@ -477,7 +481,8 @@ class HookDispatcher:
         # no block acts if another thread or task runs the module
         if len(scopes) < len(self.scopes):
             for scope in self.scopes:
-                scope.elsewhere |= scope not in scopes
+                if scope not in scopes:
+                    scope.elsewhere = True
             callbacks = [
                 callback
                 for callback in callbacks
@@ -488,37 +493,35 @@ class HookDispatcher:
         else:
             queue = []
         while queue:
-            pending = queue
-            queue = []
-            current = self._callbacks
-            for callback in pending:
-                if callback.call is None:
-                    for scope in scopes:
-                        scope.full_runs.add(side[0])
-                    continue
-                new = callback.call(module, args, kwargs, *output)
-                if new is not None:
-                    replacement = new
-                    if output:
-                        output = (new,)
-                    else:
-                        args, kwargs = new
-                if current is not self._callbacks:
-                    # a hook has set another one, maybe further down at this side
-                    queue = [
-                        later
-                        for later in self._callbacks.get(side, [])
-                        if later.rank > callback.rank
-                    ]
-                    break
+            callback, *queue = queue
+            if callback.call is None:
+                for scope in scopes:
+                    scope.full_runs.add(side[0])
+                continue
+            known = self._callbacks
+            new = callback.call(module, args, kwargs, *output)
+            if new is not None:
+                replacement = new
+                if output:
+                    output = (new,)
+                else:
+                    args, kwargs = new
+            if known is not self._callbacks:
+                # a hook has set another one, maybe further down at this side
+                queue = [
+                    later
+                    for later in self._callbacks.get(side, [])
+                    if later.rank > callback.rank
+                ]
         return replacement
 
     def _connect(self, point: Point) -> list[Connection]:
         """Return the connections that one hook point needs on the model."""
         path = point.site.module
         rank = self._registry.rank[point.name]
-        # torch asks a module for its hooks at its entry: a connection at the end of the
-        # sites around this one lets a hook here set another there
+        # when a module is entered, torch decides whether it has any hooks to call. The
+        # modules around this one therefore get one in advance: a hook that runs here
+        # may set another at their end
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
         noted = dict.fromkeys((*self._witnesses(point), *around))
         # last of all, these note which modules ran to their end, by which a hook that
@@ -546,14 +549,16 @@ class HookDispatcher:
         """
 
         def enter(module: nn.Module, *call: Any) -> Any:
-            # "" stands for a module that is only around an attention, see brackets
-            self.called[self.attentions.get(module, "")] = False
+            # "" for a module that is only around an attention, see brackets; nobody
+            # reads that entry
+            attention_path = self.attentions.get(module, "")
+            self.called[attention_path] = False
             LOCAL.interceptor.enter(module)
             return joined and joined(*call)
 
         def check(module: nn.Module, *_call: Any) -> None:
-            # an attention that is observed only from its middle on, by the hook of a
-            # hook, has not been entered
+            # a hook that ran inside this attention may have started its observation,
+            # so that enter() was not called; that is no fault
             if self.called.pop(path, True) is False:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without"
@@ -629,6 +634,7 @@ class HookDispatcher:
         def pass_through(
             _module: nn.Module, args: Any, kwargs: Any, *output: Any
         ) -> Any:
+            # get_input() takes (args, kwargs, arg), and get_output() (output, arg)
             values = output
             if enters:
                 values = (args, kwargs)
@@ -654,8 +660,8 @@ class HookDispatcher:
             change = self._edits.pop(point.name, None)
             if change is None:
                 return None
-            # the block adds write_gain · write to stream_gain · stream; the change is
-            # missing from its stream, so the write brings stream_gain · change
+            # the block computes write_gain · write + stream_gain · stream from a stream
+            # without the change; the write has to bring stream_gain · change instead
             write_gain, stream_gain = registry.gains(write)
             edit = to_native(
                 change * (stream_gain / write_gain),
@@ -679,8 +685,8 @@ class HookDispatcher:
     def _connect_result(self, point: Point) -> Iterator[Connection]:
         """Compute each head's write.
 
-        A norm behind the heads is frozen to the scale of this pass. The sum changes
-        only if a hook edits a write.
+        A norm behind the heads is frozen to the scale of this pass. The attention's
+        output changes only if a hook edits a head's write.
         """
         stack = self._wiring.stack(point.stack)
         rank = self._registry.rank[point.name]
@@ -793,7 +799,7 @@ class HookDispatcher:
         if copies > 1:
             # copies of one head lie side by side, as repeat_interleave makes them
             distinct = value[:, :, ::copies]
-        # left by a pass that was broken off
+        # a pass that was broken off may have left an edit here
         self._edits.pop(point.name, None)
         new = self._through(point, distinct)
         if new is distinct:
@@ -837,17 +843,18 @@ class HookDispatcher:
         copy = value.clone()
         new = hook_point(copy)
         # compared by bits, since torch's version counter misses writes through numpy or
-        # the storage; what hooks keep must stay in the graph, as v of v.retain_grad()
+        # the storage. With gradients the copy must go on: a hook may have kept it, for
+        # retain_grad(), and gets a gradient only if the model uses that very tensor
         if new is copy and not copy.requires_grad and same_bits(copy, value):
             return value
-        if not isinstance(new, Tensor) or _kind(new) != _kind(value):
+        if not isinstance(new, Tensor) or _describe(new) != _describe(value):
             if isinstance(new, Tensor):
-                kind = f"shape {_kind(new)}"
+                found = f"shape {_describe(new)}"
             else:
-                kind = f"a {type(new).__name__}"
+                found = f"a {type(new).__name__}"
             raise WiringError(
-                f"the hook on {point.name} returned {kind}, expected {_kind(value)}"
-                f" ({' '.join(point.axes)})"
+                f"the hook on {point.name} returned {found}, expected"
+                f" {_describe(value)} ({' '.join(point.axes)})"
             )
         # a tensor made under torch.inference_mode() may not enter the graph of a run
         # outside of it
@@ -856,7 +863,7 @@ class HookDispatcher:
         return new
 
 
-def _kind(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     """Describe the shape, type and device of a tensor."""
     return (
         f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on"

@@ -19,8 +19,13 @@ from torch.utils._pytree import tree_map
 class Repeated(Tensor):
     """Tensor of rows that are stored once.
 
-    Row ``(b * len(single) + r) * repeats + i`` is row r of ``single``, for every b and
-    i.
+    It stands for ``blocks`` copies of all rows of ``single``, one for each variant, in
+    which each row occurs ``repeats`` times in a row, once for each sample path. So row
+    ``(block * len(single) + r) * repeats + repeat`` is row r of ``single``.
+
+    Attributes:
+        single: the stored rows; None once a function has written into the copies.
+        times: (blocks, repeats).
     """
 
     single: Tensor | None
@@ -29,7 +34,7 @@ class Repeated(Tensor):
 
     @staticmethod
     def __new__(cls, single: Tensor, blocks: int, repeats: int = 1) -> Repeated:
-        """Create the shape of the copies, without them."""
+        """Create a tensor with the shape of the copies, without making them."""
         shape = (blocks * len(single) * repeats, *single.shape[1:])
         tensor: Repeated = Tensor._make_wrapper_subclass(
             cls, shape, dtype=single.dtype, device=single.device
@@ -90,10 +95,7 @@ class Repeated(Tensor):
             result = handler(func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return func(
-            *tree_map(_materialize, args),
-            **tree_map(_materialize, _release(func, args, kwargs)),
-        )
+        return _run_on_copies(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -104,10 +106,7 @@ class Repeated(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run on the copies any function that ``__torch_function__`` does not see."""
-        return func(
-            *tree_map(_materialize, args),
-            **tree_map(_materialize, _release(func, args, kwargs or {})),
-        )
+        return _run_on_copies(func, args, kwargs or {})
 
 
 def _materialize(value: Any) -> Any:
@@ -117,27 +116,28 @@ def _materialize(value: Any) -> Any:
     return value
 
 
-def _release(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the keywords of a call.
+def _run_on_copies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function on the copies of repeated rows.
 
-    A tensor that the function writes into holds its copies from now on.
+    A tensor that the function writes into holds only its copies from then on.
     """
     # overloads are named as "add_.Tensor"
     name = getattr(func, "__name__", "").split(".")[0]
-    in_place = (
+    # x[…] = …, x += … (__iadd__ and its like), and methods such as add_()
+    is_in_place = (
         name == "__setitem__"
         or name.startswith("__i")
         or (name.endswith("_") and not name.endswith("__"))
     )
-    written = [*args[:1]] if in_place else []
-    for value in (*written, kwargs.get("out")):
+    written = [kwargs.get("out")]
+    if is_in_place:
+        written += args[:1]
+    for value in written:
         if isinstance(value, Repeated):
+            # makes the copies, and keeps them
             value.whole()
-            # whole() keeps the copies, and a handler finds no stored rows any more
             value.single = None
-    return kwargs
+    return func(*tree_map(_materialize, args), **tree_map(_materialize, kwargs))
 
 
 def _repeat_like(tensor: Repeated, single: Tensor) -> Repeated:
@@ -145,13 +145,13 @@ def _repeat_like(tensor: Repeated, single: Tensor) -> Repeated:
     return Repeated(single, *tensor.times)
 
 
-# the handlers below treat every row by itself; each returns NotImplemented where the
-# function would not
+# the handlers below compute on the stored rows; each returns NotImplemented where the
+# function does not treat every row by itself
 
 
 def _elementwise(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply a function of every number, or of the last axis."""
-    # of a vector, the last axis is that of the rows, and a linear layer would mix them
+    """Apply a function that acts on single numbers, or along the last axis."""
+    # the last axis of a vector is that of the rows, which a linear layer would mix
     if not isinstance(tensor, Repeated) or tensor.single is None or tensor.ndim < 2:
         return NotImplemented
     if any(isinstance(value, Repeated) for value in (*args, *kwargs.values())):
@@ -171,9 +171,9 @@ def _reshape(func: Any, tensor: Any, *shape: Any) -> Any:
     ):
         return NotImplemented
     rest = [int(size) for size in sizes[1:]]
-    if sizes[0] != len(tensor) or (
-        -1 not in rest and prod(rest) != prod(tensor.shape[1:])
-    ):
+    # rows must stay rows, and keep their number of entries
+    keeps_entries = -1 in rest or prod(rest) == prod(tensor.shape[1:])
+    if sizes[0] != len(tensor) or not keeps_entries:
         return NotImplemented
     return _repeat_like(tensor, func(tensor.single, len(tensor.single), *rest))
 
@@ -210,7 +210,7 @@ def _concatenate(
 def _repeat_rows(
     _func: Any, tensor: Any, repeats: Any, dim: int | None = None, **_kwargs: Any
 ) -> Any:
-    """Repeat every row so many times."""
+    """Repeat every row ``repeats`` times."""
     if (
         not isinstance(repeats, int)
         or dim != 0
@@ -237,7 +237,8 @@ def _attend(
 
     They are folded into the query axis of the rows that they attend to.
     """
-    # a causal mask counts queries from 0, and folded in, those of each copy would go on
+    # folded queries of one copy follow those of another, so that the positions of a
+    # causal mask would be wrong
     if (
         not isinstance(key, Repeated)
         or not key.like(value)
@@ -262,7 +263,8 @@ def _attend(
         )
         return result
 
-    # a mask without queries and rows is the same for all copies, and stays
+    # a mask that differs neither by row nor by query holds for the folded queries as it
+    # is
     if mask is not None and (mask.ndim != 4 or mask.shape[-2] != 1 or len(mask) != 1):
         mask = mask.expand(
             len(query), *torch.broadcast_shapes(mask.shape[-3:], (1, query.shape[2], 1))

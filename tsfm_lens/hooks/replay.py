@@ -1,9 +1,9 @@
 """Record native calls, and replay stored outputs in place of modules.
 
-Read :func:`recorded_outputs`, which keeps what modules give in a plain pass, and
-:func:`replayed`, by which modules return it for every variant. :func:`shadowed`
-replaces forwards for one thread. Which modules may be replayed is decided in
-:mod:`tsfm_lens.ablation.engine`.
+Read :func:`recorded_outputs`, which keeps the outputs of modules in a plain pass, and
+:func:`replayed`, in whose block the modules return these outputs, repeated for every
+variant. :func:`shadowed` replaces forwards for one thread. Which modules may be
+replayed is decided in :mod:`tsfm_lens.ablation.engine`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from tsfm_lens.hooks.block import Block, Side, Steps, TorchHook, hooked
 from tsfm_lens.hooks.native import get_input, get_output, put_output
 from tsfm_lens.hooks.repeated import Repeated
 
-# numbers that are copied in less time than it takes to do without
+# tensors up to this many numbers are copied, which takes less time than Repeated
 _FEW = 2**16
 
 
 class Turns:
-    """Queue in which one thread at a time holds a turn, by a token.
+    """Queue in which one thread at a time holds turns; a token names each turn.
 
-    Each change is one call of C, so that no interrupt comes in the middle of it.
+    The queue is only changed by list methods written in C, which no interrupt can break
+    off in the middle.
     """
 
     def __init__(self) -> None:
@@ -41,8 +42,8 @@ class Turns:
         thread = threading.get_ident()
         self._queue.append((thread, token))
         while self._queue[0][0] != thread:
-            # no lock: an interrupt between taking it and noting so would leave it
-            # locked
+            # not a lock: after an interrupt right behind its acquire(), nobody would
+            # know to release it
             time.sleep(0.001)
 
     def give(self, token: object) -> None:
@@ -53,7 +54,7 @@ class Turns:
                     self._queue.remove(turn)
 
 
-# one run at a time: of torch's generators, and of modules that return what was stored
+# threads take turns with what they share: torch's generators, and replayed modules
 ONE_RUN = Turns()
 
 
@@ -142,10 +143,7 @@ def recorded_inputs(
 
 
 def called_once(model: nn.Module, path: str) -> Block[None]:
-    """Raise OtherCalls after the block if a module was not called once in it.
-
-    Both no call and several are refused.
-    """
+    """Raise OtherCalls at the end of the block unless a module was called just once."""
     calls: list[None] = []
     count = TorchHook(
         model.get_submodule(path), "in", lambda *_call: calls.append(None)
@@ -176,8 +174,12 @@ def replayed(
 ) -> Block[None]:
     """Let modules return stored outputs while the block runs.
 
-    Rows are repeated variant-major. An ``unfinished`` module runs its last layer alone,
-    on a stored input.
+    Tensors with ``rows`` rows are repeated ``copies`` times, variant-major.
+
+    Args:
+        outputs: outputs of each call, by path of the module.
+        unfinished: by path, modules of which only the last layer runs: this layer, its
+            stored input, and the stored output of the module.
     """
     queues: dict[str, Iterator[Any]] = {
         path: iter(calls) for path, calls in outputs.items()
@@ -185,37 +187,38 @@ def replayed(
     resumed = unfinished or {}
     queues |= {
         path: iter([(entered, output)])
-        for path, (_last, entered, output) in resumed.items()
+        for path, (_layer, entered, output) in resumed.items()
     }
 
     def repeated(value: Any) -> Any:
         return map_tensors(value, lambda tensor: repeat_rows(tensor, rows, copies))
 
-    def stored(path: str) -> Any:
+    def next_stored(path: str) -> Any:
         for value in queues[path]:
             return value
         raise OtherCalls(f"{path} was called more often than in the plain pass")
 
     def hand_back(path: str, *_args: Any, **_kwargs: Any) -> Any:
-        return repeated(stored(path))
+        return repeated(next_stored(path))
 
     def resume(path: str, *_args: Any, **_kwargs: Any) -> Any:
-        entered, output = stored(path)
-        new = resumed[path][0](repeated(entered))
-        rest = repeated(output)
-        return put_output(rest, 0, new.reshape(get_output(rest, 0).shape))
+        entered, stored_output = next_stored(path)
+        last_layer = resumed[path][0]
+        new = last_layer(repeated(entered))
+        # the module may return more than the stream, such as a cache
+        output = repeated(stored_output)
+        return put_output(output, 0, new.reshape(get_output(output, 0).shape))
 
     def check() -> None:
         for path, calls in queues.items():
-            # what lies inside a module that hands back is not called at all
+            # modules inside a replayed one are not called at all
             inside = any(path.startswith(f"{outer}.") for outer in queues)
             if not inside and next(calls, None) is not None:
                 raise OtherCalls(f"{path} was called less often than in the plain pass")
 
     def shadow(path: str) -> Shadow:
-        return model.get_submodule(path), lambda _forward: partial(
-            resume if path in resumed else hand_back, path
-        )
+        forward = partial(resume if path in resumed else hand_back, path)
+        return model.get_submodule(path), lambda _forward: forward
 
     return shadowed(map(shadow, queues), check, turn=True)
 
@@ -232,7 +235,7 @@ def shadowed(
 ) -> Block[None]:
     """Shadow forwards of modules in this thread while the block runs.
 
-    With ``turn``, blocks of threads take turns.
+    With ``turn``, the block waits until no other thread holds a turn of ``ONE_RUN``.
     """
     token = object()
     originals = list[tuple[nn.Module, Any, Any]]()
@@ -245,7 +248,7 @@ def shadowed(
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # the module is every thread's, and only this one runs variants
+        # threads share the module; others keep its present forward
         chosen = new if threading.get_ident() == thread else forward
         return chosen(*args, **kwargs)
 
@@ -263,7 +266,8 @@ def shadowed(
 
     def end() -> None:
         for module, forward, new in reversed(originals):
-            # not set yet, or taken off by a call that was broken off
+            # begin() was interrupted before it set the forward, or a former end() after
+            # it took the forward off
             if module.__dict__.get("forward") is not new:
                 continue
             if forward is None:
@@ -276,9 +280,10 @@ def shadowed(
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
-    """Repeat a tensor variant-major along its first axis, if that is the batch.
+    """Repeat a tensor variant-major along its first axis.
 
-    Many rows are stored once.
+    A tensor whose first axis does not count ``rows``, or a multiple, is returned as it
+    is. Large tensors are repeated as :class:`Repeated`.
     """
     if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor

@@ -24,6 +24,7 @@ from tsfm_lens.core.errors import (
     WiringError,
     unknown_name,
 )
+from tsfm_lens.core.foreign_words import answers_arguments
 from tsfm_lens.hooks.hook_checks import check_additive
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import autocast_dtype, list_modules, rms_scale, without_gain
@@ -34,6 +35,10 @@ from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
 # largest share of a sum's size that counts as rounding; without it, half precision
 # would excuse a deviation of any size
 _MAX_ROUNDING = 0.1
+_ROWS = dict.fromkeys(
+    ("batch_slice", "has_batch_dim"),
+    "take rows of the stack and of the activations: run.select(ids) runs some series",
+)
 
 StreamPoint = tuple[int, str] | Literal["embed"]
 """(layer, kind of branch), or the embedding."""
@@ -174,9 +179,15 @@ def branch_sums(
             if isinstance(writer, Attention):
                 heads = acts[f"{block}.{writer.kind}.hook_result"].sum(dim=-2)
                 branch = (layer, writer.kind, stack.name)
-                bias: float | Tensor = 0.0
-                if not writer.post_norm:
-                    bias = weights.b_O(*branch) * weights.scale(*branch)
+                bias = weights.b_O(*branch) * weights.scale(*branch)
+                if writer.post_norm and bias.any():
+                    # what enters the norm is no hook point
+                    z = acts[f"{block}.{writer.kind}.hook_z"]
+                    matrix = weights.heads(*branch).W_O
+                    raw = torch.einsum("...hd,hdm->...m", z, matrix.to(z))
+                    norm = f"{stack.block(layer)}.{writer.post_norm}"
+                    raw = raw + weights.b_O(*branch).to(z)
+                    bias = bias * rms_scale(model.get_submodule(norm), raw)
                 yield f"{block}.{writer.kind}: heads", write, heads + bias
             gain = _stream_gain(model, stack, layer, writer)
             yield (
@@ -706,6 +717,7 @@ class Decomposed(Mapping[Any, Tensor]):
             return (decomposition, labels)
         return decomposition
 
+    @answers_arguments("apply_ln_to_stack", _ROWS)
     def apply_ln_to_stack(
         self,
         residual_stack: Tensor,

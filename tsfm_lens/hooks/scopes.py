@@ -41,7 +41,8 @@ _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", def
 class HookScope(Scope[T]):
     """Hooks of one block, for its thread and task.
 
-    They act in the order in which a model passes their points.
+    They act in the order in which a model passes their points. The ``with`` statement
+    yields ``value``; ``after`` is called once the hooks are off.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class HookScope(Scope[T]):
         self._value = value
         self._hooks = tuple(hooks)
         self._after = after
-        # names: points that it connects and that the model must pass; targets: these,
-        # and the writes that carry their edits
+        # the hook points with hooks, which a run of the model must pass
         self.names = list[str]()
+        # these, and the writes to which edits of a branch's input are added
         self.targets = set[str]()
         self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
         self._is_closed = True
@@ -67,12 +68,14 @@ class HookScope(Scope[T]):
         """Set the hooks and connect their points."""
         registry = self._registry
         self._dispatcher = dispatcher = registry.session
-        # trace: hook points that the run has passed; full_runs: modules that ran to
-        # their end; elsewhere: whether some ran in another thread or task
         self.targets = set()
+        # names of the hook points that the run has passed
         self.trace = set[str]()
+        # paths of the modules that ran to their end
         self.full_runs = set[str]()
-        self.elsewhere = self._is_closed = False
+        # whether a hooked module ran in another thread or task
+        self.elsewhere = False
+        self._is_closed = False
         self._scoped = tuple(
             [(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks]
         )
@@ -90,8 +93,7 @@ class HookScope(Scope[T]):
         for name, hook in self._scoped:
             registry.hooked[name].add_scoped(hook, hook.direction, level)
         self.names = sorted(in_use, key=registry.rank.__getitem__)
-        # what an outer block has connected was checked there; only the rest is looked
-        # at
+        # modules that an outer block has connected were checked by that block
         self._connect(self.names, connected)
         return self._value
 
@@ -119,20 +121,23 @@ class HookScope(Scope[T]):
         self._dispatcher.sync_hooks()
 
     def close(self) -> None:
-        """Take everything off.
+        """Take the block's hooks off.
 
-        In another thread than the block's, torch's own hooks are left for that one to
-        take off.
+        Torch hooks on the model are taken off by the block's own thread only, at its
+        next block if another thread closes this one.
         """
         if self._is_closed:
             return
-        # a hook that reset_hooks() took off need not have met a gradient
-        listed = [
+        # reset_hooks() may have taken a hook off; check() must not demand a gradient of
+        # that one
+        backward_hooks = [
             hook
             for name, hook in self._scoped
-            if hook.direction == "bwd" and self._lists(name, hook)
+            if hook.direction == "bwd" and self._is_listed(name, hook)
         ]
-        self._has_gradient = not listed or any(hook.calls for hook in listed)
+        self._has_gradient = not backward_hooks or any(
+            hook.calls for hook in backward_hooks
+        )
         # first: from here on no hook of the block acts, whatever interrupts the rest
         self.is_open = False
         _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
@@ -143,8 +148,8 @@ class HookScope(Scope[T]):
             self._after()
         # last: until then, close() may be called again after an interrupt
         self._is_closed = True
-        # hooks know their scope, and their records are not to wait for the collector of
-        # cycles
+        # breaks the cycle of scope and hooks: what hooks recorded is freed at once, not
+        # when the garbage collector runs
         self._scoped = ()
 
     def check(self) -> None:
@@ -163,7 +168,7 @@ class HookScope(Scope[T]):
                 " under torch.no_grad()"
             )
 
-    def _lists(self, name: str, hook: ScopedHook) -> bool:
+    def _is_listed(self, name: str, hook: ScopedHook) -> bool:
         """Return whether a hook is still in the list of its hook point."""
         return any(
             handle.user_hook is hook
@@ -188,13 +193,12 @@ class HookScope(Scope[T]):
         ):
             return False
         if self not in _CURRENT.get():
-            # the thread takes over the block of a task that ended without leaving it,
-            # as a notebook's cell does
             if self._task is None:
-                task = None
-            else:
-                task = self._task()
-            if self._task is None or not (task is None or task.done()):
+                return False
+            # a task may end without leaving its block, as that of a notebook's cell
+            # does; the thread then takes the block over
+            task = self._task()
+            if task is not None and not task.done():
                 return False
         if self._generator is not None and not _is_running(self._generator[0]):
             raise HookError(
@@ -217,14 +221,16 @@ class RunState:
         step: forecast steps already read out in this run.
         offset: by stack, the position of an activation's first token (above 0 with a
             key-value cache).
-        block_rows: series of one variant, where several variants run side by side.
-        first, whole: if the run is part of a batch, the index of its first row there,
-            and the rows of that batch.
+        block_rows: number of series of each variant, where several variants run side by
+            side.
+        first: index of the run's first series in the full batch, if the run is of a
+            part of it.
+        whole: number of series in that full batch, None if the run is not of a part.
         sample_major: whether sample paths are the outermost part of the rows.
         sizes: lengths of "series" and "variate" in the running pass, for models that
             keep them apart.
-        forwards: series that the lens has passed through the model so far, each pass of
-            a rollout by itself.
+        forwards: number of series that the lens has passed through the model so far;
+            a series counts once for each pass of a rollout.
     """
 
     n_series: int | None = None
@@ -260,20 +266,20 @@ class RunState:
         place: tuple[int, int | None] = (0, None),
         block_rows: int | None = None,
     ) -> Block[None]:
-        """Count steps and rows of a run of the lens while the block runs."""
+        """Keep this state for a run of the lens while the block runs.
+
+        ``place`` is (first, whole), see :class:`RunState`.
+        """
         return Block(
             Steps(None, lambda: self.restart(rows, block_rows, place), self.restart)
         )
 
     def own(self, rows: Tensor) -> Tensor:
-        """Return the rows of the part of a batch that runs.
-
-        ``rows`` is a tensor with the rows of the full batch.
-        """
+        """Select the rows of the running part from a tensor with those of the batch."""
         if self.whole is None:
             return rows
-        series = self.block_rows or self.n_series
-        assert series is not None
+        n_series = self.block_rows or self.n_series
+        assert n_series is not None
         if self.sample_major:
             # (path, series, rest): all series of the first path, then those of the next
             paths = (len(rows) // self.whole, self.whole, -1)
@@ -281,7 +287,7 @@ class RunState:
             # (1, series, path): the paths of a series lie side by side
             paths = (1, self.whole, -1)
         result: Tensor = (
-            rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
+            rows.unflatten(0, paths).narrow(1, self.first, n_series).flatten(0, 2)
         )
         return result
 
@@ -299,13 +305,12 @@ class ScopedHook:
         self.scope = scope
         self.direction = direction
         self.calls = 0
-        # reads_only: it never changes what it sees; by_row: it treats every row of a
-        # batch by itself; by_place: it does so once it knows which rows run
-        marks = [
-            bool(getattr(function, mark, False))
-            for mark in ("reads_only", "by_row", "by_place")
-        ]
-        self.reads_only, self.by_row, self.by_place = marks
+        # the function never changes what it sees
+        self.reads_only = bool(getattr(function, "reads_only", False))
+        # it treats every row of a batch by itself
+        self.by_row = bool(getattr(function, "by_row", False))
+        # it does so if the run's state says which rows run
+        self.by_place = bool(getattr(function, "by_place", False))
 
     def __repr__(self) -> str:
         # TransformerLens asks whenever a hook is set, and a partial shows every number
@@ -317,8 +322,8 @@ class ScopedHook:
 
     def __call__(self, value: Any, hook: HookPoint) -> Any:
         """Call the function, or nothing in another thread or task."""
-        # backward hooks run in threads of autograd's own, and torch keeps them as long
-        # as the graph
+        # backward hooks run in autograd's own threads, so the thread says nothing; the
+        # graph may call them even after the block
         if self.direction == "fwd":
             is_active = self.scope.acts()
         else:
@@ -416,7 +421,8 @@ def detach(point: HookPoint, hook: ScopedHook) -> None:
                         handles.remove(handle)
     if is_listed:
         return
-    # an interrupt came between torch's hook and its place in the list
+    # an interrupt came after the hook was registered with torch, and before it was
+    # entered in the list: torch's tables alone have it
     ids = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
     for table in (point._forward_hooks, point._backward_hooks):
         for key, native in tuple(table.items()):
@@ -439,8 +445,8 @@ def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
 def _open_generator() -> tuple[int, str] | None:
     """Return frame and name of the generator that enters a block.
 
-    None if its ``with`` statement stands in no generator, or in one that contextlib
-    drives.
+    None if the ``with`` statement stands in no generator, or in a function that
+    ``contextlib.contextmanager`` has made a context manager.
     """
     frame: FrameType | None = sys._getframe(1)
     package = __name__.rpartition(".")[0]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from transformer_lens.utilities import get_act_name
 
 from tsfm_lens.core.errors import UnknownNameError
+from tsfm_lens.core.foreign_words import refuse_member
 
 Key = str | tuple[str | int | None, ...]
 """Name of a hook point, or (short name, layer, …).
@@ -293,12 +294,12 @@ class _Parts(NamedTuple):
 def refuse_logits(thing: Any, name: str) -> Any:
     """Stand in for ``__getattr__`` of runs and forecasts.
 
-    Raises AttributeError, which for "logits" says where they are.
+    Raises AttributeError, which for "logits" says where they are, and has our word for
+    those of other libraries.
     """
-    # object.__getattribute__ has failed before this is asked, and raises its error anew
-    if name != "logits":
-        return object.__getattribute__(thing, name)
     kind = type(thing).__name__.lower()
+    if name != "logits":
+        return refuse_member(thing, name, f"a {kind}")
     raise AttributeError(
         f"a {kind} has no 'logits': lens(run.encoded) is the output of a forward,"
         " logits of token models"
@@ -368,14 +369,7 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
     query = _parse(key, {str(parts.stack) for parts in points.values()} - {""})
     if query is None:
         return None
-    depth: dict[str | None, int] = {}
-    for parts in points.values():
-        depth[parts.stack] = max(depth.get(parts.stack, 0), (parts.layer or 0) + 1)
-    matches = [
-        name
-        for name, parts in points.items()
-        if _matches(parts, query, depth[parts.stack])
-    ]
+    matches = _find_matches(points, query)
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -395,6 +389,18 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
     if query.short in _POINTS:
         raise UnknownNameError(f"no hook point {key!r}. {_POINTS[query.short]}")
     return None
+
+
+def _find_matches(points: dict[str, _Parts], query: _Parts) -> list[str]:
+    """Return the hook points that have the parts that a key asks for."""
+    depth: dict[str | None, int] = {}
+    for parts in points.values():
+        depth[parts.stack] = max(depth.get(parts.stack, 0), (parts.layer or 0) + 1)
+    return [
+        name
+        for name, parts in points.items()
+        if _matches(parts, query, depth[parts.stack])
+    ]
 
 
 def _split(name: str) -> _Parts | None:
@@ -489,22 +495,29 @@ def _matches(point: _Parts, query: _Parts, depth: int) -> bool:
 
 def _ambiguous(key: Key, matches: list[str], points: dict[str, _Parts]) -> str:
     """Compose the message for a key that several hook points match."""
-    first = points[matches[-1]]
-    full_key: list[str | int | None] = [
-        key[0] if isinstance(key, tuple) else first.short
-    ]
-    if first.layer is not None:
-        full_key.append(first.layer)
-    if len({points[name].stack for name in matches}) > 1:
-        full_key.append(first.stack)
-    if len({points[name].kind for name in matches}) > 1:
-        full_key.append(first.kind)
-    message = (
-        f"{key!r} could be {', '.join(matches)}. Say which by its name, or as"
-        f" acts{full_key!r}."
-    )
+    message = f"{key!r} could be {', '.join(matches)}. Say which by its name"
+    full_key = _unique_key(matches[-1], points)
+    if full_key is not None:
+        message += f", or as acts{list(full_key)!r}"
+    message += "."
     # what get_act_name gives, which takes no stack
     by_layer_alone = isinstance(key, str) and key.startswith("blocks.")
     if by_layer_alone:
         return f"{message} {PATCHING}"
     return message
+
+
+def _unique_key(name: str, points: dict[str, _Parts]) -> Key | None:
+    """Return the shortest tuple that means one hook point and no other."""
+    parts = points[name]
+    layer = () if parts.layer is None else (parts.layer,)
+    words = [word for word in (parts.stack, parts.kind) if word]
+    candidates: list[Key] = [(parts.short, *layer)]
+    candidates += [(parts.short, *layer, word) for word in words]
+    candidates.append((parts.short, *layer, *words))
+    stacks = {str(point.stack) for point in points.values()} - {""}
+    for candidate in candidates:
+        query = _parse(candidate, stacks)
+        if query is not None and _find_matches(points, query) == [name]:
+            return candidate
+    return None

@@ -95,6 +95,10 @@ class Weights:
         self._model = model
         self._wiring = wiring
 
+    def __repr__(self) -> str:
+        numbers = sum(weight.numel() for weight in self._model.parameters())
+        return f"Weights({self._wiring.summary}; {numbers:,} parameters)"
+
     def heads(
         self,
         layer: int,
@@ -111,8 +115,9 @@ class Weights:
                 None.
             stack: its stack; the output stack if None.
             fold_norm: fold gain and bias of the norm before the branch into W_Q, W_K,
-                W_V and their biases, which then act on the normalised stream. For keys
-                from another stack, it is that stack's last norm.
+                W_V and their biases, which then act on the normalised stream. If keys
+                and values come from another stack, W_K and W_V get that stack's last
+                norm.
 
         Raises:
             UnknownNameError: no such layer, stack or attention.
@@ -129,8 +134,8 @@ class Weights:
             else:
                 norm = (None, None)
             key_norm = norm
-            # keys and values are made of the other stack's output, which its last norm
-            # has passed, and not of what this branch's norm reads
+            # the keys and values of cross-attention come from the other stack's output,
+            # behind its last norm
             if attention.keys_from:
                 key_norm = self._norm(self._wiring.stack(attention.keys_from).ln_final)
             q = _fold(q, norm)
@@ -140,7 +145,15 @@ class Weights:
         bias = self.b_O(layer, attention.kind, chosen.name)
         scale = self.scale(layer, attention.kind, chosen.name)
         return HeadWeights(
-            q[0], k[0], v[0], out.detach(), q[1], k[1], v[1], bias, scale
+            W_Q=q[0],
+            W_K=k[0],
+            W_V=v[0],
+            W_O=out.detach(),
+            b_Q=q[1],
+            b_K=k[1],
+            b_V=v[1],
+            b_O=bias,
+            scale=scale,
         )
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
@@ -189,15 +202,15 @@ class Weights:
             _times_gain(part, writer.o_gain)
             for part in self._parameters(f"{block}.{writer.o}")
         )
-        # a linear layer holds (out, in), the fields here (in, out)
         return MlpWeights(
-            up[0],
-            gate[0],
-            out.T,
-            up[1],
-            gate[1],
-            bias,
-            self.scale(layer, writer.kind, chosen.name),
+            W_in=up[0],
+            W_gate=gate[0],
+            # a linear layer holds (out, in)
+            W_out=out.T,
+            b_in=up[1],
+            b_gate=gate[1],
+            b_out=bias,
+            scale=self.scale(layer, writer.kind, chosen.name),
         )
 
     @property
@@ -214,12 +227,13 @@ class Weights:
 
     @property
     def W_U(self) -> Tensor:
-        """Unembedding matrix (d_model, d_out), where it is one.
+        """Unembedding matrix (d_model, d_out), if the unembedding is one matrix.
 
         Otherwise see :meth:`unembedding`.
 
-        It has neither the gain of the norm before it nor the head's factor (T5: d_model
-        ** -0.5); ``lens.readout(writes, encoded, like=stream)`` has both.
+        Neither the gain of the norm before it is folded in, nor a factor of the head
+        (d_model ** -0.5 in T5); ``lens.readout(writes, encoded, like=stream)`` applies
+        both.
         """
         return self._single_matrix("unembedding", self._wiring.unembed.module).T
 
@@ -280,8 +294,8 @@ class Weights:
         weight, bias = self._part(
             chosen.block(layer),
             projection,
-            "head d_model d_head",
-            "head d_head",
+            weight_axes="head d_model d_head",
+            bias_axes="head d_head",
             head=n_heads,
         )
         if every_head and n_heads != chosen.n_heads:
@@ -293,26 +307,35 @@ class Weights:
 
     def _input(self, block: str, projection: Projection) -> tuple[Tensor, Tensor]:
         """Return an input matrix of an MLP, (d_model, d_mlp), and its bias."""
-        weight, bias = self._part(block, projection, "d_mlp d_model", "d_mlp")
+        weight, bias = self._part(
+            block, projection, weight_axes="d_mlp d_model", bias_axes="d_mlp"
+        )
         return weight.T, bias
 
     def _part(
-        self, block: str, projection: Projection, *axes: str, **sizes: int
+        self,
+        block: str,
+        projection: Projection,
+        *,
+        weight_axes: str,
+        bias_axes: str,
+        **sizes: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of one part of a projection.
+        """Return weight and bias of one part of a projection, in given einops axes.
 
-        Each has the axes that are asked for.
+        ``sizes`` are the lengths of axes that the projection's layout folds together.
         """
         weight, bias = self._parameters(f"{block}.{projection.module}", projection)
         if projection.parts > 1:
             sizes["part"] = projection.parts
-            axes = tuple(f"part {side}" for side in axes)
-        # the rows of an MLP whose matrices are not fused are in order already
+            weight_axes = f"part {weight_axes}"
+            bias_axes = f"part {bias_axes}"
+        # without sizes, as for an MLP's own matrix, the rows are in order already
         if sizes:
             weight = rearrange(
-                weight, f"{projection.layout} d_model -> {axes[0]}", **sizes
+                weight, f"{projection.layout} d_model -> {weight_axes}", **sizes
             )
-            bias = rearrange(bias, f"{projection.layout} -> {axes[1]}", **sizes)
+            bias = rearrange(bias, f"{projection.layout} -> {bias_axes}", **sizes)
         if projection.parts > 1:
             weight = weight[projection.part]
             bias = bias[projection.part]
@@ -335,7 +358,7 @@ def _fold(
     """Fold gain and bias of a norm into the matrix and bias behind it."""
     weight, bias = matrix
     gain, shift = norm
-    # with the matrix that the gain has not scaled: norms add their bias after the gain
+    # the norm adds its shift after the gain, so the shift meets the unscaled matrix
     if shift is not None:
         bias = bias + shift @ weight
     if gain is not None:
@@ -368,7 +391,7 @@ def parameters(
 
     The bias is zeros where the layer has none.
     """
-    # a row may name the block itself by an empty path
+    # a projection may lie in the block itself, with an empty path of its own: "block."
     module: Any = model.get_submodule(path.rstrip("."))
     weight_name, bias_name = "weight", "bias"
     if part is not None:

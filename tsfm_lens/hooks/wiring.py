@@ -91,30 +91,30 @@ class Attention:
         reads: the residual stream just before this branch.
         q, k, v, o: projections; the input of ``o`` holds the heads side by side.
         z_layout: einops axes of that input.
-        keys_from: the stack whose last activations are the keys and values; "" for its
-            own.
+        keys_from: the stack whose last stream the keys and values are computed from;
+            "" for its own.
         over: "time" if tokens attend to tokens of their own series, "variate" if to
             other series.
-        qkv_layout, pattern_layout: einops axes inside the attention call. Patterns over
-            variates keep their native rows (one per token); their query and key count
-            variates.
-        x_layout: axes of what enters the projections of q, k and v; "" for those of z
-            with the heads folded.
+        qkv_layout, pattern_layout: einops axes inside the attention call. In patterns
+            over variates, the axes "query" and "key" count variates, and there is one
+            row for each token.
+        x_layout: einops axes of the input of q, k and v; "" if they are those of
+            ``stream_layout``.
         norm, post_norm: paths of the norm before the branch, and of that between ``o``
             and the stream; "" for none.
         mix: factors of a block that rescales the stream, None for a plain sum.
-        aside: whether ``reads`` is only the branch's input, not the stream, so that
-            edits are added to ``write`` too.
+        aside: whether ``reads`` is a value that only the branch reads, so that an edit
+            there must be added to ``write`` to reach the stream.
         n_kv_heads: number of key and value heads, if query heads share them (head h
             reads key head ``h // (n_heads / n_kv_heads)``); 0 if they do not.
-        z_inside: whether z is what the attention call returns, because ``o`` is never
-            called as a module (``nn.MultiheadAttention``); ``z_layout`` then only gives
-            the axes of the stream.
+        z_inside: whether z is read from what the attention call returns, because ``o``
+            is never called as a module (``nn.MultiheadAttention``); ``z_layout`` then
+            only serves ``stream_layout``.
         d_score: features of a head's queries and keys, if not ``d_head``; else 0.
-        gate: the layer, on the input of ``q``, whose sigmoid multiplies pattern · v,
-            which gives z; None for no gate.
-        joined: for a module that calls attention twice, its inputs -> those under which
-            it does so once, with a mask of
+        gate: a layer that reads the same input as ``q``; z is the sigmoid of its output
+            times pattern · v. None for no gate.
+        joined: for a module that calls attention twice, a function from its inputs to
+            others with which it calls attention once, with a mask of
             :func:`tsfm_lens.hooks.attention_capture.in_two`; else None.
     """
 
@@ -144,11 +144,11 @@ class Attention:
 
     @property
     def stream_layout(self) -> str:
-        """Axes of the output projection's output.
+        """Axes of the output of ``o``.
 
-        They are those of z with the heads folded into d_model.
+        They are those of its input, with d_model in place of the heads.
         """
-        # the bracket with the heads may hold other axes, too: "(part d_head head)"
+        # the brackets around "head" may hold more than d_head: "(part d_head head)"
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     def count_heads(self, letter: str, n_heads: int) -> int:
@@ -176,7 +176,7 @@ class Attention:
     def row_axis(self) -> int:
         """Axis of the patterns that counts series.
 
-        It is that of the queries where series attend to each other as rows.
+        Where series attend to each other, that is the axis of queries.
         """
         # (pos, head, query, key): with tokens as rows, the queries are series
         if self.pattern_layout.startswith("pos "):
@@ -192,8 +192,8 @@ class Mlp:
         write: the tensor that the residual stream receives.
         reads: the residual stream just before this branch.
         pre, post: the hidden layer before and after the activation function.
-        o: path of the output matrix; zero weights there (and a zero bias) mean a zero
-            write.
+        o: path of the output matrix; with its weights and bias at zero, the write must
+            be zero.
         i: the input matrix; of a gated MLP, the part that goes through the activation
             function.
         gate: the other input matrix of a gated MLP.
@@ -264,8 +264,8 @@ class Stack:
             the call; None without a cache.
         exceptions: writers of the layers that differ from the others.
         sums: whether the stream is the sum of its writes; False where a norm follows
-            each sum, so that a stack has branches only: they can be ablated, patched
-            and recorded, and nothing is attributed to them linearly.
+            each sum. Branches can then be ablated, patched and recorded, but nothing
+            can be attributed to them linearly.
         follows: whether its first stream is the last one of the stack before it,
             reshaped or projected.
     """
@@ -310,27 +310,27 @@ class Stack:
 
         Raises UnknownNameError if there is none.
         """
-        return self._one(kind, layer, self.rows)
+        return self._find_row(kind, layer, self.rows)
 
     def attention(self, kind: str | None, layer: int = 0) -> Attention:
         """Return the row of one attention, the first if the kind is None.
 
         Raises UnknownNameError if there is none.
         """
-        return self._one(kind, layer, self.attentions)
+        return self._find_row(kind, layer, self.attentions)
 
     def mlp(self, kind: str | None, layer: int = 0) -> Mlp:
         """Return the row of one MLP, the first if the kind is None.
 
         Raises UnknownNameError if there is none.
         """
-        return self._one(
+        return self._find_row(
             kind,
             layer,
             lambda layer: [row for row in self.rows(layer) if isinstance(row, Mlp)],
         )
 
-    def _one(
+    def _find_row(
         self, kind: str | None, layer: int, rows_of: Callable[[int], Iterable[W]]
     ) -> W:
         """Return the row of a kind among those of a layer."""
@@ -380,10 +380,6 @@ class Stack:
         ]
 
 
-TABLE_TRAITS = frozenset({"attention", "cross_attention", "additive", "gradients"})
-"""Traits that a table can give a model; see :attr:`Wiring.traits`."""
-
-
 @dataclass(frozen=True, eq=False)
 class Wiring:
     """Description of an architecture for the hooks.
@@ -405,9 +401,10 @@ class Wiring:
             the innermost.
         unread: modules whose output the readout does not use, so that variants need not
             compute it.
-        true_gradients: False if autograd's derivative is not that of small steps, as
-            the library rescales its backward pass or computes in bfloat16 inside.
-        precision: the coarsest number format that the library computes in inside,
+        true_gradients: False if autograd's derivative differs from that of finite
+            differences, since the library rescales its backward pass or computes in
+            bfloat16 internally.
+        precision: the coarsest number format of the library's internal computations,
             whatever that of the weights.
         bypass: whether the head also reads the input itself, past the stream.
     """
@@ -424,6 +421,18 @@ class Wiring:
     true_gradients: bool = True
     precision: torch.dtype = torch.float32
     bypass: bool = False
+
+    def __repr__(self) -> str:
+        return f"Wiring({self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """Architecture and size of its stacks, in one line."""
+        stacks = ", ".join(
+            f"{stack.name or 'blocks'}: {stack.n_layers} layers × {stack.n_heads} heads"
+            for stack in self.stacks
+        )
+        return f"{self.architecture}; {stacks}, d_model {self.stacks[-1].d_model}"
 
     def stack(self, name: str | None) -> Stack:
         """Return one stack by name, the output stack if None.

@@ -5,17 +5,35 @@ Start with :func:`load`, which opens a model as a :class:`Lens`; ``lens.run`` ma
 :func:`register`, which takes an :class:`Architecture` with its :class:`Adapter`.
 """
 
-from tsfm_lens.models.adapter import Adapter
-from tsfm_lens.models.architecture import (
-    Architecture,
-    Encoded,
-    architectures,
-    register,
-)
-from tsfm_lens.models.forecast import Forecast
-from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.opening import load
-from tsfm_lens.models.run import Run
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.adapter import Adapter
+    from tsfm_lens.models.architecture import (
+        Architecture,
+        Encoded,
+        architectures,
+        register,
+    )
+    from tsfm_lens.models.forecast import Forecast
+    from tsfm_lens.models.lens import Lens
+    from tsfm_lens.models.opening import load
+    from tsfm_lens.models.run import Run
+
+# imported at first use: cards, and places of checkpoints, need no torch
+_HOME = {
+    **dict.fromkeys(
+        ("Architecture", "Encoded", "architectures", "register"), "architecture"
+    ),
+    "Adapter": "adapter",
+    "Forecast": "forecast",
+    "Lens": "lens",
+    "Run": "run",
+    "load": "opening",
+}
 
 __all__ = [
     "Adapter",
@@ -28,3 +46,13 @@ __all__ = [
     "load",
     "register",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tsfm_lens.core.choices import ABLATIONS, WITH_REFERENCE, checked_how
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
 from tsfm_lens.hooks.activations import Activations
@@ -22,15 +23,8 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import LensBase, check_unknown
 from tsfm_lens.models.recording import Capture, select_names
 
-KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
-_WITH_REFERENCE = ("mean", "resample")
-
-
-def checked_how(how: str) -> bool:
-    """Return whether a kind of ablation takes its values from other activations."""
-    if how not in KINDS:
-        raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
-    return how in _WITH_REFERENCE
+KINDS = dict(zip(ABLATIONS, (Zero, Mean, Resample, Noise), strict=True))
+DRAWING = ("resample", "noise")
 
 
 def knock_outs(
@@ -72,17 +66,24 @@ def ablated_variants(
     A reference is recorded once and shared by all variants.
     """
     activations = None
-    if how in _WITH_REFERENCE:
+    if how in WITH_REFERENCE:
         activations = reference_activations(lens, how, reference, horizon)
-    # the other kinds draw nothing and have no such field
-    if how in ("resample", "noise"):
-        options = {"seed": seed}
-    else:
-        options = {}
     return [
-        tuple(knock_outs(lens, [component], how, activations, **options))
+        tuple(
+            knock_outs(lens, [component], how, activations, **draw_options(how, seed))
+        )
         for component in components
     ]
+
+
+def draw_options(how: str, seed: int) -> dict[str, Any]:
+    """Return the options of an ablation that say what it draws.
+
+    Kinds that draw nothing have none.
+    """
+    if how in DRAWING:
+        return {"seed": seed}
+    return {}
 
 
 def reference_activations(

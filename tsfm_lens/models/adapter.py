@@ -21,7 +21,6 @@ from torch.nn import LayerNorm
 
 from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.categories import TRUTHS
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.native import put_output, rms_scale, without_gain
 from tsfm_lens.hooks.wiring import Wiring
@@ -31,9 +30,8 @@ from tsfm_lens.models.architecture import (
     Prediction,
     declare_row_independent,
 )
+from tsfm_lens.models.arguments import DECILES, check_covariates
 
-# divided, not added up, so that each is the number that its decimal is written as
-DECILES = tuple(level / 10 for level in range(1, 10))
 ALL_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -386,29 +384,6 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     return out + norm.bias
 
 
-def check_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
-    """Refuse covariates that a model does not take."""
-    labels = {
-        "past": "past covariates",
-        "known": "known covariates",
-        "categories": "covariates of text",
-    }
-    for name, role, categories in zip(
-        batch.ids, batch.roles, batch.categories, strict=True
-    ):
-        kinds = [role]
-        # truth values are categories that models read as the numbers 0 and 1
-        if categories not in (None, TRUTHS):
-            kinds.append("categories")
-        for kind in kinds:
-            if kind != "target" and kind not in adapter.covariates:
-                raise InputError(
-                    f"{adapter.architecture} takes no {labels[kind]}, such as {name!r};"
-                    " batch.targets() leaves them out, and `tsfm-lens models` says"
-                    " which models take them"
-                )
-
-
 def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
     """Return the prediction length, or fewer steps if covariates end earlier.
 
@@ -423,7 +398,7 @@ def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | 
 
     If none is given and the batch has covariates, it is :func:`default_horizon`.
     """
-    check_covariates(adapter, batch)
+    check_covariates(adapter.architecture, adapter.covariates, batch)
     if horizon is None and batch.has_covariates:
         return default_horizon(adapter, batch)
     return horizon

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,13 +22,19 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.core.errors import InputError, WiringError, unknown_name
-from tsfm_lens.core.extensions import load_all
-from tsfm_lens.core.needs import Needs
+from tsfm_lens.core.extensions import WIRINGS, load_all
+from tsfm_lens.core.needs import TABLE_TRAITS, Needs
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.frequencies import read_offset
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.tl_names import refuse_shape
-from tsfm_lens.hooks.wiring import TABLE_TRAITS
+from tsfm_lens.models.cards import (
+    Readout,
+    name_extra,
+    no_config,
+    reading_traits,
+    ships_nothing,
+)
 from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.models.extras import Extra
 
@@ -72,6 +78,15 @@ class Encoded:
     if not TYPE_CHECKING:
         # code for TransformerLens asks for a shape: the error says how to patch here
         __getattr__ = refuse_shape
+
+    def __repr__(self) -> str:
+        spans = ", ".join(
+            f"{stack or 'blocks'}: {spans!r}" for stack, spans in self.spans.items()
+        )
+        return (
+            f"Encoded({len(self.batch)} series; {spans}; inputs"
+            f" {', '.join(self.inputs)})"
+        )
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -255,23 +270,16 @@ def adapter_traits(adapter: Any) -> frozenset[str]:
 
     They say what series, tokens and covariates it takes.
     """
-    takes_tokens = hasattr(adapter, "encode_tokens")
-    conditions = {
-        "token_logits": adapter.readout == "token",
-        "decoder_tokens": takes_tokens,
-        "vocabulary": takes_tokens or adapter.integers,
-        "numeric_series": not adapter.integers,
-        "covariates": bool(adapter.covariates),
-    }
-    return frozenset(name for name, is_met in conditions.items() if is_met)
+    return reading_traits(
+        adapter.readout,
+        adapter.covariates,
+        adapter.integers,
+        takes_tokens=hasattr(adapter, "encode_tokens"),
+    )
 
 
-# defaults with names, since :func:`register` tells by identity whether an entry has a
-# function of its own
-def _no_config(config: Mapping[str, Any]) -> bool:
-    return False
-
-
+# a default with a name, since :func:`register` tells by identity whether an entry has
+# a function of its own
 def _no_tensors(names: frozenset[str]) -> bool:
     return False
 
@@ -318,7 +326,7 @@ class Architecture:
     adapter: Any
     classes: tuple[str, ...]
     published: Mapping[str, str] = field(default_factory=dict)
-    claims: Callable[[Mapping[str, Any]], bool] = _no_config
+    claims: Callable[[Mapping[str, Any]], bool] = no_config
     open: Any = None
     blank: Any = None
     keys: dict[str, Any] | None = None
@@ -332,7 +340,7 @@ class Architecture:
     renamed: Mapping[str, str] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
     among: Callable[[Any], bool] = lambda native: True
-    inside: Callable[[str], Path | None] = lambda name: None
+    inside: Callable[[str], Path | None] = ships_nothing
     claims_tensors: Callable[[frozenset[str]], bool] = _no_tensors
 
     @property
@@ -348,9 +356,9 @@ class Architecture:
         return result
 
     @property
-    def readout(self) -> Literal["token", "quantile", "distribution"]:
+    def readout(self) -> Readout:
         """Kind of the head's output."""
-        result: Literal["token", "quantile", "distribution"] = self.adapter.readout
+        result: Readout = self.adapter.readout
         return result
 
     @property
@@ -362,9 +370,7 @@ class Architecture:
     @property
     def extra(self) -> str:
         """Name of the extra of its optional library, "" if it needs none."""
-        if self.library is None:
-            return ""
-        return self.library.name
+        return name_extra(self.library)
 
     @property
     def importable(self) -> bool:
@@ -412,9 +418,6 @@ class Architecture:
         )
 
 
-WIRINGS = "tsfm_lens.wirings"
-"""Group of entry points: modules that register architectures."""
-
 _ARCHITECTURES: dict[str, Architecture] = {}
 
 
@@ -439,7 +442,7 @@ def register(entry: Architecture) -> Architecture:
         raise WiringError(
             f"{entry.title} cannot be registered without {missing[0]} of its adapter"
         )
-    if entry.claims is not _no_config or entry.claims_tensors is not _no_tensors:
+    if entry.claims is not no_config or entry.claims_tensors is not _no_tensors:
         for name in ("open", "blank"):
             if getattr(entry, name) is None:
                 raise WiringError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,8 @@ from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.core.embedded import has_training_record
 from tsfm_lens.core.errors import HookError, InputError
+from tsfm_lens.core.extensions import public_attributes
+from tsfm_lens.core.foreign_words import MEMBERS, answer, answers_arguments
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.hooks.block import Block
@@ -44,8 +45,9 @@ from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.adapter import Adapter, check_gradients, covered, versions
 from tsfm_lens.models.architecture import Encoded, adapter_traits
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.as_module import NativeModule
-from tsfm_lens.models.forecast import check_overflow, is_count
+from tsfm_lens.models.forecast import check_overflow
 
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
 """Pairs of a point, or several, and a function of an activation and ``hook=``.
@@ -208,14 +210,16 @@ class LensBase(NativeModule):
         ]
 
     def __repr__(self) -> str:
-        stacks = ", ".join(
-            f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads"
-            for s in self.wiring.stacks
-        )
-        return (
-            f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model"
-            f" {self.d_model})"
-        )
+        return f"Lens({self.model_id!r}, {self.wiring.summary})"
+
+    def __dir__(self) -> list[str]:
+        parts = [part for part in type(self).__mro__ if part not in nn.Module.__mro__]
+        own = set().union(*map(vars, parts))
+        # torch's own methods work and are documented there; a list of them would bury
+        # those of the lens
+        hidden = vars(nn.Module).keys() - own
+        names = public_attributes(super().__dir__())
+        return [name for name in names if name not in hidden]
 
     @property
     def weights(self) -> Weights:
@@ -375,6 +379,7 @@ class LensBase(NativeModule):
         """Apply the norm before the head to any stream (…, d_model)."""
         return self.adapter.final_norm(resid)
 
+    @answers_arguments("lens.encode")
     def encode(
         self,
         series: Any,
@@ -494,6 +499,7 @@ class LensBase(NativeModule):
             return super().__getattr__(name)
         except AttributeError:
             hint = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
+            hint = hint or MEMBERS.get(name, "")
             if not hint:
                 raise
         # outside of the except clause, so that torch's own error is not shown before
@@ -677,9 +683,5 @@ def check_unknown(
     for name in arguments:
         if name in allowed:
             continue
-        near = get_close_matches(name, allowed, n=1, cutoff=0.4)
-        if near:
-            hint = f"did you mean {near[0]}?"
-        else:
-            hint = f"it takes {', '.join(allowed)}"
-        raise InputError(f"a {label} takes no {name!r}; {ARGUMENTS.get(name, hint)}")
+        hint = ARGUMENTS.get(name) or answer(name, allowed)
+        raise InputError(f"a {label} takes no {name!r}; {hint}")

@@ -9,6 +9,7 @@ split. The memory that it needs is estimated from above, not measured.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,13 +22,13 @@ import torch
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models.adapter import (
-    check_covariates,
     check_forecast_request,
     default_horizon,
     default_levels,
     predicted,
 )
 from tsfm_lens.models.architecture import Encoded, name_rows
+from tsfm_lens.models.arguments import check_covariates, checked_request, is_count
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.draws import (
     BlockDraws,
@@ -36,7 +37,7 @@ from tsfm_lens.models.draws import (
     check_drawable,
     seeded,
 )
-from tsfm_lens.models.forecast import Forecast, checked_request, is_count
+from tsfm_lens.models.forecast import Forecast
 
 BYTES_AT_ONCE = 2**30
 """Bytes that a part may need on a CPU, where larger parts run no faster.
@@ -97,8 +98,8 @@ class ForecastRequest:
 
     @cached_property
     def per_item(self) -> int:
-        """Mean number of series of an item, rounded up."""
-        return -(-len(self.batch) // len(set(self.batch.groups)))
+        """Series of the largest item; all variates of one are forecast together."""
+        return max(Counter(self.batch.groups).values())
 
     @cached_property
     def rows(self) -> int:
@@ -181,12 +182,12 @@ class ForecastRequest:
         )
 
     def lengths(self) -> dict[str, int]:
-        """Count the tokens that the longest item has in the widest pass, by stack."""
+        """Count the tokens that the largest item has in the widest pass, by stack."""
         adapter = self.lens.adapter
-        longest = int(np.argmax(self.batch.lengths))
-        group = self.batch.group_index
+        group = np.asarray(self.batch.group_index)
         # an item is encoded with all its variates, and padded to the longest of them
-        members = np.flatnonzero(np.asarray(group) == group[longest])
+        steps = np.array(self.batch.lengths) * np.bincount(group)[group]
+        members = np.flatnonzero(group == group[np.argmax(steps)])
         item = self.batch.select(members.tolist())
         ahead = min(self.horizon, adapter.longest_pass)
         context = min(max(item.lengths), adapter.context_length)
@@ -229,7 +230,8 @@ def check_request(
 ) -> ForecastRequest:
     """Check the arguments of ``lens.forecast``; errors as there."""
     batch = as_series(series)
-    check_covariates(lens.adapter, batch)
+    adapter = lens.adapter
+    check_covariates(adapter.architecture, adapter.covariates, batch)
     steps_ahead = default_horizon(lens.adapter, batch) if horizon is None else horizon
     requested = default_levels(lens.adapter) if quantiles is None else quantiles
     steps, levels = checked_request(steps_ahead, requested, num_samples, seed)

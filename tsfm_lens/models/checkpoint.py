@@ -21,12 +21,15 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import torch
 from safetensors import safe_open
-from torch import Tensor, nn
 
 from tsfm_lens.core.errors import CheckpointError, LensError
 from tsfm_lens.core.extensions import extensible
+
+# torch is imported where weights are compared: a folder that cannot be opened is
+# refused without it
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -164,6 +167,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         files.update(shards)
         tensors = _headers(folder, shards, file_by_tensor)
         return Checkpoint(folder, files, config, generation, tensors)
+
+
+# settings of a model's origin, without effect on its forecasts
+_ORIGIN = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version")
+
+
+def without_origin(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the settings that say where a model comes from."""
+    return {name: value for name, value in settings.items() if name not in _ORIGIN}
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -313,6 +325,8 @@ def _headers(
 
 def unwrap_module(native: Any) -> nn.Module:
     """Return the torch module that holds the weights of a library's object."""
+    from torch import nn
+
     if isinstance(native, nn.Module):
         return native
     inner = getattr(native, "inner_model", None)
@@ -494,6 +508,8 @@ def _has_part(name: str, parts: tuple[str, ...]) -> bool:
 def _check_loaded(
     folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool
 ) -> None:
+    import torch
+
     param = loaded.detach().cpu()
     # the extremes are NaN if one value is, and cost no memory
     extremes = param.aminmax() if param.numel() else ()

@@ -6,7 +6,7 @@ result shares. Forecasts are made in :mod:`tsfm_lens.models.batching`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,12 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import extensible
+from tsfm_lens.core.extensions import extensible, public_attributes
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import joined_dates
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.architecture import Encoded, Prediction
-
-# largest number of steps, sample paths, windows or series that a request may name
-MOST = 100_000
 
 
 @extensible
@@ -93,6 +91,9 @@ class Forecast:
             f"Forecast({len(self.context)} series × {self.horizon} steps,"
             f" {levels}{paths})"
         )
+
+    def __dir__(self) -> list[str]:
+        return public_attributes(super().__dir__())
 
     @property
     def horizon(self) -> int:
@@ -172,61 +173,27 @@ class Forecast:
         The columns are id, group and variate if the batch is multivariate, step,
         timestamp if known, mean, and the quantiles.
         """
-        frames = []
-        for index, name in enumerate(self.context.ids):
-            frame = pd.DataFrame(
-                {
-                    "id": name,
-                    **self.context.labels(index),
-                    "step": np.arange(self.horizon),
-                }
-            )
-            stamps = self.context.timestamps(index, ahead=self.horizon)
-            if stamps is not None:
-                frame["timestamp"] = stamps[self.context.lengths[index] :]
-            frame["mean"] = self.mean[index]
-            for column, level in enumerate(self.levels):
-                frame[str(level)] = self.quantiles[index, column]
-            frames.append(frame)
-        return pd.concat(frames, ignore_index=True)
-
-
-def is_count(value: Any) -> bool:
-    """Return whether a value is an integer from 1 to ``MOST``."""
-    # True is an int in Python
-    return (
-        isinstance(value, int | np.integer)
-        and not isinstance(value, bool)
-        and bool(1 <= value <= MOST)
-    )
-
-
-def checked_request(
-    horizon: Any, quantiles: Iterable[float], num_samples: Any, seed: Any
-) -> tuple[int, tuple[float, ...]]:
-    """Check horizon, sample count and seed, and the levels, which keep their order."""
-    if not is_count(horizon):
-        raise InputError(
-            f"horizon {horizon!r} is not a number of steps; expected an integer from 1"
-            f" to {MOST}"
-        )
-    try:
-        levels = tuple(float(level) for level in quantiles)
-    except (TypeError, ValueError):
-        levels = ()
-    # NaN fails every comparison, and so it is refused here, too
-    if not levels or not all(0 < level < 1 for level in levels):
-        raise InputError(
-            f"quantiles {quantiles!r} are not levels between 0 and 1 (exclusive)"
-        )
-    if num_samples is not None and not is_count(num_samples):
-        raise InputError(
-            f"num_samples {num_samples!r} is not a number of sample paths; expected 1"
-            f" to {MOST}"
-        )
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-        raise InputError(f"seed {seed!r} is not an integer from 0 to 2**63 - 1")
-    return int(horizon), levels
+        context = self.context
+        count = len(context)
+        columns: dict[str, Any] = {
+            name: np.repeat(np.array(labels, dtype=object), self.horizon)
+            for name, labels in context.labels().items()
+        }
+        columns["step"] = np.tile(np.arange(self.horizon), count)
+        dates = [
+            context.timestamps(index, ahead=self.horizon) for index in range(count)
+        ]
+        if any(stamps is not None for stamps in dates):
+            # arrays, which are cut in a tenth of the time of an index
+            ahead = [
+                None if stamps is None else stamps.values[-self.horizon :]
+                for stamps in dates
+            ]
+            columns["timestamp"] = joined_dates(ahead, [self.horizon] * count)
+        columns["mean"] = self.mean.ravel()
+        for position, level in enumerate(self.levels):
+            columns[str(level)] = self.quantiles[:, position].ravel()
+        return pd.DataFrame(columns)
 
 
 def check_overflow(encoded: Encoded) -> None:
@@ -315,7 +282,7 @@ def context_dataset(
         times = np.full((len(batch), width + horizon), np.datetime64("NaT", "ns"))
         for row, stamp in zip(times, stamps, strict=True):
             assert stamp is not None
-            row[width + horizon - len(stamp) :] = stamp
+            row[width + horizon - len(stamp) :] = stamp.values
         coords["context_timestamp"] = (("series", "time"), times[:, :width])
         coords["forecast_timestamp"] = (("series", "step"), times[:, width:])
     return xr.Dataset(variables, coords)

@@ -24,6 +24,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom, Rows
+from tsfm_lens.hooks.native import widest_float
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions, by_row
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
@@ -328,7 +329,8 @@ class Lens(LensBase):
         def choose_median(logits: Tensor, hook: Any) -> Tensor:
             # in half precision, sums over thousands of bins are too coarse to find
             # where they pass one half. Special tokens have no value and do not count.
-            mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
+            values = logits[..., first:].to(widest_float(logits.device))
+            mass = torch.softmax(values, dim=-1).cumsum(-1)
             # rounding may keep the sum over all bins, which is the last, from being 1
             median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
             # a quarter of the lowest number leaves room for a temperature below 1, by

@@ -14,18 +14,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from tsfm_lens.core.errors import CheckpointError, MissingExtraError
+from tsfm_lens.core.errors import CheckpointError, MissingExtraError, install_command
 from tsfm_lens.models.checkpoint import (
     CONFIG,
     as_checkpoint_errors,
     read_settings,
     unwrap_module,
 )
+
+# torch is imported where weights are merged: an adapter that cannot be opened is
+# refused without it
+if TYPE_CHECKING:
+    from torch import nn
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -69,8 +71,10 @@ class StoredAdapter:
             raise MissingExtraError(
                 f"{self.folder} holds an adapter ({ADAPTER_CONFIG}), which peft merges"
                 f" into the weights; it is not installed here ({error}). Install it:"
-                " pip install peft"
+                f" {install_command('adapters')}"
             ) from error
+        import torch
+
         # cloned, since peft writes into the module's own weights
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         fault = (
@@ -155,6 +159,8 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
 
     Some models of transformers raise NotImplementedError when asked for theirs.
     """
+    from torch import nn
+
     get_embeddings = getattr(module, "get_input_embeddings", None)
     try:
         if get_embeddings is not None:
@@ -173,6 +179,8 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
 
 def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield path and module of every layer with an adapter beside its matrix."""
+    from torch import nn
+
     for name, part in model.named_modules():
         if (
             isinstance(getattr(part, "base_layer", None), nn.Module)
@@ -189,6 +197,8 @@ def merged(native: Any) -> tuple[Any, list[str]]:
     A model without adapters beside its matrices is returned itself, with no paths; of
     another a copy is returned. A ``PeftModel`` is replaced by the model inside it.
     """
+    from torch import nn
+
     if hasattr(native, "peft_config"):
         native = native.get_base_model()
     if not isinstance(native, nn.Module) and not hasattr(native, "model"):

@@ -175,7 +175,7 @@ def _bin_widths(lens: Lens, encoded: Encoded, levels: list[float]) -> np.ndarray
 
     Bins are those of a token model, widths in data units, (series,).
     """
-    bins = np.sort(lens.bin_values(encoded).double().cpu().numpy())
+    bins = np.sort(lens.bin_values(encoded).cpu().double().numpy())
     nearest = [
         # a level beyond all bins is in the first or the last one
         np.clip(np.searchsorted(row, level), 1, len(row) - 1)

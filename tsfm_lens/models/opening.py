@@ -1,6 +1,6 @@
 """Opening of models: hub id, local folder, native object, or embedded checkpoint.
 
-Read :func:`load` first. It locates the files, finds the architecture that claims them,
+Read :func:`load` first. It finds the architecture that claims them,
 checks them before and after the library loads them, and wraps the result in a
 :class:`tsfm_lens.models.Lens`. The checks themselves are in
 :mod:`tsfm_lens.models.checkpoint`.
@@ -8,8 +8,6 @@ checks them before and after the library loads them, and wraps the result in a
 
 from __future__ import annotations
 
-import filecmp
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -18,14 +16,8 @@ from typing import Any, TextIO
 
 import torch
 
-from tsfm_lens.core.embedded import checkpoint_names, checkpoint_path
-from tsfm_lens.core.errors import (
-    CheckpointError,
-    InputError,
-    UnknownNameError,
-    WiringError,
-    unknown_name,
-)
+from tsfm_lens.core.errors import CheckpointError, InputError, WiringError
+from tsfm_lens.core.foreign_words import answers_arguments
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.replay import Turns
 from tsfm_lens.models import checkpoint
@@ -33,13 +25,8 @@ from tsfm_lens.models.adapter import check_precision
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.devices import checked_device
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.merging import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    StoredAdapter,
-    has_model_weights,
-    read_adapter,
-)
+from tsfm_lens.models.locating import base_folder, locate
+from tsfm_lens.models.merging import ADAPTER_WEIGHTS, StoredAdapter, read_adapter
 from tsfm_lens.models.merging import beside as adapters_beside
 from tsfm_lens.models.wirings._common import (
     GENERATION,
@@ -57,6 +44,7 @@ _DTYPES = {
 }
 
 
+@answers_arguments("load")
 def load(
     source: Any,
     *,
@@ -97,15 +85,15 @@ def load(
         _check_adapters(lens)
     else:
         checked_device(device)
-        folder, model_id, commit = _locate(str(source), revision)
+        folder, model_id, commit = locate(str(source), revision)
         # before the checkpoint: the folder of an adapter need not hold a model
         adapter = read_adapter(folder)
         if adapter is None:
-            base_folder = folder
+            weights_folder = folder
         else:
-            base_folder = _base_folder(adapter)
-        files = checkpoint.read_checkpoint(base_folder)
-        if os.path.lexists(base_folder / checkpoint.COMPRESSION):
+            weights_folder = base_folder(adapter)
+        files = checkpoint.read_checkpoint(weights_folder)
+        if os.path.lexists(weights_folder / checkpoint.COMPRESSION):
             files = files.folded()
         lens = _open(files, adapter, model_id, commit, _DTYPES[dtype], device)
         check_precision(lens.adapter, _DTYPES[dtype])
@@ -150,59 +138,6 @@ def _check_adapters(lens: Lens) -> None:
             " out. Merge it first: `model.merge_and_unload()` of peft."
             " `probes.weight_effects(base, model, run)` reads it as it is."
         )
-
-
-def _base_folder(adapter: StoredAdapter) -> Path:
-    """Locate the model into which an adapter of a folder is merged.
-
-    Transformers takes the model beside the adapter, Chronos-2's pipeline the one that
-    the adapter names. Where both are at hand and differ, the caller has to say which is
-    meant.
-    """
-    same_folder = None
-    if has_model_weights(adapter.folder):
-        same_folder = adapter.folder
-    if adapter.base is None:
-        if same_folder is None:
-            raise CheckpointError(
-                f"{adapter.folder} holds an adapter alone, and its {ADAPTER_CONFIG}"
-                " names no model that it was trained on (base_model_name_or_path is"
-                " empty); write the folder or the hub id of that model there"
-            )
-        return same_folder
-    try:
-        named, _, _ = _locate(adapter.base, None)
-    except (CheckpointError, UnknownNameError) as error:
-        if same_folder is not None:
-            return same_folder
-        raise CheckpointError(
-            f"{adapter.folder} holds an adapter for {adapter.base}, which is not at"
-            f" hand ({error}) Put that model there, or write the folder where it is"
-            f" into base_model_name_or_path of {ADAPTER_CONFIG}"
-        ) from error
-    if same_folder is None or _same_weights(same_folder, named):
-        return named
-    raise CheckpointError(
-        f"{adapter.folder} holds a model and an adapter that was trained on another"
-        f" one, {adapter.base}. To merge it into the model in the folder, write that"
-        f" folder into base_model_name_or_path of {ADAPTER_CONFIG}; to merge it into"
-        f" {adapter.base}, take {checkpoint.CONFIG} and the model's weights out of the"
-        " folder; to open the model alone, take the two files of the adapter out"
-    )
-
-
-def _same_weights(folder: Path, other: Path) -> bool:
-    """Return whether two folders hold the same model.
-
-    Their files of weights have to be the same, byte for byte.
-    """
-    if folder.resolve() == other.resolve():
-        return True
-    first = checkpoint.read_checkpoint(folder).files
-    second = checkpoint.read_checkpoint(other).files
-    return first.keys() == second.keys() and all(
-        filecmp.cmp(path, second[name], shallow=False) for name, path in first.items()
-    )
 
 
 def _open(
@@ -317,127 +252,3 @@ def find_architecture(
         f" {config.get('architectures')!r}). Known: {', '.join(architectures())}; see"
         " `tsfm-lens models`."
     )
-
-
-def architecture_named(source: str) -> Architecture | None:
-    """Return the architecture of a named source, without its weights.
-
-    The source is an embedded checkpoint, a local folder or a published hub id. None
-    where the architecture cannot be told.
-    """
-    for entry in architectures().values():
-        if source in entry.published.values():
-            return entry
-    if (
-        not os.path.lexists(source)
-        and source.count("/") == 1
-        and not source.startswith((".", "~"))
-    ):
-        return None
-    # anything else is embedded or on this machine, so that nothing is downloaded
-    folder, _, _ = _locate(source, None)
-    try:
-        adapter = read_adapter(folder)
-        if adapter is not None:
-            folder = _base_folder(adapter)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return next(
-            (entry for entry in architectures().values() if entry.claims(config)), None
-        )
-    except (OSError, ValueError, TypeError, AttributeError):
-        # opening it raises an error that names the fault
-        return None
-
-
-def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
-    """Return folder, name for provenance, and commit of a source given by name."""
-    if source in checkpoint_names():
-        return checkpoint_path(source), source, None
-    with checkpoint.as_checkpoint_errors(
-        f"{checkpoint.shortened(source, 80)!r} cannot be a folder"
-    ):
-        # the system refuses some names, and a home that does not exist cannot be
-        # expanded
-        path = Path(source).expanduser()
-        if path.is_dir():
-            return path, source, None
-        if path.exists():
-            raise CheckpointError(
-                f"{source} is a file; give the folder that holds config.json and"
-                " *.safetensors"
-            )
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise unknown_name(
-            "checkpoint",
-            source,
-            (*checkpoint_names(), *_published()),
-            hint=(
-                "It is neither an embedded checkpoint, nor an existing folder, nor a"
-                " hub id (owner/name)."
-            ),
-        )
-    if not revision:
-        # some libraries ship the weights of a published checkpoint
-        for architecture in architectures().values():
-            shipped = architecture.inside(source)
-            if shipped is not None:
-                return shipped, source, None
-    return _from_hub(source, revision)
-
-
-def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | None]:
-    # imported here, since a model on this machine needs no hub
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    # no pickles among them, which nothing here would read
-    patterns = ["*.json", f"*{checkpoint.SUFFIX}", f"*{checkpoint.COMPRESSED}"]
-    try:
-        folder = Path(
-            snapshot_download(model_id, revision=revision, allow_patterns=patterns)
-        )
-    except RepositoryNotFoundError as error:
-        near = unknown_name("hub model", model_id, _published())
-        raise CheckpointError(
-            f"{near} (the hub answered: not found or private)"
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{_missing_library(model_id)}{model_id} is not in the local hub cache and"
-            " the hub cannot be reached. On a machine with network: `hf download"
-            f" {model_id}`, then copy that folder here and load(folder); or set HF_HOME"
-            " to a cache that holds it. Without network, load('chronos-nano'),"
-            " load('bolt-nano') and load('chronos2-nano') always work."
-        ) from error
-    # the hub's cache names the folder of a snapshot by its commit
-    return folder, model_id, folder.name
-
-
-def _missing_library(model_id: str) -> str:
-    """Return a sentence with the commands that install a model's library.
-
-    It is "" where the library is there, or the model needs none.
-    """
-    for entry in architectures().values():
-        library = entry.library
-        if library is None or library.importable:
-            continue
-        if model_id in entry.published.values():
-            commands = " && ".join(library.install)
-            return (
-                f"{model_id} needs a library that is not installed ({library.title}):"
-                f" {commands}. "
-            )
-    return ""
-
-
-def _published() -> list[str]:
-    return [
-        hub_id
-        for entry in architectures().values()
-        for hub_id in entry.published.values()
-    ]

@@ -23,7 +23,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import add_method, extensible
+from tsfm_lens.core.extensions import add_method, extensible, public_attributes
 from tsfm_lens.core.io import name_write_errors, replacing
 from tsfm_lens.data import SeriesBatch, as_series, shift_phase
 from tsfm_lens.data.batch import Item, hold_out, item_rows
@@ -31,17 +31,16 @@ from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.names import get_name
 from tsfm_lens.hooks.recorder import at_positions
 from tsfm_lens.hooks.tl_names import refuse_logits
-from tsfm_lens.models.adapter import check_covariates, default_horizon
+from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.arguments import check_covariates, checked_request, is_count
 from tsfm_lens.models.base import check_unknown
 from tsfm_lens.models.batching import memory_limit
 from tsfm_lens.models.conditions import Conditions
 from tsfm_lens.models.forecast import (
     Forecast,
-    checked_request,
     checked_values,
     context_dataset,
-    is_count,
     over_steps,
 )
 from tsfm_lens.models.lens import READING, Lens
@@ -128,6 +127,9 @@ class Run:
             f"Run({self.lens.model_id!r}, {len(self.batch)} series, {self.horizon}"
             f" steps{truth}, seed {self.seed})"
         )
+
+    def __dir__(self) -> list[str]:
+        return public_attributes(super().__dir__())
 
     # --- forecast
 
@@ -575,11 +577,18 @@ class Run:
         The first is of these series without gaps, the second of the same with their
         season half a period later.
         """
-        gapless = tuple(
-            pd.Series(values).interpolate(limit_direction="both").to_numpy()
-            for values in self.batch.values
-        )
-        clean = replace(self.batch, values=gapless)
+        gapless = []
+        for values, levels in zip(
+            self.batch.values, self.batch.categories, strict=True
+        ):
+            series = pd.Series(values)
+            if levels is None:
+                filled = series.interpolate(limit_direction="both")
+            else:
+                # between two categories there is none
+                filled = series.ffill().bfill()
+            gapless.append(filled.to_numpy())
+        clean = replace(self.batch, values=tuple(gapless))
         late = shift_phase(clean, self.season() // 2)
         settings: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
         clean_run, late_run = (
@@ -801,7 +810,7 @@ def run(
     batch = as_series(series, future=future, **columns)
     full_batch = None
     adapter = lens.adapter
-    check_covariates(adapter, batch)
+    check_covariates(adapter.architecture, adapter.covariates, batch)
     requested = horizon
     if horizon is None and holdout:
         requested = adapter.prediction_length

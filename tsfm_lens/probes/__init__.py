@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.attention import *
     from tsfm_lens.probes.attribution import *
     from tsfm_lens.probes.circuits import *
+    from tsfm_lens.probes.compare_models import *
     from tsfm_lens.probes.effects import *
     from tsfm_lens.probes.forecast import *
     from tsfm_lens.probes.head_states import *
@@ -37,3 +38,7 @@ __all__ = export(__name__)
 
 # after the exports: the check wraps every function that the package exports
 _check_arguments(__name__)
+
+
+def __dir__() -> list[str]:
+    return __all__

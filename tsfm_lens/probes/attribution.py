@@ -564,7 +564,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     return add_estimates(data, "share", floor=floor, contexts=result)
 
 
-_SUMMED = ("hook_out", "hook_result", *RESIDUAL_NAMES, "hook_resid_post")
+_SUMMED = ("hook_out", "hook_result", "hook_z", *RESIDUAL_NAMES, "hook_resid_post")
 
 
 def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
@@ -604,7 +604,9 @@ def writes_and_stream(
         find_site(lens.wiring, item).point.replace("hook_z", "hook_result")
         for item in components
     ]
-    activations = run.in_one_pass().record([embed, *points, end], last=count)
+    biased = _biased_before_norm(lens)
+    outs = [f"{stack.prefix}.{layer}.{kind}.hook_out" for layer, kind in biased]
+    activations = run.in_one_pass().record([embed, *points, *outs, end], last=count)
     read_positions = slice(None if count is None else -count, None)
     with torch.no_grad():
         # where blocks rescale the stream, every later scale is part of a write
@@ -616,6 +618,10 @@ def writes_and_stream(
                 write = write[..., component.head, :]
             parts.append(write * factors[component.layer, str(component.kind)])
         bias = _biases(lens, factors)
+        for (layer, kind), out in zip(biased, outs, strict=True):
+            heads = activations[out.replace("hook_out", "hook_result")].sum(-2)
+            rest = (activations[out] - heads)[:, read_positions] * factors[layer, kind]
+            bias = rest if bias is None else bias + rest
         names: list[Component | str] = ["embed", *components]
         if bias is not None:
             names.append("bias")
@@ -677,10 +683,25 @@ def edited_points(lens: Lens) -> list[str]:
     return [name for name, point in lens.registry.hooked.items() if point.fwd_hooks]
 
 
+def _biased_before_norm(lens: Lens) -> list[tuple[int, str]]:
+    """List the attentions with a bias that a norm scales before it is written.
+
+    What it adds differs from token to token: it is what the heads lack of the write.
+    """
+    stack = lens.wiring.output_stack
+    return [
+        (layer, attention.kind)
+        for layer in range(stack.n_layers)
+        for attention in stack.attentions(layer)
+        if attention.post_norm
+        and bool(lens.weights.b_O(layer, attention.kind, stack.name).any())
+    ]
+
+
 def _biases(lens: Lens, factors: Mapping[StreamPoint, float]) -> Tensor | None:
     """Sum what the attentions' output projections add, whatever their heads do.
 
-    It is None where there is no bias.
+    Those before a norm are left out. It is None where there is no bias.
     """
     stack = lens.wiring.output_stack
     biases = [

@@ -23,7 +23,7 @@ from tsfm_lens.core.estimates import SMALLEST_SHARE, add_estimates, check_share
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.noise import (
     cached_flat_contexts,
     keep_above_rounding,

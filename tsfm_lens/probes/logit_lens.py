@@ -22,7 +22,7 @@ from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import SMALLEST, over_windows, ratio
 from tsfm_lens.hooks.hook_checks import check_additive
-from tsfm_lens.models.adapter import DECILES
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.noise import marked_dataset, rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import model_readout

@@ -41,6 +41,7 @@ from tsfm_lens.models.noise import (
 from tsfm_lens.models.recording import check_recordable
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import check_option
+from tsfm_lens.probes.metric import GivenMetric, Metric, as_metric, metric_shares
 from tsfm_lens.probes.sites import (
     PatchSite,
     group_coords,
@@ -76,6 +77,7 @@ def activation_patching(
     stack: str | None = None,
     positions: str | int | None = None,
     direction: Direction = "denoise",
+    metric: GivenMetric | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Patch every site and token position of one run into the other.
@@ -99,12 +101,19 @@ def activation_patching(
             the same steps.
         direction: "denoise" puts clean activations into the corrupted run and tests
             what is sufficient; "noise" does the reverse and tests what is necessary.
+        metric: what to measure instead of the whole forecast: a function of (forecast,
+            truth, series) that returns a number, named by its ``__name__``, or a name
+            with it, ``{"peak": function}``. Forecast and truth are (step,) in data
+            units, the truth None where there is none; ``series`` is the clean series,
+            a batch of one.
         progress: called with (done, of).
 
     Returns:
         Dataset of kind "activation_patching" over (component, position, series):
         ``recovered``, the share of the way from the unpatched forecast to the source's
-        (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
+        (a projection, so it may lie outside 0 and 1); with a metric, the share of the
+        way between the metrics of both, NaN where these are the same up to noise, and
+        ``metric_value``, the metric itself; ``effect``, the mean distance
         from the unpatched forecast in data units; for both what
         :func:`.estimates.add_estimates` adds, with the noise of both runs; ``forecast``
         (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
@@ -117,7 +126,8 @@ def activation_patching(
 
     Raises:
         InputError: the runs have other options, ids or lengths, the corruption does
-            nothing, or sites of several stacks are patched by position.
+            nothing, sites of several stacks are patched by position, or the metric is
+            no finite number or is not corrupted.
         UnknownNameError: no such site.
 
     Example:
@@ -126,12 +136,14 @@ def activation_patching(
         {'component': 4, 'position': 1, 'series': 1}
     """
     sites = parse_sites(clean.lens, at, stack)
+    measured = None if metric is None else as_metric(metric)
     pair = contrast(clean, corrupted, sites, direction=direction)
     groups, position_coords = make_grid(pair, sites, positions)
     forecasts = point_forecasts(pair.base, patches(pair, sites, groups), progress)
     # as in patches(), the groups of a site follow one another
     forecasts = forecasts.reshape(len(sites), len(groups), *forecasts.shape[1:])
-    data = pair.result(forecasts, {**site_coords(sites), **position_coords})
+    coords = {**site_coords(sites), **position_coords}
+    data = pair.result(forecasts, coords, metric=measured)
     return data.assign_attrs(positions=str(positions))
 
 
@@ -290,31 +302,44 @@ class RunPair:
         forecasts: np.ndarray,
         coords: dict[str, Any],
         dims: tuple[str, ...] = ("component", "position"),
+        metric: Metric | None = None,
     ) -> xr.Dataset:
         """Return the share recovered and the effect of patched forecasts, with tests.
 
-        Forecasts are (…, series, step), effects in data units.
+        Forecasts are (…, series, step), effects in data units. With a metric, the share
+        is that of the way between the metrics of both runs.
         """
         axes = (*dims, "series")
         effect = np.abs(forecasts - self.base.point).mean(-1)
-        shares = {
+        parts = {
             "recovered": (axes, self.recovered(forecasts)),
             "effect": (axes, effect),
+            "forecast": ((*axes, "step"), forecasts),
         }
-        data = (
-            self.dataset()
-            .assign_coords(coords)
-            .assign(shares | {"forecast": ((*axes, "step"), forecasts)})
+        data = self.dataset().assign_coords(coords).assign(parts)
+        if metric is None:
+            return self.test_effects(data)
+        values, share, floor = metric_shares(
+            metric, self.clean, self.base, self.source, forecasts
         )
-        return self.test_effects(data)
+        data = data.assign(recovered=(axes, share), metric_value=(axes, values))
+        data.attrs["metric"] = metric.name
+        data["recovered"].attrs["long_name"] = f"share of {metric.name} recovered"
+        return self.test_effects(data, floor)
 
-    def test_effects(self, data: xr.Dataset) -> xr.Dataset:
-        """Test the effects that a result holds, with the noise floors of both runs."""
+    def test_effects(
+        self, data: xr.Dataset, floor: np.ndarray | None = None
+    ) -> xr.Dataset:
+        """Test the effects that a result holds, with the noise floors of both runs.
+
+        ``floor`` (series,) is that of shares where they are not of the forecast.
+        """
         runs = (self.base, self.source)
         # an effect must exceed the noise of either run, so the larger floor counts
+        if floor is None:
+            floor = np.fmax(*(share_floor(run, self.difference) for run in runs))
         for name in ("recovered", "first_order", "score"):
             if name in data:
-                floor = np.fmax(*(share_floor(run, self.difference) for run in runs))
                 data = add_estimates(data, name, floor=floor, signed=True)
         if "effect" in data:
             floors = [
@@ -325,13 +350,19 @@ class RunPair:
             data = add_estimates(data, "effect", floor=np.fmax(*floors), scale=scale)
         return data
 
+    @property
+    def clean(self) -> Run:
+        """The run to explain."""
+        if self.direction == "denoise":
+            return self.source
+        return self.base
+
     def dataset(self) -> xr.Dataset:
         """Return both contexts, both forecasts, and their coordinates."""
+        clean = self.clean
         if self.direction == "denoise":
-            clean = self.source
             corrupted = self.base
         else:
-            clean = self.base
             corrupted = self.source
         axes = ("series", "step")
         forecasts = {

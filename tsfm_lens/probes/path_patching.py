@@ -29,6 +29,7 @@ from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.metric import GivenMetric, as_metric
 from tsfm_lens.probes.patching import Direction, RunPair, _PatchEdit, contrast, slopes
 from tsfm_lens.probes.sites import (
     PatchSite,
@@ -74,6 +75,7 @@ def path_patching(
     senders: Sequence[str | Component] | None = None,
     receivers: Sequence[str | Component] | None = None,
     direction: Direction = "noise",
+    metric: GivenMetric | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
@@ -84,17 +86,18 @@ def path_patching(
     et al. freeze attention only.)
 
     Args:
-        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
+        clean, corrupted, direction, metric: see
+            :func:`tsfm_lens.probes.activation_patching`.
         senders: heads and branches; the heads and MLPs of the output stack if None.
         receivers: the same, and "output" for the direct path to the forecast; if None,
-            the senders and "output".
+            the heads and MLPs of the output stack and "output".
         progress: called with the number of senders done, and of all.
 
     Returns:
         Dataset of kind "path_patching" over (sender, receiver, series): ``recovered``
-        and ``effect``, with the statistics that activation patching adds to them, and
-        ``forecast`` (…, step). All are NaN where a receiver does not come after the
-        sender.
+        and ``effect``, with the statistics that activation patching adds to them, with
+        a metric ``metric_value``, and ``forecast`` (…, step). All are NaN where a
+        receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -111,6 +114,7 @@ def path_patching(
         {'sender': 1, 'receiver': 1, 'series': 1}
     """
     lens = clean.lens
+    measured = None if metric is None else as_metric(metric)
     sender_sites = list_nodes(lens, senders, "senders")
     nodes: list[str | Component] = [*writers(lens.wiring), OUTPUT]
     if receivers is not None:
@@ -149,7 +153,7 @@ def path_patching(
     if to_output:
         names.append(OUTPUT)
     coords = {**site_coords(sender_sites, "sender"), "receiver": names}
-    return pair.result(forecasts, coords, ("sender", "receiver"))
+    return pair.result(forecasts, coords, ("sender", "receiver"), measured)
 
 
 def sender_contrast(

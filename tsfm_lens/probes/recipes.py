@@ -16,13 +16,19 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.rollouts import Progress, forecast_variants
+from tsfm_lens.core.choices import checked_how
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.interventions import Intervention
 from tsfm_lens.hooks.wiring import Attention, Wiring
-from tsfm_lens.models.ablating import knock_outs, reference_activations
+from tsfm_lens.models.ablating import (
+    draw_options,
+    knock_outs,
+    reference_activations,
+)
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import (
     cached_flat_contexts,
@@ -324,15 +330,16 @@ def ablation_recipes(
     lens = run.lens
     resolved = _resolve(lens, recipes or {})
     activations = None
-    if how in ("mean", "resample"):
+    if checked_how(how):
         activations = reference_activations(lens, how, reference, run.horizon)
-    variants = [
-        Variant(
-            name,
-            tuple(knock_outs(lens, components, how, activations)) if components else (),
-        )
-        for name, components in resolved.items()
-    ]
+    variants = []
+    for name, components in resolved.items():
+        interventions = list[Intervention]()
+        if components:
+            interventions = knock_outs(
+                lens, components, how, activations, **draw_options(how, run.seed)
+            )
+        variants.append(Variant(name, tuple(interventions)))
     # where the run's own levels will do, its forecast is the original, which saves one
     plain = None
     if quantiles is None:

@@ -479,7 +479,7 @@ def training_history(
     data.attrs["source"] = (
         "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
     )
-    data.attrs["model"] = name or data.attrs["model"]
+    data.attrs["model"] = name or scores[-1].attrs["model"]
     return data
 
 

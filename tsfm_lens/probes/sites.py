@@ -18,7 +18,7 @@ from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component, components, writers
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.wiring import Stack, Wiring
-from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.lens import Lens
 
 MOST_GROUPS = 32

@@ -94,8 +94,11 @@ def head_spectra(
             raise unknown_name("product", product, PRODUCTS)
     if not names:
         raise InputError("products is empty; choose QK, OV or both")
-    # (product, layer, head, mode)
-    values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
+    # (product, layer, head, mode); queries may have more features than values, and what
+    # a product has fewer of stays 0
+    scores = [column.attention(attention, layer).d_score for layer in layers]
+    modes = max(column.d_head, *scores)
+    values = np.zeros((len(names), len(layers), column.n_heads, modes))
     for layer_index, layer in enumerate(layers):
         weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
         factors = {
@@ -104,7 +107,8 @@ def head_spectra(
             "OV": (weights.W_V, weights.W_O),
         }
         for index, product in enumerate(names):
-            values[index, layer_index] = core_singular_values(*factors[product]).cpu()
+            found = core_singular_values(*factors[product]).cpu()
+            values[index, layer_index, :, : found.shape[-1]] = found
     ranks = stable_rank(values)
     data = xr.Dataset(
         {

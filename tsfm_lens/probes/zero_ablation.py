@@ -40,6 +40,7 @@ from tsfm_lens.models.noise import (
     ranges,
 )
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.metric import GivenMetric, as_metric, metric_changes
 from tsfm_lens.probes.sites import component_coords, head_or_kind, listed
 
 __all__ = ["ablation_effects"]
@@ -67,6 +68,7 @@ def ablation_effects(
     components: Sequence[str | Component] | None = None,
     how: str = "zero",
     reference: Any = None,
+    metric: GivenMetric | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Ablate components one at a time and compare the forecasts.
@@ -83,6 +85,11 @@ def ablation_effects(
         how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
         reference: activations, or series to record them on, from which "mean" and
             "resample" take their values. Random choices use the run's seed.
+        metric: a measure of one's own beside these: a function of (forecast, truth,
+            series) that returns a number, named by its ``__name__``, or a name with it,
+            ``{"peak": function}``. Forecast and truth are (step,) in data units and
+            hold every step, the truth None where there is none; ``series`` is a batch
+            of this one series.
         progress: called with (done, of) after each component.
 
     Returns:
@@ -90,17 +97,20 @@ def ablation_effects(
         ``spearman_distance`` from the plain forecast, and ``mean_shift``, the mean
         absolute difference from it in data units. With a truth also ``mae``, ``mase``,
         their baselines and relative changes (``mae_change`` = ablated / baseline - 1).
+        With a metric ``metric_value``, ``metric_baseline`` and ``metric_change``, their
+        difference as a share of the baseline's size, NaN where that is noise.
         Distances and changes have what :func:`.estimates.add_estimates` adds.
         ``forecast`` and ``baseline_forecast`` are the statistic that the attribute
         ``statistic`` names. At a token model's first step the decoder reads no value,
-        so all measures leave it out (:attr:`.Run.first_step`); its shift is
-        ``first_step_shift``.
+        so all measures but a metric leave it out (:attr:`.Run.first_step`); its shift
+        is ``first_step_shift``.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
 
     Raises:
         UnknownNameError: a component does not exist.
+        InputError: the metric is no finite number, or noise on every series.
 
     Example:
         >>> data = probes.ablation_effects(run, components="decoder.*.mlp")
@@ -108,6 +118,7 @@ def ablation_effects(
         ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
     """
     lens = run.lens
+    measured = None if metric is None else as_metric(metric)
     stack = run.lens.wiring.output_stack
     if components is None:
         targets = [
@@ -177,7 +188,23 @@ def ablation_effects(
             scale=ranges(run, plain) if name == "mean_shift" else 1.0,
             groups=head_or_kind(data),
         )
-    return data
+    if measured is None:
+        return data
+    changes = metric_changes(measured, run, forecasts)
+    values, unablated, metric_change, metric_floor = changes
+    data = data.assign(
+        metric_value=(axes, values),
+        metric_baseline=("series", unablated),
+        metric_change=(axes, metric_change),
+    )
+    data.attrs["metric"] = measured.name
+    return add_estimates(
+        data,
+        "metric_change",
+        floor=metric_floor,
+        signed=True,
+        groups=head_or_kind(data),
+    )
 
 
 def rank_distance(run: Run) -> Measure:

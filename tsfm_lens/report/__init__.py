@@ -7,3 +7,7 @@ model and series) and :mod:`tsfm_lens.report.explanation` (one forecast).
 from tsfm_lens.report.build import build_report
 
 __all__ = ["build_report"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -22,9 +22,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.core.io import check_writable
+from tsfm_lens.core.io import find_page
 from tsfm_lens.core.registry import FigurePanel, Measurement, find
-from tsfm_lens.data.text import to_csv
+from tsfm_lens.core.spreadsheets import to_csv
 from tsfm_lens.report.cards import make_cards
 from tsfm_lens.viz.findings import ONCE
 from tsfm_lens.viz.linked import linked_state
@@ -94,20 +94,6 @@ def build_report(
         notes=notes,
     )
     return write_together({target: page})[0]
-
-
-def find_page(path: str | Path) -> Path:
-    """Return the file of a report in a folder, or under a name that ends in .html."""
-    target = Path(path)
-    if target.suffix.lower() != ".html":
-        target = target / "index.html"
-    check_writable(target.parent)
-    if target.is_dir():
-        raise InputError(
-            f"{str(target)!r} is a folder, expected the name of a file to write; give"
-            " another place"
-        )
-    return target
 
 
 def draw_results(results: Mapping[str, Any]) -> dict[str, list[FigurePanel]]:

@@ -16,22 +16,22 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.ablation.notices import with_messages_once
-from tsfm_lens.core.errors import unknown_name
+from tsfm_lens.core.choices import ADAPTIVE, check_explanation
 from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
+from tsfm_lens.core.spreadsheets import to_csv
 from tsfm_lens.core.verdict import verdict
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
-from tsfm_lens.data.text import to_csv
 from tsfm_lens.explain.attribution import METHODS
-from tsfm_lens.explain.masking import REFERENCES, Reference
-from tsfm_lens.explain.parts import ADAPTIVE, WORDS
+from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.scenarios import explain_change, what_if
 from tsfm_lens.explain.values import Masks
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.viz.covariate_use import covariate_totals
 from tsfm_lens.viz.input_attribution import input_totals, read_inputs
+from tsfm_lens.viz.input_effects import item_overview
 from tsfm_lens.viz.saving import locate_browser, printed, write_together
 from tsfm_lens.viz.scenarios import ANSWERS
 
@@ -73,11 +73,14 @@ class Explanation(dict[str, xr.Dataset]):
         Returns:
             ``answers`` to what-if and change; ``headline``; ``verdict`` of all
             faithfulness tests and its ``reasons``; ``inputs``, the total effect of each
-            input in data units; ``covariates``, their worth, response and share.
+            input in data units; ``items`` of several, worst error first;
+            ``covariates``, their worth, response and share.
         """
         word, reasons = summarize_verdict(self)
         inputs = self.get("input_attribution")
         use = self.get("covariate_use")
+        effects = self.get("input_effects")
+        items = [] if effects is None else _list_items(effects)
         if inputs is not None:
             headline = read_inputs(inputs)[0]
         elif word:
@@ -95,6 +98,7 @@ class Explanation(dict[str, xr.Dataset]):
             "verdict": word,
             "reasons": reasons,
             "inputs": [] if inputs is None else input_totals(inputs),
+            "items": items,
             "covariates": [] if use is None else covariate_totals(use),
         }
 
@@ -128,6 +132,16 @@ class Explanation(dict[str, xr.Dataset]):
             for label, table in (tables or {name: _largest}).items():
                 contents[numbers / f"{label}.csv"] = to_csv(table(data)).encode()
         return write_together(contents)
+
+
+def _list_items(effects: xr.Dataset) -> list[dict[str, Any]]:
+    """List the overview of the items, without what is not known."""
+    records = item_overview(effects).to_dict("records")
+    # JSON has no NaN
+    return [
+        {str(key): value for key, value in record.items() if pd.notna(value)}
+        for record in records
+    ]
 
 
 def _largest(data: xr.Dataset) -> pd.DataFrame:
@@ -199,7 +213,7 @@ def explain(
         >>> list(explanation.explain(driven, sections=("forecast", "covariate_use")))
         ['forecast', 'covariate_use']
     """
-    check_unknown(method, reference, parts)
+    check_explanation(method, reference, parts, METHODS)
     if out is not None:
         # a folder that cannot be written is an error before anything runs
         pipeline.find_page(out)
@@ -234,8 +248,13 @@ def explain(
         over_items["exact"] = _EXACT
         # sampling takes four masks for each segment, at least
         over_items["budget"] = max(2**_EXACT, 4 * max_segments)
-    uses_segments = bool({*kinds} & {*_MASKING_KINDS})
-    if parts in (None, ADAPTIVE) and uses_segments:
+    # what the caller asks of the inputs holds for all that is tested of them
+    is_adaptive = (
+        parts in (None, ADAPTIVE)
+        and bool({*kinds} & {*_MASKING_KINDS})
+        and "parts" not in (options or {}).get("input_attribution", {})
+    )
+    if is_adaptive:
         # the same stretches in all sections, also where these are of fewer steps; many
         # items have few stretches of equal length
         masks = Masks(run, ADAPTIVE, reference, item=run.batch.groups[0])
@@ -302,16 +321,3 @@ def summarize_verdict(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]
     if tests:
         return verdict(*tests)
     return "", []
-
-
-def check_unknown(method: str | None, reference: Reference, parts: Any = None) -> None:
-    """Raise UnknownNameError for unknown methods, references and parts.
-
-    It is called before anything runs.
-    """
-    if isinstance(parts, str) and parts not in WORDS:
-        raise unknown_name("way to cut the past", parts, WORDS)
-    if method is not None and method not in METHODS:
-        raise unknown_name("method", method, METHODS)
-    if isinstance(reference, str) and reference not in REFERENCES:
-        raise unknown_name("reference", reference, REFERENCES)

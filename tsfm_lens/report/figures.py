@@ -18,7 +18,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.choices import STATIC, checked_formats
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.needs import NEEDS, Needs
 from tsfm_lens.core.registry import (
     Figure,
@@ -29,17 +30,23 @@ from tsfm_lens.core.registry import (
 from tsfm_lens.core.results import Results
 from tsfm_lens.core.stats import LEVEL_TEXT
 from tsfm_lens.models.architecture import Architecture
+from tsfm_lens.models.cards import ModelCard
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+from tsfm_lens.viz.saving import (
+    drawn_font,
+    missing_fonts,
+    rendered,
+    write_together,
+)
+from tsfm_lens.viz.theme import FONT
 
-STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
 
 def takes_models(entry: Figure) -> bool:
     """Test if a figure is of several models, any number of them."""
-    return find(entry.kind).takes == "lenses"
+    return find(entry.kind).of_models
 
 
 def describe_computation(entry: Figure) -> str:
@@ -59,7 +66,9 @@ def check_figure(entry: Figure, lens: Lens) -> None:
         needs.check(lens, f"figure {entry.name}", _instead(entry))
 
 
-def check_architecture(entry: Figure, architecture: Architecture, model: str) -> None:
+def check_architecture(
+    entry: Figure, architecture: Architecture | ModelCard, model: str
+) -> None:
     """Raise an error for a model that is not open yet, by its architecture.
 
     See :func:`check_figure`.
@@ -157,24 +166,22 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
     check_single(entry, 1 + len(others))
     if others and not takes_models(entry):
         return _compare(entry, run, others[0])
-    lenses = [run.lens, *others]
-    of_models: Any = find(entry.kind).function
-    results = (of_models(lenses),) if takes_models(entry) else _results(entry, run)
+    function: Any = find(entry.kind).function
+    results: tuple[Any, ...]
+    match find(entry.kind).takes:
+        case "lenses":
+            results = (function([run.lens, *others]),)
+        case "runs":
+            runs = [run, *(_of_other(run, lens) for lens in others)]
+            results = (function(runs, **entry.probe_options),)
+        case _:
+            results = _results(entry, run)
     return DrawnFigure(entry, entry.draw(*results), results, run, tuple(others))
 
 
 def _compare(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     """Draw two models side by side, on the same series and horizon."""
-    truth: dict[str, Any] = {"truth": run.truth}
-    series = run.batch
-    # with the full series, from which a shorter horizon (within_pass) is held out anew
-    if run.full_batch is not None:
-        truth = {"holdout": True}
-        series = run.full_batch
-    second = replace(
-        other.run(series, run.horizon, seed=run.seed, **truth),
-        explicit_horizon=run.explicit_horizon,
-    )
+    second = _of_other(run, other)
     pair = [_results(entry, item) for item in (run, second)]
     labels = [run.lens.model_id, other.model_id]
     # a model beside itself, as in two revisions, must still have two names
@@ -183,6 +190,20 @@ def _compare(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     drawn = [entry.draw(*results) for results in pair]
     figure = viz.compare(drawn, labels, entry.title.rstrip("."))
     return DrawnFigure(entry, figure, (*pair[0], *pair[1]), run, (other,))
+
+
+def _of_other(run: Run, other: Lens) -> Run:
+    """Make the same run of another model."""
+    truth: dict[str, Any] = {"truth": run.truth}
+    series = run.batch
+    # with the full series, from which a shorter horizon (within_pass) is held out anew
+    if run.full_batch is not None:
+        truth = {"holdout": True}
+        series = run.full_batch
+    return replace(
+        other.run(series, run.horizon, seed=run.seed, **truth),
+        explicit_horizon=run.explicit_horizon,
+    )
 
 
 def check_single(entry: Figure, count: int) -> None:
@@ -232,22 +253,19 @@ def write_figure(
     return write_together(contents)
 
 
-def checked_formats(formats: Iterable[str]) -> list[str]:
-    """Return the requested formats, each once."""
-    kinds = list(dict.fromkeys(formats))
-    for kind in kinds:
-        if kind not in FORMATS:
-            raise unknown_name("format", kind, FORMATS)
-    return kinds
-
-
 def _size(figure: go.Figure) -> str:
-    """Describe the size of a printed figure in mm, and its smallest type."""
+    """Describe the size of a printed figure in mm, its smallest type, and its font."""
     meta = figure.layout.meta
-    return (
+    text = (
         f"\nPrint (svg, pdf, png; type from {meta['type_pt']:g} pt on)\n"
         f"  {meta['width_mm']:g} × {meta['height_mm']:g} mm\n"
     )
+    family = figure.layout.font.family or FONT
+    missing = missing_fonts(family)
+    if missing:
+        absent = ", ".join(missing)
+        text += f"  font {drawn_font(family)}: none of {absent} is installed\n"
+    return text
 
 
 def file_word(name: str) -> str:

@@ -18,18 +18,17 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import corrected
+from tsfm_lens.core.io import find_page
 from tsfm_lens.core.progress import DelayedProgress
 from tsfm_lens.core.registry import Measurement, find
 from tsfm_lens.data import (
     SeriesBatch,
     as_series,
-    bundled,
     bundled_info,
-    bundled_names,
-    read_series,
 )
 from tsfm_lens.data.batch import Item, item_rows
-from tsfm_lens.report.build import build_report, find_page
+from tsfm_lens.data.sources import find_bundled, read_sources
+from tsfm_lens.report.build import build_report
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.words import capital
 
@@ -60,7 +59,6 @@ SECTIONS = (
     "head_states",
 )
 """Kinds of the measurements that a report has unless it is asked for others."""
-_BUNDLED = "bundled:"
 _MAX_NAMES = 4  # series, of those that are given in Python
 
 
@@ -372,60 +370,6 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     lines["seed"] = str(run.seed)
     lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return lines
-
-
-def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
-    """Read series from files and from ``bundled:NAME[,NAME…]``, as one batch.
-
-    Args:
-        sources: paths and names.
-        reading: options of :func:`tsfm_lens.data.read_series`, for all files.
-
-    Raises:
-        InputError: a file cannot be read, ``bundled:`` names nothing, or there are
-            options and no file.
-        UnknownNameError: there is no bundled series of a name.
-
-    Example:
-        >>> pipeline.read_sources(["bundled:co2,nile"]).ids
-        ('co2', 'nile')
-    """
-    batches = []
-    # an option that no file takes would be ignored without a word
-    if reading and all(source.startswith(_BUNDLED) for source in sources):
-        name, value = next(iter(reading.items()))
-        raise InputError(f"{name}={value!r} applies to files, and none is given")
-    for source in sources:
-        if not source.startswith(_BUNDLED):
-            batches.append(read_series(source, **reading))
-            continue
-        names = find_bundled([source])
-        if not names:
-            raise InputError(
-                f"{source!r} names no series: bundled:NAME[,NAME…], from"
-                f" {', '.join(bundled_names())}"
-            )
-        batches.append(bundled(*names))
-    if len(batches) == 1:
-        return batches[0]
-    return SeriesBatch.concat(batches)
-
-
-def find_bundled(sources: Sequence[str]) -> list[str]:
-    """Return the bundled series that ``bundled:NAME[,NAME…]`` names.
-
-    For any other text there are none.
-    """
-    texts = [
-        source.removeprefix(_BUNDLED)
-        for source in sources
-        if source.startswith(_BUNDLED)
-    ]
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    series: list[str] = []
-    for name in names:
-        series += bundled_names() if name == "all" else (name,)
-    return series
 
 
 def hook_shapes(

@@ -18,7 +18,7 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import check_writable
 from tsfm_lens.core.registry import FigurePanel, check, find_figures
-from tsfm_lens.data.text import to_csv
+from tsfm_lens.core.spreadsheets import to_csv
 from tsfm_lens.report.build import draw_results, render_page
 from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import (

@@ -3,7 +3,8 @@
 Read :class:`Store` first. Each file is written once, as a whole, and never changed. A
 file that cannot be read counts as one that is not there: a warning names it, and the
 next run computes its cells again. The store knows nothing of models: a cell is a key
-with its rows, whose columns a :class:`RowLayout` describes, ``SWEEP`` for sweeps.
+with its rows, whose columns a :class:`RowLayout` describes, ``SWEEP`` for sweeps. A
+group is the cells that a worker computes together.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ FORMAT = "tsfm-lens sweep store"
 # key, and a store of another version is refused
 SCHEMA_VERSION = 3
 TEXT_COLUMNS = ("cell", "model", "variant", "dataset", "item")
+# numbers of the window within its item, and of the variate
 COUNT_COLUMNS = ("window", "variate")
 KEY_COLUMNS = TEXT_COLUMNS + COUNT_COLUMNS
 
@@ -175,8 +177,8 @@ class Store:
 
     Args:
         path: the folder.
-        create: make it if it does not exist; else nothing is written before the first
-            result.
+        create: make it if it does not exist. If False, opening the store writes
+            nothing.
         layout: kind of rows, by default those of a sweep.
 
     Raises:
@@ -263,9 +265,9 @@ class Store:
         return isinstance(form, str) and form != self.layout.format
 
     def remove_leftovers(self) -> None:
-        """Remove files that killed processes left half written, an hour after that."""
+        """Remove files over an hour old that killed processes left half written."""
         for path in self.path.rglob(".*.part"):
-            # it may have just been renamed, or is not ours
+            # another process may have just renamed it, or it belongs to another user
             with suppress(OSError):
                 if path.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
                     path.unlink()
@@ -425,7 +427,7 @@ class Store:
         # no waiting: a group that another process computes is tried again later
         lock = FileLock(path, timeout=0)
         is_held = True
-        # which filelock raises where the file system has no locks
+        # filelock raises NotImplementedError where the file system has no locks
         with as_store_error(path), suppress(NotImplementedError):
             try:
                 lock.acquire()
@@ -460,12 +462,13 @@ class Store:
         table = pa.table({label: [json.dumps(part)] for label, part in content.items()})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        _write(self._plan(name), memoryview(sink.getvalue()))
+        _write(self.plan_path(name), memoryview(sink.getvalue()))
 
     def read_plan(self, name: str | None = None) -> SavedPlan:
-        """Read a plan by the name of its sweep, with or without the hash after it.
+        """Read a plan by its name.
 
-        If the name is None, the only plan is read.
+        The hash at the end of the name may be left out. If the name is None, the only
+        plan is read.
 
         Raises:
             InputError: there is none of this name, or several.
@@ -488,7 +491,7 @@ class Store:
                 f"{self.path} holds several sweeps, name one of them:"
                 f" {', '.join(matches)}"
             )
-        path = self._plan(matches[0])
+        path = self.plan_path(matches[0])
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 (row,) = file.read().to_pylist()
@@ -508,7 +511,8 @@ class Store:
         """List the names of the plans."""
         return sorted(path.stem for path in (self.path / "plans").glob("[!.]*.plan"))
 
-    def _plan(self, name: str) -> Path:
+    def plan_path(self, name: str) -> Path:
+        """Return the file of a plan."""
         return self.path / "plans" / f"{name}.plan"
 
 
@@ -590,13 +594,15 @@ def _checked(rows: Any, cells: Sequence[str], layout: RowLayout) -> pa.Table:
             f"a required column of the rows of {layout.noun} has missing values"
         )
     for name in numbers:
-        # Arrow makes nulls of the NaN of a pandas frame, and a table may have either
+        # the store marks missing numbers by NaN alone, of which Arrow makes nulls where
+        # it converts a pandas frame
         filled = pc.fill_null(table.column(name), float("nan"))
         table = table.set_column(schema.get_field_index(name), name, filled)
     return _in_order(table, cells, layout)
 
 
 def _in_order(table: pa.Table, cells: Sequence[str], layout: RowLayout) -> pa.Table:
+    """Check that the rows are those of the cells, and sort them cell by cell."""
     if not cells or len(set(cells)) != len(cells):
         raise InputError(
             "a group holds each of its cells once, and at least one; there are"
@@ -637,7 +643,7 @@ def _encode(table: pa.Table, cells: Sequence[str], layout: RowLayout) -> memoryv
         {"cells": list(cells), "counts": counts, "columns": table.column_names}
     )
     sink = pa.BufferOutputStream()
-    # no statistics and no Arrow schema: they would make half of a small file
+    # without statistics and the Arrow schema, which would be half of a small file
     with pq.ParquetWriter(
         sink,
         table.schema.remove_metadata(),
@@ -680,8 +686,8 @@ def _read_group(
             columns=list(dict.fromkeys(["cell", *names])), use_threads=False
         )
     indices = pc.index_in(table.column("cell"), pa.array(held)).to_numpy()
-    listed = np.repeat(np.arange(len(held)), footer["counts"])
-    if not is_valid or not np.array_equal(indices, listed):
+    expected = np.repeat(np.arange(len(held)), footer["counts"])
+    if not is_valid or not np.array_equal(indices, expected):
         raise ValueError("it was changed or renamed after it was written")
     if cells is not None and len(cells) < len(held):
         table = table.filter(pc.is_in(table.column("cell"), pa.array(cells)))

@@ -15,3 +15,7 @@ from tsfm_lens.testing.suite import *
 from tsfm_lens.testing.tolerance import *
 
 __all__ = _public_names(globals())
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -42,10 +42,10 @@ ONE_BLOCK, TWO_BLOCKS = (
 )
 
 ATTENTION_POINTS = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
-RAW = "unembed.hook_out"
+RAW = "unembed.hook_out"  # the raw output of the head
 Deviations = Iterator[tuple[str, float]]
 """Pairs of what was compared and its deviation."""
-BY_NUMBER: dict[int, Oracle] = {}
+BY_NUMBER: dict[int, Oracle] = {}  # all registered oracles
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class OracleResult:
         oracle: its number and name.
         error: the largest deviation found.
         bound: the largest deviation allowed.
-        detail: place of the largest deviation, or the comparison; why the oracle was
-            skipped.
-        skipped: whether the model has nothing that it could check.
+        detail: comparison (or hook point) with the largest deviation; for a skipped
+            oracle, the reason.
+        skipped: whether the model has nothing that the oracle could check.
     """
 
     oracle: str
@@ -94,7 +94,8 @@ class Case:
     def encoded(self) -> Encoded:
         """Batch for a single forward.
 
-        A decoder that takes a future gets a teacher-forced one.
+        The decoder of a token model is teacher-forced with the last values of each
+        series.
         """
         if self.lens.adapter.readout != "token":
             return self.lens.encode(self.batch, horizon=self.horizon)
@@ -108,8 +109,8 @@ class Case:
 
         Its missing values are in the same places.
         """
-        # reversed, since a model that normalises each series undoes any scale and
-        # shift; token ids cannot be scaled
+        # a scale and shift alone would be undone by a model that normalises each
+        # series, so the series is reversed as well; token ids can only be reversed
         if self.lens.takes_ids:
             changed = series[::-1]
         else:
@@ -124,7 +125,8 @@ class Case:
             self.batch, values=tuple(self.other(series) for series in self.batch.values)
         )
         encoded = Case(self.lens, batch, self.horizon, self.decoder_steps).encoded
-        # what is patched from the one batch into the other must meet the same masks
+        # activations of one batch are patched into a run of the other, which makes
+        # sense only if both mask the same positions
         encoded.inputs.update(
             {
                 name: value
@@ -152,8 +154,8 @@ class Case:
 class Oracle:
     """Check of a case, by the deviations that a function of it yields.
 
-    ``look_at`` names the fields of a table to check if it fails, ``absent`` what the
-    model lacks if it is skipped.
+    ``look_at`` names the wiring's fields that are likely wrong if the check fails,
+    ``absent`` what a model lacks for which it is skipped.
     """
 
     measure: Callable[..., Deviations]
@@ -169,20 +171,20 @@ class Oracle:
 
     def __call__(self, case: Case, **options: Any) -> OracleResult:
         with torch.no_grad():
-            deviations = dict(self.measure(case, **options))
+            found = list(self.measure(case, **options))
         wiring = case.lens.wiring
         bound = wiring.rollout_tolerance if self.bound is None else self.bound
         if wiring.precision != torch.float32 and bound:
-            # a rounding more or less before a coarser format moves what it gives by one
-            # of its last digits
+            # a difference of one rounding in single precision can become a whole last
+            # digit once values are cast to a coarser format
             bound = max(bound, torch.finfo(wiring.precision).eps)
-        if not deviations:
+        if not found:
             return OracleResult(self.title, 0.0, bound, self.absent, skipped=True)
         # a NaN is neither larger nor smaller than a number, so that max() may miss it
-        worst = max(
-            deviations, key=lambda key: np.nan_to_num(deviations[key], nan=np.inf)
+        where, deviation = max(
+            found, key=lambda pair: np.nan_to_num(pair[1], nan=np.inf)
         )
-        return OracleResult(self.title, deviations[worst], bound, worst)
+        return OracleResult(self.title, deviation, bound, where)
 
 
 def oracle(
@@ -190,7 +192,7 @@ def oracle(
 ) -> Callable[[Callable[..., Deviations]], Oracle]:
     """Register an oracle.
 
-    Without a bound, it is the wiring's ``rollout_tolerance``.
+    If ``bound`` is None, the bound is the wiring's ``rollout_tolerance``.
     """
 
     def register(measure: Callable[..., Deviations]) -> Oracle:
@@ -201,10 +203,10 @@ def oracle(
 
 
 class Row(NamedTuple):
-    """Branch of one layer, with its table.
+    """Branch of one layer: where it is, and its row in the wiring.
 
-    ``at`` is the start of its hook points, ``stream`` the hook point of the stream that
-    it reads.
+    ``at`` is what the names of its hook points begin with, ``stream`` the hook point of
+    the stream that it reads.
     """
 
     stack: Stack
@@ -270,7 +272,8 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
             10 * index + season + 0.02 * steps + 0.3 * rng.standard_normal(len(steps))
         )
     values[0][5:9] = np.nan
-    # one series without NaN is as long as any, so that no token is padding in every row
+    # the longest series above has a gap; another one as long has none, so that every
+    # token is real in some row
     values.append(
         3.0 + np.cos(np.arange(longest) / 3.0) + 0.1 * rng.standard_normal(longest)
     )
@@ -282,7 +285,10 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
 
 
 def by_themselves(case: Case) -> SeriesBatch:
-    """Return the batch with each series as an item by itself."""
+    """Return the batch with each series as an item by itself.
+
+    If the model needs a certain number of variates, the batch stays as it is.
+    """
     if case.lens.adapter.n_variates is None:
         return as_series(list(case.batch.values))
     return case.batch
@@ -395,10 +401,11 @@ def layers_to_check(stack: Stack) -> list[int]:
 
     They are the first of every kind of layer, the second, and the last.
     """
-    # layers of one kind share one tuple of rows; reversed, so that the first layer
-    # stays
+    # layers of one kind share one tuple of rows. The last layer that is put into the
+    # dict stays, so layers are taken in reverse for the first of each kind
     first = {id(stack.rows(layer)): layer for layer in reversed(range(stack.n_layers))}
-    return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
+    last = stack.n_layers - 1
+    return sorted({*first.values(), min(1, last), last})
 
 
 @oracle(
@@ -423,8 +430,8 @@ def zero_ablation(case: Case, *, most: int | None = None) -> Deviations:
                 ours = lens.forward(case.encoded)
             with _zeroed_weights(lens, stack, component):
                 theirs = lens.adapter.run(case.encoded.inputs)
-            # a component that does nothing would let any check pass; 1e-7 is about the
-            # rounding of single precision
+            # zeroing a component that does nothing would prove nothing, so that counts
+            # as a failure; 1e-7 is about the rounding of single precision
             deviation = float("inf")
             if relative(theirs, plain) > 1e-7:
                 deviation = relative(ours, theirs)
@@ -445,7 +452,7 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
             f"{stack.block(component.layer)}.{writer.write.module}"
         )
 
-        # only its own forward knows the shape of what the module gives
+        # the module's forward still runs, for the shape of its output
         def zeroed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return lambda *args, **kwargs: torch.zeros_like(forward(*args, **kwargs))
 
@@ -487,20 +494,22 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
     """Replace a layer's weight or bias while the block runs.
 
-    The layer may be parametrised, or one of factors.
+    The layer may be parametrised, or store factors of its matrix.
     """
     if name == "weight" and hasattr(layer, "as_matrix"):
         with layer.as_matrix(values):
             yield
         return
-    # torch computes such a tensor anew at every access, by the forward of this module
+    # torch computes a parametrised tensor at every access, by the forward of its entry
+    # in layer.parametrizations
     if parametrize.is_parametrized(layer, name):
         with shadowed(
             [(layer.parametrizations[name], lambda _forward: lambda: values)]
         ):
             yield
         return
-    # another object, not other values: a model may use one matrix in several layers
+    # a new parameter takes the place of the old one, whose values stay: other layers
+    # may share it
     tensor = layer._parameters[name]
     try:
         layer._parameters[name] = torch.nn.Parameter(values, requires_grad=False)
@@ -524,8 +533,10 @@ def patching(case: Case) -> Deviations:
     activations = case.acts
     other = case.other_encoded
     output_stack = lens.wiring.output_stack
-    # the stream in front of the second branch, or of the only one, and behind the block
-    for name in (RESIDUAL_NAMES[len(output_stack.rows(0)[:2]) - 1], "hook_resid_post"):
+    # in front of the second branch, or of the first if there is no other
+    has_second_branch = len(output_stack.rows(0)) > 1
+    inner_stream = RESIDUAL_NAMES[1 if has_second_branch else 0]
+    for name in (inner_stream, "hook_resid_post"):
         point = f"{output_stack.prefix}.0.{name}"
         with lens.patch(activations, point):
             output = lens.forward(case.encoded)
@@ -536,8 +547,8 @@ def patching(case: Case) -> Deviations:
         yield "A and B differ", float("inf")
     earlier_streams: list[str] = []
     for stack in lens.wiring.stacks:
-        # a decoder may start from a constant: no stream of B may be A's before it is
-        # put there
+        # a decoder may start from a constant, so that the streams of A and B agree
+        # without any patch; the roll changes B's first stream
         moved_stream = [
             (first_stream(stack), lambda value, hook: value.roll(1, dims=-1))
         ]
@@ -545,10 +556,10 @@ def patching(case: Case) -> Deviations:
         for branch in branches(stack):
             if branch.layer not in checked_layers:
                 continue
-            # what follows from the stream: the next layer's, and in the end the model's
-            # output
-            reads_out = stack is output_stack and not lens.wiring.bypass
-            if reads_out:
+            # the patched stream fixes the block's output, and in the output stack all
+            # that follows, unless the head also reads the input
+            fixes_output = stack is output_stack and not lens.wiring.bypass
+            if fixes_output:
                 read_point = RAW
             else:
                 read_point = f"{stack.prefix}.{branch.layer}.hook_resid_post"
@@ -578,7 +589,7 @@ def quick_check(lens: Lens) -> list[OracleResult]:
         >>> all(result.passed for result in testing.quick_check(lens))
         True
     """
-    # without the caller's autocast: of the model in the precision of its weights
+    # the caller's autocast is off: the model is checked in the precision of its weights
     with torch.autocast(lens.device.type, enabled=False):
         result = accounting(example_case(lens, n_series=1, longest=24))
     # half precision rounds more coarsely, and a wrong wiring is still off by far more

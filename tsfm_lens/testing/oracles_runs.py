@@ -34,9 +34,9 @@ __all__ = ["native_traces"]
 
 @oracle(7, "rollout = forward", None, "`cached`, `joined`, `rollout`, token positions")
 def rollout_equals_forward(case: Case) -> Deviations:
-    """Check that a rollout with its cache = the full forward without one.
+    """Check that a rollout, with its cache if it has one, = forwards without a cache.
 
-    Values are compared hook point by hook point.
+    The values are compared at every hook point.
     """
     return _ROLLOUTS[case.lens.adapter.rollout](case)
 
@@ -70,7 +70,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
         num_samples=n_samples,
         seed=1,
     )
-    # series-major, as the library repeats a series for its sample paths
+    # the paths of a series lie side by side, as in the library's own rollout
     copies = SeriesBatch(
         values=tuple(series for series in case.batch.values for _ in range(n_samples)),
         ids=tuple(
@@ -81,7 +81,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     encoded = lens.encode(
         copies, tokens=torch.zeros(len(copies), case.horizon, dtype=torch.long)
     )
-    # a call of the rollout has one position; joined, they are (path, horizon, d_model)
+    # each call of the rollout has one position; joined, (path, horizon, d_model)
     embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
     with lens.hooks([(embed, lambda value, hook: embeds.to(value))]):
         _, full = lens.run_with_cache(encoded, names_filter=names)
@@ -96,7 +96,10 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
 
 
 def _offsets(steps: Activations, names: list[str]) -> Deviations:
-    """Check that a cached call starts where the call before it ended (``cached``)."""
+    """Check that each call starts where the one before ended.
+
+    The start of a call comes from the wiring's ``cached``.
+    """
     for name in (name for name in names if name.endswith("hook_resid_post")):
         length = 0
         for index, call in enumerate(steps.calls(name)):
@@ -108,14 +111,15 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
 
 
 def _refeed_rollout(case: Case) -> Deviations:
-    """Check that later passes of a rollout are plain forwards.
+    """Check that the second pass of a rollout is a plain forward.
 
-    Their contexts are extended by each quantile path.
+    Its context is that of the first pass and each of the forecast's quantile paths.
     """
     lens = case.lens
     first = lens.adapter.prediction_length
     levels = lens.adapter.unrolled or lens.adapter.levels
-    # a model without such a rollout is checked on each series as an item by itself
+    # a rollout that cannot run on items of several variates is checked with each
+    # variate as an item
     if not lens.adapter.joint_rollout:
         case = replace(case, batch=as_series(list(case.batch.values)))
     names = [name for name in lens.registry.points if name.endswith(_STREAM)]
@@ -130,15 +134,15 @@ def _refeed_rollout(case: Case) -> Deviations:
         for series, quantiles, future in zip(
             case.batch.values, paths, case.batch.futures, strict=True
         ):
-            # a known future takes the place of the forecast
-            if future is None:
-                ahead = quantiles[path]
-            else:
-                ahead = future[:first]
             if lens.adapter.feeds_gaps:
-                ahead = np.full(first, np.nan)
+                extension = np.full(first, np.nan)
+            # a known future takes the place of the forecast
+            elif future is not None:
+                extension = future[:first]
+            else:
+                extension = quantiles[path]
             contexts.append(
-                np.concatenate([series, ahead])[-lens.adapter.context_length :]
+                np.concatenate([series, extension])[-lens.adapter.context_length :]
             )
     copies = repeated(case.batch, len(levels))
     later = tuple(
@@ -152,23 +156,23 @@ def _refeed_rollout(case: Case) -> Deviations:
         # native rows are series by series, those of `copies` path by path
         by_series = calls[1].value.unflatten(0, (len(case.batch), len(levels)))
         rows = by_series.transpose(0, 1).flatten(0, 1)
-        # a longer horizon may have further masked tokens at the end, which no earlier
-        # token sees
+        # the longer horizon of the rollout may add masked tokens at the end; they
+        # change no earlier token, and are left out
         n_tokens = full[name].shape[1]
         yield f"{name} step 0", relative(calls[0].value[:, :n_tokens], full[name])
         yield f"{name} step {calls[1].step}", relative(rows, second[name])
 
 
 def _cache_rollout(case: Case) -> Deviations:
-    """Check that all passes of a cached rollout, joined, are one forward.
+    """Check that the passes of a cached rollout are parts of one forward.
 
-    The forward runs without a cache on the joined input.
+    That forward runs without a cache, on the inputs of all passes one after the other.
     """
     lens = case.lens
     names = [
         name
         for name, point in lens.registry.points.items()
-        # the forward below enters behind the embedding, and ends before the head
+        # the forward below is of the stack alone, without embedding and head
         if name.endswith(_STREAM) and point.layer >= 0
     ]
     # three passes: the second extends a cache that is filled, the third one that grew
@@ -187,7 +191,7 @@ def _cache_rollout(case: Case) -> Deviations:
         yield "passes", float("inf")
         return
     inputs = lens.adapter.joined(passes)  # type: ignore[attr-defined]
-    # by hand, since the joined input is no encoding of any batch
+    # run_with_cache() takes batches only, and the joined input encodes none
     activations = Activations(lens.registry.points, False, case.batch.ids)
     with record(lens.registry, names, activations), lens.registry.attach():
         model.get_submodule(path)(*inputs[0], **inputs[1])
@@ -243,18 +247,20 @@ def leaves_no_trace(case: Case) -> Deviations:
     plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
     attends = any(stack.attention_kinds() for stack in lens.wiring.stacks)
-    inner, write_point = "**.hook_resid_post", "**.hook_out"
+    nested_point = "**.hook_resid_post"
+    write_point = "**.hook_out"
     if attends:
-        inner, write_point = "**.hook_pattern", "**.hook_z"
+        nested_point = "**.hook_pattern"
+        write_point = "**.hook_z"
 
-    # no Exception: what cleans up after those alone would leave its hooks
+    # KeyboardInterrupt is no Exception: clean-up by `except Exception` would miss it
     def boom(value: Tensor, hook: object) -> Tensor:
         raise KeyboardInterrupt
 
     def nested() -> None:
         with (
             lens.ablate(component),
-            lens.hooks([(inner, boom)]),
+            lens.hooks([(nested_point, boom)]),
             lens.ablate(component),
         ):
             lens.forward(case.encoded)
@@ -310,10 +316,10 @@ def native_traces(lens: Lens) -> int:
     return count
 
 
-def _last_write(stack: Stack) -> str:
+def _first_layer_write(stack: Stack) -> str:
     """Return the hook point of the first layer's last write to the stream.
 
-    It is that of its MLP, where it has one.
+    In most blocks, it is the write of the MLP.
     """
     return f"{stack.prefix}.0.{stack.rows(0)[-1].kind}.hook_out"
 
@@ -326,10 +332,10 @@ def _last_write(stack: Stack) -> str:
     " of `Encoded`)",
 )
 def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
-    """Check that a variant beside others = the same variant run alone.
+    """Check that a variant gives the same in a batch of variants as alone.
 
-    Variants run in a fanned-out batch, and on a replayed prefix. About ``most``
-    components of each stack are checked.
+    The batch runs twice, once with stored outputs for the modules that no variant
+    changes. About ``most`` components of each stack are checked.
     """
     lens = case.lens
     variants = []
@@ -342,24 +348,27 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
         last = stack.n_layers - 1
         variants.append(Variant.zero(components[0], components[-1]))
         noise = Noise(f"{stack.prefix}.{last}.hook_resid_post", scale=0.5, seed=2)
-        variants.append(Variant("noise", (noise,)))
-        write_point = _last_write(stack)
-        variants.append(Variant("rows", (Zero(write_point, rows=[0]),)))
+        variants.append(Variant(f"noise at {noise.target}", (noise,)))
+        write_point = _first_layer_write(stack)
+        variants.append(
+            Variant(f"rows of {write_point}", (Zero(write_point, rows=[0]),))
+        )
         for attention in stack.attentions(last):
             target = Component(stack.name, last, attention.kind)
             half = EditPattern(target, lambda pattern: 0.5 * pattern, rows=[0])
-            variants.append(Variant(f"half the pattern of {attention.kind}", (half,)))
+            variants.append(Variant(f"half the pattern of {target}", (half,)))
             even = EditPattern(target, _even)
-            # steered, its stream differs from all others: what leaks between variants
-            # shows
+            # steering makes a variant's stream unlike all others, so that values of
+            # another variant would show
             steer = Steer(write_point, torch.ones(stack.d_model))
-            variants.append(Variant(f"even pattern of {attention.kind}", (even,)))
+            variants.append(Variant(f"even pattern of {target}", (even,)))
             variants.append(
-                Variant(f"even pattern of {attention.kind}, steered", (steer, even))
+                Variant(f"even pattern of {target}, steered", (steer, even))
             )
-    patch = PatchFrom(_last_write(lens.wiring.output_stack), case.acts)
+    patch = PatchFrom(_first_layer_write(lens.wiring.output_stack), case.acts)
+    # components are those of the last stack, the output stack
     variants.append(Variant("patched", (patch, Zero(str(components[-1])))))
-    # differs nowhere, so that all of it may be replayed
+    # changes nothing, so that all of its run may be replayed
     variants.append(Variant("nothing", ()))
     # four at once, so that there are several chunks, each with variants of several
     # kinds

@@ -1,9 +1,10 @@
 """Checks that every measurement must pass, each with a name.
 
-They are for measurements of this library and of anybody's. :func:`probe_checks` yields
-them; a :class:`ProbeTrial` computes what they look at. A check is a function of a trial
-with the decorator :func:`_check`, which says where it applies. Whether a measurement's
-numbers are right is for its own tests.
+They serve measurements of this library as well as those that users register.
+:func:`probe_checks` yields them; a :class:`ProbeTrial` computes the results that they
+look at. A check is a function of a trial; the decorator :func:`_check` registers it
+and says for which trials. Whether a measurement's numbers are right is for its own
+tests.
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ __all__ = ["ProbeCheck", "ProbeTrial", "probe_checks"]
 MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
 """Embedded models that checks run on.
 
-A measurement is tried on the first two that it is defined for, and on the last with
-covariates.
+A measurement is tried on the first two that it is defined for, and with covariates on
+the first that takes them.
 """
 STEPS = 72
 HORIZON = 3
 SEASON = 12
 SERIES = 3
-# roundings between two ways to multiply the same matrices, through all layers and what
-# probes make of them
+# number of roundings that may lie between two results that should be equal; it enters
+# the tolerance
 DEPTH = 10_000
-# a unit that floats divide by without rounding
+# factor on a series; a power of two, so that floats scale without rounding
 UNIT = 2.0**10
+# endings of the variables that state what an effect is
 STATEMENTS = ("size", "low", "high", "p", "significant", "leads")
-# differences of equal numbers, and signs of parts of size 0: rounding, and nothing else
+# variables that consist of rounding alone, as differences of equal numbers do, and so
+# are not compared
 ROUNDING = {
     "completeness_error",
     "identity_error",
@@ -78,7 +81,7 @@ class ProbeTrial:
     def series(self) -> SeriesBatch:
         """Series that the measurement is tried on.
 
-        They have covariates where it is about these.
+        They have covariates if the measurement needs them.
         """
         return example_series(covariates=self.entry.needs == "covariates")
 
@@ -94,11 +97,11 @@ class ProbeTrial:
 
     @cached_property
     def results(self) -> Results:
-        """Results of the run of :attr:`result`, by the options of each ``example``."""
+        """Results of the run of :attr:`result`; each kind has its example options."""
         return self._results(self.series)
 
     def compute(self, batch: SeriesBatch, **options: Any) -> xr.Dataset:
-        """Compute the measurement of series, as small as its declaration keeps a trial.
+        """Compute the measurement of series, with the small options of its example.
 
         ``options`` are those of the runs.
         """
@@ -107,7 +110,7 @@ class ProbeTrial:
             results = self._results(batch, **options)
             return results.compute(entry.kind, **entry.example)
         assert entry.function is not None
-        # a season of half a period later, as `Results.shifted` makes it of one item
+        # the second run sees the series half a season later, like Results.shifted
         values = tuple(np.roll(series, SEASON // 2) for series in batch.values)
         pair = [
             self.lens.run(series, HORIZON, rollout=False, **options)
@@ -119,8 +122,8 @@ class ProbeTrial:
         """Return the results of a run, with the options of all that it needs."""
         run = _run(self.lens, batch, **options)
         takes = self.entry.takes
-        # what the measurement is made of, and what its figures take beside it, is kept
-        # small by examples, too
+        # further measurements that this one, or its figures, are made of; these are
+        # computed with their example options as well
         sources = set(takes if isinstance(takes, tuple) else ())
         sources.update(*(figure.beside for figure in self.entry.figures))
         return Results(run, {kind: find(kind).example for kind in sources})
@@ -132,8 +135,9 @@ class ProbeTrial:
 
     @property
     def is_of_series(self) -> bool:
-        """Whether it measures all series, each by the same numbers in any order."""
-        # sample paths, and shuffled covariates, are drawn series by series
+        """Whether it measures all series, and their order does not matter."""
+        # sample paths and shuffled covariates are drawn from one generator, series by
+        # series, so that a series gets other numbers in another place
         is_drawn = self.lens.emits == "token" or self.entry.needs == "covariates"
         return self.of_all_series and not is_drawn
 
@@ -147,7 +151,7 @@ class ProbeCheck:
     Attributes:
         trial: the measurement and the model.
         name: of the check.
-        function: does it.
+        function: does the check; raises AssertionError.
     """
 
     trial: ProbeTrial
@@ -162,7 +166,7 @@ class ProbeCheck:
         try:
             self.function(self.trial)
         except AssertionError as error:
-            # a list of checks in one test would not say which of them failed
+            # a test may call many checks; the note says which of them failed
             error.add_note(str(self))
             raise
 
@@ -179,7 +183,7 @@ def probe_checks(
     scikit-learn yields those of an estimator in the same way.
 
     Args:
-        kind: of the measurement; all that a run gives if None.
+        kind: kind of the measurement; if None, all that are computed from a run.
         models: embedded models to try it on: the first two that it is defined for, one
             that takes covariates, and one that it is not defined for, which it must
             refuse.
@@ -208,7 +212,7 @@ def probe_checks(
                     yield ProbeCheck(trial, name, function)
         for model in [name for name in models if name not in able][:1]:
             yield ProbeCheck(ProbeTrial(entry, model), "refusal", _check_refusal)
-        # what takes weights alone, or several models, sees no covariates
+        # measurements of weights alone, or of several models, see no covariates
         if entry.cost == "weights" or entry.takes not in ("run", "pair", "first"):
             continue
         covering = [name for name in able if "covariates" in _lens(name).traits]
@@ -222,7 +226,7 @@ def example_series(*, covariates: bool = False, seed: int = 1) -> SeriesBatch:
     With ``covariates``, each has a covariate whose future is known.
     """
     steps = np.arange(STEPS)
-    # one seed for targets and another for covariates, so that only these change with it
+    # the seed of the targets is fixed; ``seed`` changes the covariates alone
     rng = np.random.default_rng(0)
     seasons = [
         np.sin(2 * np.pi * (steps / SEASON + index / 5)) for index in range(SERIES)
@@ -273,9 +277,9 @@ def _check(
 
 @_check("labels")
 def _check_labels(trial: ProbeTrial) -> None:
-    """Check that the result says what it is, of what model, and in what units.
+    """Check that the result says what it is, and of what model.
 
-    Its dimensions must have names and labels.
+    Its dimensions must have names and labels, and units must be texts.
     """
     result = trial.result
     assert result.attrs.get("kind") == trial.entry.kind, "attrs['kind'] is not its kind"
@@ -288,8 +292,8 @@ def _check_labels(trial: ProbeTrial) -> None:
     unnamed = [name for name in result.dims if str(name).startswith("dim_")]
     assert not unnamed, f"dimensions without a name: {unnamed}"
     for name, variable in result.data_vars.items():
+        # a test's ``units`` is a number, that of the independent units tested
         if str(name).endswith(("_p", "_significant")):
-            # the units of a test are counted
             continue
         units = variable.attrs.get("units", "")
         assert isinstance(units, str), f"units of {name} are {units!r}, expected a text"
@@ -335,8 +339,9 @@ def _check_order(trial: ProbeTrial) -> None:
 
     A series must have the same numbers anywhere among the others.
     """
+    # results with sources calibrate on the first series and measure on the others, so
+    # that the order matters
     if "sources" in trial.result.attrs:
-        # the first series calibrate what the others measure
         return
     items = list(dict.fromkeys(trial.series.groups))
     # items are reversed and not series: the variates of one have an order of their own
@@ -373,7 +378,7 @@ def _check_memory(trial: ProbeTrial) -> None:
     expected = trial.result
     with _one_item_at_a_time(trial.lens) as rows:
         found = trial.compute(trial.series)
-    # an item with a covariate has two rows, which must stay together
+    # an item may have several rows, its target and covariates, which stay together
     max_rows = len(trial.series) // SERIES
     assert max(rows, default=0) <= max_rows, f"runs {max(rows)} series at once"
     _assert_same(found, expected)
@@ -399,7 +404,8 @@ def _check_refusal(trial: ProbeTrial) -> None:
     The registry must refuse it by name, and so must the probe itself.
     """
     entry = trial.entry
-    # without a declared need, the registry lets the model through to the probe
+    # first the registry refuses; then, with no need declared, it lets the model through
+    # and the probe has to refuse
     for needs in (entry.needs, ""):
         message = ""
         with mock.patch.object(entry, "needs", needs):
@@ -418,7 +424,7 @@ def _check_covariates(trial: ProbeTrial) -> None:
             trial.compute(example_series(covariates=True, seed=seed)) for seed in (1, 2)
         )
     except LensError:
-        # it says so
+        # the measurement refuses covariates with a message, which is allowed
         return
     if "series" in first.dims and "segment" not in first.dims:
         labels = [label for label in first["series"].values if "cause" in label]

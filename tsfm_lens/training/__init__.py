@@ -14,3 +14,7 @@ from tsfm_lens.training.watch.callback import *
 from tsfm_lens.training.watch.sharpness import *
 
 __all__ = _public_names(globals())
+
+
+def __dir__() -> list[str]:
+    return __all__

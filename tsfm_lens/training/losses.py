@@ -20,18 +20,26 @@ FIRST_BIN = 3
 """Smallest token id that stands for a value: 0 pads, 1 ends, and 2 never occurs."""
 
 FAR = 25.0
-"""Standard deviations of the context beyond which the quantile loss skips futures."""
+"""Largest distance of a future value that counts in the quantile loss.
+
+It is from the context's mean, in standard deviations of the context.
+"""
 
 
 class TrainingStage(BaseModel):
     """One stage of a curriculum, from step `start` until the next stage starts.
 
-    Token models: `smoothing` is the standard deviation of the labels in bins.
-    `first_weight` multiplies the loss of the first step, falling to 1 over four.
-    `blank` and `own_share` are the shares of decoder inputs that every second row loses
-    or samples itself. A share `rollout` of the rows is teacher-forced with the model's
-    own forecast. Patch models: a `log_floor` above 0 makes rows count by the logarithm
-    of their loss plus this. See also SeriesSource.batch.
+    `context`, `horizon`, `rows`, `mix`, `far` and `short` describe the batches, see
+    SeriesSource.batch.
+
+    For token models, `smoothing` is the standard deviation of the labels in bins. The
+    loss of the first forecast step has the weight `first_weight`, which falls to 1 over
+    four steps. In every second row, a share `blank` of the decoder's inputs is blanked,
+    and a share `own_share` is sampled from the model. A share `rollout` of the rows
+    gets the model's own forecast as decoder input.
+
+    For patch models, a `log_floor` above 0 makes the loss the mean of log(loss of a row
+    + `log_floor`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,10 +62,10 @@ class TrainingStage(BaseModel):
 def trapezoid_rate(
     step: int, peak: float, *, first: int, last: int, warmup: int, decay: int
 ) -> float:
-    """Compute the learning rate at a step.
+    """Compute the learning rate at a step from ``first`` to ``last``.
 
-    It rises over ``warmup`` steps, is constant, and falls to 1 % over the last
-    ``decay`` steps, if that is above 0.
+    It rises to ``peak`` over ``warmup`` steps, is constant, and falls to 1 % over the
+    last ``decay`` steps, or never if ``decay`` is 0.
     """
     up = min(1.0, (step - first + 1) / warmup)
     down = 0.0
@@ -76,17 +84,17 @@ def ordinal_cross_entropy(
     # 1.2 % of a Gaussian lie beyond 2.5 standard deviations, and are left out
     distance = math.ceil(2.5 * smoothing)
     offsets = torch.arange(-distance, distance + 1, device=labels.device)
-    near = labels[..., None] + offsets
+    bins = labels[..., None] + offsets
     # without smoothing, the only offset is 0, and the bound avoids 0 / 0
     weights = torch.exp(-0.5 * (offsets / max(smoothing, 1e-6)) ** 2)
-    weights = weights * ((near >= first_bin) & (near < logits.shape[-1]))
+    weights = weights * ((bins >= first_bin) & (bins < logits.shape[-1]))
     # the label of a gap lies below the first bin and keeps no weight; its loss is left
     # out by the caller
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
-    # for gather alone, which must not read past the ends; these have no weight
-    near = near.clamp(first_bin, logits.shape[-1] - 1)
+    # bins past the ends have no weight, but gather must not read there
+    bins = bins.clamp(first_bin, logits.shape[-1] - 1)
     # cross-entropy against soft labels; weights sum to 1, so one logsumexp serves all
-    return logits.logsumexp(-1) - (weights * logits.gather(-1, near)).sum(-1)
+    return logits.logsumexp(-1) - (weights * logits.gather(-1, bins)).sum(-1)
 
 
 def blank_inputs(
@@ -111,8 +119,8 @@ def sampled_inputs(
 ) -> torch.Tensor:
     """Replace a share of the inputs by samples of the model, in every second row.
 
-    The samples are drawn twice, the second time after the first ones (scheduled
-    sampling in parallel, Duckworth et al. 2019).
+    Samples are drawn in two passes; the model reads those of the first pass in the
+    second (scheduled sampling in parallel, Duckworth et al. 2019).
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     odd_rows = slice(1, None, 2)
@@ -143,9 +151,9 @@ def forecast_inputs(
     share: float,
     seed: int,
 ) -> torch.Tensor:
-    """Teacher-force a share of the rows with forecasts of the model.
+    """Replace the inputs of a share of the rows by forecasts of the model.
 
-    They are drawn as the model's pipeline draws them (Venkatraman et al. 2015).
+    Tokens are drawn as the model's pipeline draws them (Venkatraman et al. 2015).
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
@@ -154,9 +162,11 @@ def forecast_inputs(
         "encoder_outputs": (encoded["states"][rows],),
         "attention_mask": encoded["mask"][rows],
     }
-    values = model.config.vocab_size - FIRST_BIN
+    if not rows.any():
+        return mixture
+    n_bins = model.config.vocab_size - FIRST_BIN
     cache = None
-    for step in range(1, inputs.shape[1] if rows.any() else 1):
+    for step in range(1, inputs.shape[1]):
         out = model(
             **encoder,
             decoder_input_ids=mixture[rows, step - 1 : step],
@@ -165,7 +175,7 @@ def forecast_inputs(
         )
         cache = out.past_key_values
         likeliest = out.logits[:, -1, FIRST_BIN:].topk(
-            min(values, model.config.chronos_config["top_k"])
+            min(n_bins, model.config.chronos_config["top_k"])
         )
         picks = torch.multinomial(likeliest.values.softmax(-1), 1, generator=generator)
         mixture[rows, step] = likeliest.indices.gather(-1, picks)[:, 0] + FIRST_BIN
@@ -188,7 +198,7 @@ def token_step_losses(
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
     past = past.to(model.device)
     future = future.to(model.device)
-    # the tokenizer is no module, so that it does not move with the model
+    # the tokenizer is no module, and its tensor has to be moved to the device by hand
     tokenizer.boundaries = tokenizer.boundaries.to(model.device)
     ids, mask, scale = tokenizer._input_transform(past)
     end = torch.full_like(ids[:, :1], chronos.eos_token_id)
@@ -237,7 +247,7 @@ def token_loss(
     The first forecast steps weigh more, because they set the phase.
     """
     losses = token_step_losses(model, past, future, stage, seed=seed)
-    # they fall to 1 over four steps, and their mean is 1
+    # the weights fall to 1 over four steps; below, they are divided by their mean
     weights = 1.0 + (stage.first_weight - 1.0) * torch.clamp(
         1.0 - torch.arange(len(losses)) / 4.0, min=0.0
     )

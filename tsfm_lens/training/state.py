@@ -214,11 +214,21 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
     state = model.state_dict()
     # tied weights are stored once, as the native formats do, under their first name,
     # which overwrites the others
-    owners = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
+    owners = {_memory(name, state[name]): name for name in reversed(state)}
+    # copies, since safetensors refuses tensors that share memory
     weights = {
-        name: state[name].detach().cpu().contiguous() for name in owners.values()
+        name: state[name].detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name in owners.values()
     }
     write_atomically(history / f"step-{step:06d}.safetensors", save(weights))
+
+
+def _memory(name: str, tensor: Tensor) -> tuple[Any, ...]:
+    """Identify the numbers that a tensor holds; tied tensors hold the same."""
+    # empty tensors have no memory, and other views of one memory hold other numbers
+    if not tensor.numel():
+        return (name,)
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def snapshot_files(folder: Path) -> dict[int, Path]:

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.attention import *
     from tsfm_lens.viz.attribution import *
     from tsfm_lens.viz.circuits import *
+    from tsfm_lens.viz.compare_models import *
     from tsfm_lens.viz.compression import *
     from tsfm_lens.viz.dark import *
+    from tsfm_lens.viz.data import *
     from tsfm_lens.viz.facets import *
     from tsfm_lens.viz.forecast import *
     from tsfm_lens.viz.induction import *
@@ -35,3 +37,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.zero_ablation import *
 
 __all__ = export(__name__)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -41,28 +41,27 @@ from tsfm_lens.viz.words import (
 
 __all__ = ["attention_grid", "attention_map", "head_entropy_map"]
 
-_CELLS = 60_000  # more would be narrower than a dot
-_MAX_TEXTS = 20_000  # up to so many cells, each names its tokens when hovered
-_MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
-_GRID_CELLS = 100_000  # in the whole figure
-_ALIKE = 1e-6  # relative difference of weights that is rounding
-_LEAST = 1e-4  # weight of a pair of tokens in a table
-# A head rests on tokens that stand for no step if it gives them more than this share.
+_CELLS = 60_000  # of one map; more would be narrower than a pixel
+_MAX_TEXTS = 20_000  # cells of a map up to which each names its tokens when hovered
+_MAX_NUMBERED = 6  # columns up to which the panels are wide enough for tick labels
+_GRID_CELLS = 100_000  # in all maps of a figure of many heads
+_ALIKE = 1e-6  # relative difference below which weights count as equal
+_LEAST = 1e-4  # smallest weight of a pair of tokens that a table lists
+# share of its attention above which a head is said to rest on special tokens, which
+# stand for no step
 _RESTING = 0.5
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
-    """Name the sharpest and the most diffuse head.
-
-    Heads that attend mostly to special tokens are counted.
-    """
+    """Name the sharpest and the most diffuse head, and those on special tokens."""
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
-    # The largest possible entropy of a head is the log of the keys that its queries may
-    # see. A query may see a key that any head of the layer gives a weight to, since the
-    # weights of masked keys are exactly 0.
-    diffuse = pattern[int(entropy.argmax()) // pattern.shape[1]]
-    visible = np.maximum((diffuse > 0).any(axis=0).sum(axis=-1), 1)
+    # The largest possible entropy of a query is the log of the number of keys that it
+    # may see. These are the keys that any head of the layer gives a weight to, since
+    # the weights of masked keys are exactly 0.
+    layer_of_diffuse = int(entropy.argmax()) // pattern.shape[1]
+    can_see = (pattern[layer_of_diffuse] > 0).any(axis=0)
+    n_visible = np.maximum(can_see.sum(axis=-1), 1)
     special = pattern[..., token_axis(ds, "key").aside].sum(-1).mean(-1)
     return summarize(
         ds,
@@ -74,7 +73,7 @@ def read_attention(ds: xr.Dataset) -> list[str]:
         noun="heads",
         series=single_series(ds),
         entropies=labelled(ds, entropy, "layer", "head"),
-        limit=np.log(visible).mean(),
+        limit=np.log(n_visible).mean(),
         resting=labelled(ds, special > _RESTING, "layer", "head"),
     )
 
@@ -84,22 +83,23 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
     keys = token_axis(ds, "key")
     queries = token_axis(ds, "query")
-    part = weights[np.ix_(queries.timed, keys.timed)]
-    if not part.size:
+    # weights between tokens that stand for steps
+    between_steps = weights[np.ix_(queries.timed, keys.timed)]
+    if not between_steps.size:
         return []
-    resting = 1.0 - float(part.sum(axis=1).mean())
+    resting = 1.0 - float(between_steps.sum(axis=1).mean())
     if resting > _RESTING:
-        # what is left for the steps says nothing of where a head looks
+        # the small weights that are left for steps do not show where the head looks
         return [
             f"Its queries give {percent(resting)} of their attention to special tokens,"
             " which stand for no step."
         ]
-    largest = part.max(axis=1, keepdims=True)
-    # a query whose largest weight several tokens share looks at none of them most
-    clear = (part >= (1 - _ALIKE) * largest).sum(axis=1) == 1
+    largest = between_steps.max(axis=1, keepdims=True)
+    # only queries with one largest weight count, not those that give it to several keys
+    clear = (between_steps >= (1 - _ALIKE) * largest).sum(axis=1) == 1
     if not clear.any():
         return ["None of its queries has a single largest weight."]
-    peak = keys.timed[part.argmax(axis=1)[clear]]
+    peak = keys.timed[between_steps.argmax(axis=1)[clear]]
     lags = queries.start[queries.timed][clear] - keys.start[peak]
     lag, at_lag = _commonest(lags)
     token, at_token = _commonest(peak)
@@ -107,7 +107,7 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     time = timeline(ds, 0)
     if time.stamps is not None:
         token_label = f"{token_label} (from {time.date(int(keys.start[token]))})"
-    count = len(part)
+    count = len(between_steps)
     return [
         f"Most queries with their largest weight at one lag: {at_lag} of {count}, at"
         f" {lag}; at one token: {at_token} of {count}, at {token_label}. The largest"
@@ -168,7 +168,7 @@ def sentence_start(ds: xr.Dataset) -> str:
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
     """Return the colour axis of attention weights, from 0 to ``limit``.
 
-    ``word`` names what the colours mean.
+    ``word`` is its title.
     """
     return colour_scale(word, low=0.0, high=limit, root=True)
 
@@ -193,10 +193,12 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     keys, queries = (ruler(token_axis(ds, side)) for side in ("key", "query"))
     group = choose_group(keys, queries, _CELLS)
     z, x, y = pooled(weights, keys, queries, group)
-    # Where the first edge is at -0.5 no key lies in the past, and a context would have
-    # no keys under it; a forecast has.
-    past = bool(keys.timed) and bool(keys.edges[0] < -0.5)
-    with_series = bool(keys.timed) and (("context" in ds and past) or "forecast" in ds)
+    # The series is drawn above the keys if keys cover the part of it that is known: the
+    # context where some lie in the past (before -0.5), or else the forecast.
+    has_past = bool(keys.timed) and bool(keys.edges[0] < -0.5)
+    with_series = bool(keys.timed) and (
+        ("context" in ds and has_past) or "forecast" in ds
+    )
     height = float(np.clip(90 + 7 * len(queries.owner), 120, 380))
     canvas = sheet(
         [110.0, height] if with_series else [height],
@@ -255,7 +257,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
 
 def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
     """Draw the values under the keys, on the time axis of the map below."""
-    # in steps even where dates are known, as the cells of the map below are
+    # in steps even where dates are known, since the map below has an axis of steps
     time = Timeline(steps=timeline(ds).steps, stamps=None)
     lines = [("context", "time", INK, "observed, given to the model")]
     if "forecast" in ds and set(ds["forecast"].dims) <= {"series", "step"}:
@@ -297,15 +299,15 @@ def attention_grid(
     rows, columns = values.shape[:2]
     x = ruler(token_axis(ds, "key"))
     y = ruler(token_axis(ds, "query"))
+    # Colours end at a quantile of the largest weight of each query, or a few outliers
+    # would leave the rest white. Special tokens count only where there are no others,
+    # as they often get most of the attention.
     if len(x.axis.timed):
-        ordinary = x.axis.timed
+        counted = x.axis.timed
     else:
-        ordinary = x.axis.aside
-    # of the largest weight of each query: single outliers do not leave the rest white,
-    # and special tokens, which often hold most, stand for no step
-    limit = (
-        float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
-    )
+        counted = x.axis.aside
+    largest = np.nanmax(values[..., counted], axis=-1)
+    limit = float(np.nanquantile(largest, 0.995)) or 1.0
     group = choose_group(x, y, max(_GRID_CELLS // (rows * columns), 400))
     row_names = layer_names(selected)
     column_names = names(selected, "head")
@@ -352,7 +354,7 @@ def attention_grid(
         )
         if len(x.axis.aside) and len(x.axis.timed):
             panel.vline(x.end, dash="dot")
-    # titles of make_subplots have a type of their own, 16 pixels
+    # make_subplots() writes titles in 16 pixels
     canvas.fig.update_annotations(font_size=12)
     canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), tickangle=0)
     canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3))
@@ -368,7 +370,8 @@ def attention_grid(
         darkest,
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
-        # the title of all vertical axes is a note of plotly, which gives it no room
+        # the common title of vertical axes is an annotation, for which plotly leaves no
+        # margin
     ).update_layout(margin_l=96)
 
 
@@ -408,18 +411,16 @@ def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
     ),
 )
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
-    """Draw the layer × head map of the attention entropy.
-
-    Dark heads are sharp, light ones diffuse.
-    """
+    """Draw the layer × head map of the attention entropy, dark where it is low."""
     normalised = array(ds, "normalised", "layer", "head")
     sharp = array(ds, "sharp", "layer", "head") > 0
+    # a line for each hover box, (layer, head)
     notes = [
         [
-            f"<br>normalised {value:.2f}{', sharp' if mark else ''}"
-            for value, mark in zip(*row, strict=True)
+            f"<br>normalised {value:.2f}{', sharp' if is_sharp else ''}"
+            for value, is_sharp in zip(*layer, strict=True)
         ]
-        for row in zip(normalised, sharp, strict=True)
+        for layer in zip(normalised, sharp, strict=True)
     ]
     threshold = number(float(ds.attrs.get("sharp_below", np.nan)))
     return head_maps(

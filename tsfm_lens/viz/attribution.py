@@ -1,8 +1,8 @@
 """Contributions of components to the forecast, and to the residual stream.
 
-:func:`attribution_bars` draws means over the forecast, :func:`attribution_heatmap`
-every step. All figures and tables show one decomposition of one series, which
-``_select_shares`` cuts from the result.
+:func:`attribution_bars` draws means over the forecast steps,
+:func:`attribution_heatmap` every step. All figures and tables show one decomposition of
+one series, which ``_select_contributions`` cuts from the result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tsfm_lens.viz.theme import (
 
 __all__ = ["attribution_bars", "attribution_heatmap"]
 
-_OTHERS = "#9A9A9A"
+_OTHERS = "#9A9A9A"  # colour of the bar of all other components
 _METHOD_WORDS = {
     "logit": "logit attribution",
     "probability": "probability attribution",
@@ -56,16 +56,15 @@ _METHOD_WORDS = {
     "linearised": "linearised attribution",
     "integrated": "integrated attribution",
 }
-
-
+# decompositions of token models, whose results have no quantiles
 _OF_TOKENS = ("logit", "probability", "expected_value")
 
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
-    """Describe the components of largest size, and whether the sum is complete."""
+    """Describe the largest components, and the error of the sum of all of them."""
     if flat := describe_flat(ds, series, "components"):
         return flat
-    shares = _select_shares(ds, decomposition, series)
+    chosen = _select_contributions(ds, decomposition, series)
     ds = with_decompositions(ds)
     index = names(ds, "decomposition").index(decomposition)
     return summarize(
@@ -74,33 +73,30 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         "over {steps}): {sizes:largest}.",
         "Positive means sum to {above:signed}, negative ones to {below}.",
         "Completeness error of the sum: {completeness_error:percent} of the forecast.",
-        decomposition=shares.decomposition,
-        unit=shares.unit,
-        steps=shares.steps,
-        sizes=_by_component(shares, shares.size),
-        above=shares.mean[shares.mean > 0].sum(),
-        # adding 0 takes the sign off a zero
-        below=shares.mean[shares.mean < 0].sum() + 0.0,
+        decomposition=chosen.decomposition,
+        unit=chosen.unit,
+        steps=chosen.steps,
+        sizes=_by_component(chosen, chosen.size),
+        above=chosen.mean[chosen.mean > 0].sum(),
+        # adding 0 makes 0 of -0
+        below=chosen.mean[chosen.mean < 0].sum() + 0.0,
     )
 
 
 def with_decompositions(ds: xr.Dataset) -> xr.Dataset:
-    """Give the attribution by one decomposition the axis that several have."""
+    """Add the dimension "decomposition" where a result of a single one lacks it."""
     if "decomposition" in ds.dims:
         return ds
     return ds.expand_dims("decomposition")
 
 
-def _by_component(shares: _Shares, values: np.ndarray) -> xr.DataArray:
-    return xr.DataArray(values, {"component": shares.components}, ["component"])
+def _by_component(chosen: _Contributions, values: np.ndarray) -> xr.DataArray:
+    """Return values with the names of their components."""
+    return xr.DataArray(values, {"component": chosen.components}, ["component"])
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
-    """Name the components of largest size over all series.
-
-    Further sentences say on how many series they act, and for what they are
-    significant.
-    """
+    """Name the largest components over all series, with their test."""
     if ds.sizes["series"] < 2:
         return []
     ds = with_decompositions(ds)
@@ -119,12 +115,12 @@ def read_attribution_steps(
     """Name the components that vary most over the steps."""
     if flat := describe_flat(ds, series, "components"):
         return flat
-    shares = _select_shares(ds, decomposition, series)
+    chosen = _select_contributions(ds, decomposition, series)
     return summarize(
         ds,
         "Largest difference between two steps, in {unit}: {spans:largest}.",
-        unit=shares.unit,
-        spans=_by_component(shares, np.ptp(shares.later, axis=1)),
+        unit=chosen.unit,
+        spans=_by_component(chosen, np.ptp(chosen.later, axis=1)),
     )
 
 
@@ -133,12 +129,12 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
 
     Columns are the mean size, the signed mean, and the contribution at every step.
     """
-    shares = _select_shares(ds, decomposition, series)
-    table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
-    table["mean size"] = shares.size
-    table["signed mean"] = shares.mean
+    chosen = _select_contributions(ds, decomposition, series)
+    table = pd.DataFrame({"component": chosen.components, "unit": chosen.unit})
+    table["mean size"] = chosen.size
+    table["signed mean"] = chosen.mean
     columns = [f"step {label}" for label in names(ds, "step")]
-    steps = pd.DataFrame(shares.values, columns=columns)
+    steps = pd.DataFrame(chosen.values, columns=columns)
     return pd.concat([table, steps], axis=1)
 
 
@@ -155,56 +151,58 @@ def attribution_bars(
 
     Bars are signed means; circles stand at the mean sizes.
     """
-    shares = _select_shares(ds, decomposition, series, quantile)
-    values = shares.mean
-    size = shares.size
+    chosen = _select_contributions(ds, decomposition, series, quantile)
+    means = chosen.mean
+    size = chosen.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
     largest = order[:top]
     rest = order[top:]
-    labels = [plain(shares.components[i]) for i in largest]
-    lengths = values[largest]
-    colours = [VERMILION if v >= 0 else BLUE for v in lengths]
+    labels = [plain(chosen.components[i]) for i in largest]
+    lengths = means[largest]
+    colours = [VERMILION if mean >= 0 else BLUE for mean in lengths]
     canvas = blank(max(110, 20 * (len(largest) + bool(len(rest)))), 400)
     panel = canvas.panel()
-    hover = f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
-    panel.floor(shares.noise, across=True)
-    noise = shares.noise and shares.noise.at(largest)
+    hover = f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(chosen.unit)}"
+    panel.floor(chosen.noise, across=True)
+    noise = chosen.noise and chosen.noise.at(largest)
     if len(rest):
         labels = [*labels, f"{len(rest)} others, summed"]
-        lengths = np.append(lengths, values[rest].sum())
+        lengths = np.append(lengths, means[rest].sum())
         colours = [*colours, _OTHERS]
         noise = noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
-    limits = np.where(values[largest] < 0, -size[largest], size[largest])
+    # on the side of the bar
+    circles = np.where(means[largest] < 0, -size[largest], size[largest])
     panel.dots(
-        limits,
+        circles,
         labels[: len(largest)],
         "mean size",
         "%{y}<br>mean size %{x:.4g}",
         colour=INK,
         symbol="circle-open",
     )
-    # one bar may dwarf all others, which are still to be read
-    remaining = lengths
+    # The axis is fitted to all bars but the longest, which may be so long that the
+    # others could not be read. A bar that is cut has its number at the edge.
+    others = lengths
     if len(lengths) > 2:
-        remaining = np.delete(lengths, np.nanargmax(np.abs(lengths)))
-    lengths = np.append(lengths, limits)
-    bounds, is_cut = fitted_range(np.append(remaining, 0.0), lengths, reach=3.0)
+        others = np.delete(lengths, np.nanargmax(np.abs(lengths)))
+    drawn = np.append(lengths, circles)
+    bounds, is_cut = fitted_range(np.append(others, 0.0), drawn, reach=3.0)
     panel.x(range=bounds)
-    for label, value in zip(labels, values[largest], strict=False):
-        if not bounds[0] <= value <= bounds[1]:
-            end, side = (bounds[1], "right") if value > 0 else (bounds[0], "left")
+    for label, mean in zip(labels, means[largest], strict=False):
+        if not bounds[0] <= mean <= bounds[1]:
+            end, side = (bounds[1], "right") if mean > 0 else (bounds[0], "left")
             panel.note(
-                f"<b>{number(value)}</b>", end, label, xanchor=side, bgcolor="#FFFFFF"
+                f"<b>{number(mean)}</b>", end, label, xanchor=side, bgcolor="#FFFFFF"
             )
     panel.vline(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
-    panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
+    panel.x(f"contribution ({chosen.unit})", showgrid=True, gridcolor=PALE)
     return canvas.finalize(
-        f"Contributions to the forecast of {shares.series} by {name_model(ds)}:"
-        f" {shares.decomposition}",
-        f"mean over {shares.steps}",
-        shares.note,
+        f"Contributions to the forecast of {chosen.series} by {name_model(ds)}:"
+        f" {chosen.decomposition}",
+        f"mean over {chosen.steps}",
+        chosen.note,
         "values beyond the axis are cut off" if is_cut else "",
     )
 
@@ -219,15 +217,16 @@ def attribution_heatmap(
     top: int = 40,
 ) -> go.Figure:
     """Draw the component × forecast step map of contributions."""
-    shares = _select_shares(ds, decomposition, series, quantile)
+    chosen = _select_contributions(ds, decomposition, series, quantile)
     time = timeline(ds, series_position(ds, series))
-    size = np.nan_to_num(shares.size)
+    size = np.nan_to_num(chosen.size)
+    # the largest components, in the order of the result
     keep = np.sort(np.argsort(-size)[:top])
-    z = shares.values[keep]
+    z = chosen.values[keep]
     canvas = blank(max(140, 17 * len(keep)), 480)
     panel = canvas.panel()
-    labels = [plain(shares.components[i]) for i in keep]
-    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}"
+    labels = [plain(chosen.components[i]) for i in keep]
+    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(chosen.unit)}"
     panel.cells(
         z,
         time.at(np.array([int(v) for v in names(ds, "step")])),
@@ -246,23 +245,29 @@ def attribution_heatmap(
     )
     panel.x("" if time.stamps is not None else "forecast step")
     canvas.colours(
-        colour_scale(f"contribution ({shares.unit})", z, diverging=True, root=True)
+        colour_scale(f"contribution ({chosen.unit})", z, diverging=True, root=True)
     )
     title = (
-        f"Contributions to the forecast of {shares.series} by {name_model(ds)}, by"
-        f" step: {shares.decomposition}"
+        f"Contributions to the forecast of {chosen.series} by {name_model(ds)}, by"
+        f" step: {chosen.decomposition}"
     )
     fewer = ""
     if len(keep) < len(size):
         fewer = f"the {len(keep)} largest of {len(size)} components"
-    return canvas.finalize(title, shares.note, fewer)
+    return canvas.finalize(title, chosen.note, fewer)
 
 
-class _Shares(NamedTuple):
-    """Attribution of one decomposition to one series.
+class _Contributions(NamedTuple):
+    """Contributions to the forecast of one series, by one decomposition.
 
-    ``values`` are (component, step); ``later`` are those of the steps that means are
-    over.
+    Attributes:
+        values: (component, step).
+        decomposition: its name in words.
+        note: part of a subtitle, on the quantile and the error of the sum.
+        noise: the mean contributions with their noise floor and test, if known.
+        later: values at the steps that means are over: all, or all but the first.
+        mean, size: mean and mean absolute value over these steps, (component,).
+        steps: these steps in words.
     """
 
     components: list[str]
@@ -278,12 +283,12 @@ class _Shares(NamedTuple):
     steps: str
 
 
-def _select_shares(
+def _select_contributions(
     ds: xr.Dataset,
     decomposition: str | None,
     series: str | int,
     quantile: float | None = None,
-) -> _Shares:
+) -> _Contributions:
     """Cut an attribution to one series, decomposition and quantile.
 
     Layers as a whole are left out: they are sums of the other components.
@@ -296,6 +301,7 @@ def _select_shares(
         decomposition_index = position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[decomposition_index]
     selected = ds.isel(decomposition=decomposition_index, series=at)
+    # the unit of the decomposition; where it is that of the data, the one of the series
     unit = ""
     if "unit" in ds.coords:
         unit = str(np.atleast_1d(ds["unit"].values)[decomposition_index])
@@ -311,6 +317,7 @@ def _select_shares(
             array(selected, name, "component")
             for name in ("mean_attribution", "mean_absolute")
         )
+        # the floor is of shares of all sizes, and is turned into one of sizes
         floor = float(selected["size_share_floor"]) * float(size.sum())
         effect = find_estimate(
             ds, "size_share", "component", decomposition=decomposition_index
@@ -340,12 +347,12 @@ def _select_shares(
         selected = selected.isel(quantile=quantile_index)
         is_median = abs(levels[quantile_index] - 0.5) < 1e-6
         if label in _OF_TOKENS:
-            # these split one number a step, which no quantile names
+            # these split a single number for each step, which belongs to no quantile
             pass
         elif is_median:
             note.append(f"of the {name_statistic(ds)}")
         else:
-            # only the median's noise is known
+            # the noise is known for the median alone
             noise = None
             note.append(f"of the {levels[quantile_index]:g} quantile")
     if "completeness_error" in ds:
@@ -370,7 +377,7 @@ def _select_shares(
     steps = f"{later.shape[1]} forecast steps"
     if first:
         steps = f"{steps} (all but the first)"
-    return _Shares(
+    return _Contributions(
         components,
         values,
         series,
@@ -390,11 +397,10 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     ds = with_decompositions(ds)
     decompositions = names(ds, "decomposition")
     main = decompositions[0]
+    # the first decomposition of several series, and the others of the first series
     pairs = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
-    for decomposition, i in [
-        *pairs,
-        *((other, 0) for other in decompositions if other != main),
-    ]:
+    pairs += [(other, 0) for other in decompositions if other != main]
+    for decomposition, i in pairs:
         table = attribution_table(ds, decomposition, i)
         text = read_attribution(ds, decomposition, i)
         text += read_attribution_over_series(ds, main) if decomposition == main else []

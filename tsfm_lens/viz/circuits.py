@@ -1,7 +1,7 @@
-"""Minimal circuit: its graph, curve and forecasts.
+"""Minimal circuit: its graph, its faithfulness by size, and its forecasts.
 
-:func:`circuit_graph` draws the components and the edges between them; the curve and the
-forecasts are drawn by :func:`generic_figure`. The circuit is found in
+:func:`circuit_graph` draws the components and the edges between them; the others are
+drawn by :func:`generic_figure`. The circuit is found in
 :mod:`tsfm_lens.probes.circuits`.
 """
 
@@ -42,17 +42,17 @@ from tsfm_lens.viz.theme import (
 from tsfm_lens.viz.words import num
 
 __all__ = ["circuit_graph"]
-# Sizes in pixels of the area that the nodes share.
+# Size in pixels of the area in which the nodes are drawn.
 _HEIGHT = 340
 _WIDTH = 640
-_LAYER_GAP = 0.8  # between layers, in columns
-_WORTH_NAMING = 0.01  # of faithfulness: a component that cost less is not named
+_LAYER_GAP = 0.8  # further distance between layers, in columns
+_WORTH_NAMING = 0.01  # cost in faithfulness below which a component is not named
 
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
-    """Describe size and make-up of the circuit, and how well it does alone."""
+    """State what the circuit is made of, and how well it does without the rest."""
     sites = find_positions(ds)
-    # sites are sorted by depth, so the marks of the result have to follow their order
+    # in the order of sites, which are sorted by depth
     inside = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
     kinds = xr.DataArray(inside, {"kind": ("component", sites.kind)}, ["component"])
     refused = np.asarray(ds["refused"].values, dtype=bool)
@@ -78,7 +78,7 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
 
 
 def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
-    """State how far each part's forecast is from the whole model's."""
+    """State how far the forecast of each part is from that of the whole model."""
     forecast = ds["forecast"].isel(series=series)
     away = abs(forecast - forecast.sel(part="model")).mean("step")
     return summarize(
@@ -98,22 +98,23 @@ def circuit_graph(
 ) -> go.Figure:
     """Draw the model's heads and MLPs, those of the circuit filled.
 
-    Each component stands in its branch of the model, the forecast at the right.
+    There is a column of nodes for each branch of a layer; the forecast is at the right.
 
     Args:
-        edges: of kind "edge_attribution", over the same components.
-        most: how many edges are drawn, the strongest by the mean over series.
+        edges: result of kind "edge_attribution" over the same components.
+        most: number of edges that are drawn, the strongest by the mean over series.
     """
     sites = find_positions(ds)
-    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
+    in_circuit = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
     board = _Board.of(sites)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
     panel = sheet.panel()
-    # edges before nodes, which lie above them
+    # edges first, so that nodes lie above them
     count = 0
     if edges is not None:
-        count = _draw_edges(panel, board, sites, mask, edges, most)
-    _draw_nodes(panel, board, sites, mask)
+        count = _draw_edges(panel, board, sites, in_circuit, edges, most)
+    _draw_nodes(panel, board, sites, in_circuit)
+    # what the edges that are drawn exceed, where the result has a test
     standing = ""
     if edges is not None:
         x, y = board.output
@@ -143,7 +144,8 @@ def circuit_graph(
         )
     return sheet.finalize(
         f"Circuit of {name_model(ds)} for {_behaviour(ds)} of"
-        f" {shown(names(ds, 'series'))}: {int(mask.sum())} of {len(mask)} components",
+        f" {shown(names(ds, 'series'))}: {int(in_circuit.sum())} of {len(in_circuit)}"
+        " components",
         _quality(ds),
         str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
@@ -155,13 +157,13 @@ def circuit_graph(
 class _Board:
     """Coordinates of the components, the forecast and the layers in the graph.
 
-    A branch of the model is a column, with its heads from top to bottom.
+    Columns are 1 apart. Each is a branch of a layer, with its heads from top to bottom.
 
     Attributes:
         x, y: of the components.
         output: of the forecast.
         half_height: largest distance of a component from the middle.
-        ticks, labels: of the layers.
+        ticks, labels: of the axis of layers.
     """
 
     x: np.ndarray
@@ -174,27 +176,28 @@ class _Board:
     @classmethod
     def of(cls, sites: Sites) -> _Board:
         """Lay out sites, which are sorted by depth."""
-        rows = list(zip(sites.stack, sites.layer.tolist(), sites.kind, strict=True))
+        # the branch of each component: (stack, layer, kind)
+        branches = list(zip(sites.stack, sites.layer.tolist(), sites.kind, strict=True))
         columns: dict[Any, float] = {}
         at = -1.0
         last = None
-        for row in dict.fromkeys(rows):
-            # row[:2] is (stack, layer), whose branches stand closer than layers do
-            at += 1 + (_LAYER_GAP if last is not None and row[:2] != last else 0)
-            columns[row] = at
-            last = row[:2]
-        x = np.array([columns[row] for row in rows])
-        y = np.zeros(len(rows))
-        for row in columns:
-            members = [i for i, other in enumerate(rows) if other == row]
+        for branch in dict.fromkeys(branches):
+            layer = branch[:2]
+            # branches of one layer are closer to each other than layers are
+            at += 1 + (_LAYER_GAP if last is not None and layer != last else 0)
+            columns[branch] = at
+            last = layer
+        x = np.array([columns[branch] for branch in branches])
+        y = np.zeros(len(branches))
+        for branch in columns:
+            members = [i for i, other in enumerate(branches) if other == branch]
             order = np.argsort(sites.head[members], kind="stable")
             # centred around 0, with the first head at the top
-            y[np.array(members)[order]] = (len(members) - 1) / 2 - np.arange(
-                len(members)
-            )
-        layers = list(dict.fromkeys(row[:2] for row in rows))
+            heights = (len(members) - 1) / 2 - np.arange(len(members))
+            y[np.array(members)[order]] = heights
+        layers = list(dict.fromkeys(branch[:2] for branch in branches))
         middles = [
-            float(np.mean([v for row, v in columns.items() if row[:2] == layer]))
+            float(np.mean([v for branch, v in columns.items() if branch[:2] == layer]))
             for layer in layers
         ]
         several = len(set(sites.stack)) > 1
@@ -211,8 +214,11 @@ class _Board:
         )
 
 
-def _draw_nodes(panel: Panel, board: _Board, sites: Sites, mask: np.ndarray) -> None:
-    """Draw the components, those of the circuit, where ``mask`` is true, filled."""
+def _draw_nodes(
+    panel: Panel, board: _Board, sites: Sites, in_circuit: np.ndarray
+) -> None:
+    """Draw the components as nodes, those ``in_circuit`` filled."""
+    # pixels of a node, by the room between rows and between columns
     height = _HEIGHT / (2 * board.half_height + 2)
     width = _WIDTH / (board.output[0] + 1)
     size = float(np.clip(0.75 * min(height, width), 7, 24))
@@ -224,10 +230,10 @@ def _draw_nodes(panel: Panel, board: _Board, sites: Sites, mask: np.ndarray) -> 
             members = [
                 i
                 for i, other in enumerate(sites.kind)
-                if other == kind and mask[i] == inside
+                if other == kind and in_circuit[i] == inside
             ]
             panel.dots(
-                # an empty trace would have no legend
+                # a point without a place, as plotly shows no legend of an empty trace
                 board.x[members] if members else [None],
                 board.y[members] if members else [None],
                 kind_word(kind),
@@ -255,17 +261,17 @@ def _draw_edges(
     panel: Panel,
     board: _Board,
     sites: Sites,
-    mask: np.ndarray,
+    in_circuit: np.ndarray,
     edges: xr.Dataset,
     most: int,
 ) -> int:
     """Draw the strongest edges, and return how many.
 
-    The weakest come first, so that the others lie above.
+    The weakest are drawn first, so that stronger ones lie above them.
     """
     check(edges, "edge_attribution", "score")
     nodes = {
-        name: (board.x[i], board.y[i], bool(mask[i]))
+        name: (board.x[i], board.y[i], bool(in_circuit[i]))
         for i, name in enumerate(sites.names)
     }
     nodes[OUTPUT] = (*board.output, True)
@@ -282,12 +288,12 @@ def _draw_edges(
     if noise is not None:
         # an edge whose score is within rounding is not drawn
         scores = np.where(noise.acts > 0, scores, np.nan)
-    order = np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")[
-        : max(most, 0)
-    ].tolist()
+    sizes = np.abs(np.nan_to_num(scores)).ravel()
+    strongest = np.argsort(-sizes, kind="stable")[: max(most, 0)].tolist()
+    # positions of (sender, receiver)
     pairs = [
         (a, b)
-        for a, b in (divmod(i, len(receivers)) for i in order)
+        for a, b in (divmod(i, len(receivers)) for i in strongest)
         if np.isfinite(scores[a, b])
     ]
     largest = max((abs(float(scores[a, b])) for a, b in pairs), default=1.0)
@@ -299,8 +305,8 @@ def _draw_edges(
         colour = PURPLE
         if score > 0:
             colour = INK
-        # Bent outwards by t(1 - t), so that the edge passes the nodes between its ends;
-        # 3t² - 2t³ makes the rest of it leave and arrive level.
+        # The term t(1 - t) bends the edge outwards, around the nodes between its ends.
+        # With 3t² - 2t³, the way from one height to the other is level at both ends.
         t = np.linspace(0, 1, 25)
         height = min(0.36 * (x1 - x0), board.half_height + 1) * (
             1 if y0 + y1 >= 0 else -1
@@ -315,7 +321,7 @@ def _draw_edges(
 
 
 def _quality(ds: xr.Dataset) -> str:
-    """Write faithfulness and completeness, medians over series with the range."""
+    """Write faithfulness and completeness as medians over series, with ranges."""
     parts = []
     for name in ("faithfulness", "completeness"):
         effect = find_estimate(ds, name)
@@ -330,6 +336,7 @@ def _quality(ds: xr.Dataset) -> str:
 
 
 def _behaviour(ds: xr.Dataset) -> str:
+    """Write in words what the circuit is for."""
     word = str(ds.attrs.get("behaviour", "forecast"))
     if word == "forecast":
         return "the forecast"

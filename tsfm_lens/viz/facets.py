@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.viz.data import keep_joined_table
 from tsfm_lens.viz.printing import (
     LEAST_TYPE,
     PIXELS_PER_MM,
@@ -71,6 +72,7 @@ def compare(
     subtitle = first_meta["subtitle"]
     if subtitle != second_meta["subtitle"]:
         subtitle = f"{names[0]}: {subtitle}; {names[1]}: {second_meta['subtitle']}"
+    keep_joined_table(joint, figures, names)
     # finalize() adds margins, title and legend to the height of the panels, so the
     # margins that _arrange() has added are taken off
     margin = joint.layout.margin

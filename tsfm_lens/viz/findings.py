@@ -53,6 +53,8 @@ class EffectEstimate:
             where there are no twins.
         facts: attributes of ``NAME_p``, see :func:`.estimates.add_estimates`; also
             "twins", their number, or "twins_refused", the reason why there are none.
+        pales: whether figures mark members that are not significant; None where any
+            significant member decides it. Parts of an effect have that of the whole.
     """
 
     size: np.ndarray
@@ -67,26 +69,34 @@ class EffectEstimate:
     lead_share: np.ndarray | None = None
     learned: np.ndarray | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    pales: bool | None = None
 
     def at(self, which: Any) -> EffectEstimate:
         """Return the members at some positions, in the order given."""
         # who leads and what is learned was judged among all members, not these alone
-        parts = {
+        parts: dict[str, Any] = {
             name: getattr(self, name)[which]
             for name in ("size", "low", "high", "acts", "significant")
         }
+        parts["pales"] = self._pales
         return replace(self, leads=None, lead_share=None, learned=None, **parts)
 
     @property
     def pale(self) -> np.ndarray:
         """Members that a figure marks as not significant.
 
-        Where no member is significant, none is marked, so that a map still shows its
-        sizes.
+        Where no member of the whole effect is significant, none is marked, so that a
+        map still shows its sizes.
         """
-        if not self.significant.any():
+        if not self._pales:
             return np.zeros_like(self.significant)
         return ~self.significant
+
+    @property
+    def _pales(self) -> bool:
+        if self.pales is None:
+            return bool(self.significant.any())
+        return self.pales
 
     @property
     def spread(self) -> bool:
@@ -108,6 +118,7 @@ class EffectEstimate:
             name: np.append(getattr(self, name), True)
             for name in ("acts", "significant")
         }
+        parts["pales"] = self._pales
         return replace(self, leads=None, lead_share=None, learned=None, **parts)
 
     @property

@@ -41,24 +41,26 @@ from tsfm_lens.viz.sheet import blank, text_width
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, LABEL_TYPE, mixed, percent, plain
 from tsfm_lens.viz.words import capital, num
 
+# Dimensions by how they are drawn: places along the depth of the model; numbers of
+# singular values, counted from 1; and values that have a logarithmic axis.
 _DEPTH = ("layer", "stream")
 _SPECTRAL = ("mode", "weight_mode")
 _LOGARITHMIC = ("epsilon", "decade", "trial_period")
-# These are numbered, and still no axis: nothing lies between two heads.
+# Dimensions whose labels are numbers, and no axis: nothing lies between two heads.
 _MEMBERS = ("head", "seed", "draw", "sample", "quantile")
 _MAX_LINES = 8  # in a figure; more members make a map
 _MAX_GROUPS = 5  # dots in one row
 _MAX_ROWS = 30  # unless a caller asks for more
-_LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
+_LOWEST = 1e-9  # smallest singular value that is drawn, as a share of the largest
 # Most cells and most columns of a map that have room for numbers.
 _PRINTED = 200
 _MAX_NUMBERED = 12
 _ROW = 22  # pixels of a member
-_ROUNDING = 1e-6  # of the largest value of a map
+_ROUNDING = 1e-6  # share of a map's largest value, of which rounding can be the cause
 _MAP_WIDTH = 480  # pixels that the columns of a map share
-_SPREAD = 0.5  # of a row, over which its dots stand
-# endings of the variables that core.estimates.add_estimates() adds to those that it
-# tests
+_SPREAD = 0.5  # share of a row's height over which its dots are spread
+# Suffixes of the variables that core.estimates.add_estimates() adds to a tested one.
+# Tables have those of ``_TEST_PARTS`` alone.
 _TEST_PARTS = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
 _PARTS = (*_TEST_PARTS, "learned", "p", "floor")
 _DOCUMENTATION = """\
@@ -70,7 +72,14 @@ Args:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Values over one or two dimensions, and what a figure says of them."""
+    """Values over one or two dimensions, and what a figure says of them.
+
+    Attributes:
+        dims, values: the dimensions in the order drawn, and the values over them.
+        effect: the test or the interval of the values, if the result has any.
+        label: name of the variable in words.
+        remarks: parts of the subtitle.
+    """
 
     ds: xr.Dataset
     dims: tuple[str, ...]
@@ -89,7 +98,7 @@ class _Drawn:
         return self.label
 
     def hover(self, letter: str) -> str:
-        """Write the value in a hover box; it lies along the axis of a letter."""
+        """Write the template of a hover box for the value on axis "x", "y" or "z"."""
         if self.unit:
             unit = f" {plain(self.unit)}"
         else:
@@ -108,16 +117,16 @@ def draw_variable(
 ) -> go.Figure:
     """Draw one variable of a result by its dimensions.
 
-    Layer × head is a map, steps, lags and other numbers make lines, named members a row
-    of dots each, with intervals where the result has them. Over series it is the median
-    where the result has a test of it.
+    Layer × head becomes a map. Steps, lags and other numbers become the axis of lines.
+    Each named member becomes a row of dots, with intervals where the result has them.
+    Where the result has a test over series, the median over series is drawn.
 
     Args:
         result: labelled result with the attribute "kind", or without.
         variable: name; the first of the result unless given.
         title: of the figure; from the measurement and the model unless given.
         about: what the values are, a sentence under the title.
-        top: most members that are drawn a row each, the largest.
+        top: number of members, the largest, that are drawn as rows of dots.
         selection: a label, or an index counted from 0, by dimension: ``layer=3,
             series="co2"``.
 
@@ -137,7 +146,8 @@ def draw_variable(
     n_axes = len(_axes(drawn.ds, drawn.dims))
     if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
         return _draw_lines(drawn, last, *across)
-    # rows of dots show whiskers, which a map cannot, while groups do not overlap
+    # Rows of dots show whiskers, which a map cannot. They are readable while a row has
+    # few dots.
     few = drawn.effect is not None and drawn.ds.sizes[last] <= _MAX_GROUPS
     if not n_axes and (few or not across):
         return _draw_rows(drawn, top)
@@ -169,8 +179,8 @@ def generic_figure(
         kind: of the measurement.
         variable: that is drawn.
         title: content of the figure, as a sentence.
-        prepare: function that gives the Dataset that is drawn of a result; the result
-            itself unless given.
+        prepare: makes the Dataset to draw from a result; the result itself is drawn
+            unless given.
         facts: ``variables``, ``table``, ``sentences``, ``options`` …; see
             :func:`tsfm_lens.core.registry.figure`.
     """
@@ -205,7 +215,10 @@ def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
 
 
 def first_variable(ds: xr.Dataset) -> str:
-    """Return the first variable of numbers that is no part of a test of another."""
+    """Return the first variable of numbers that is no part of a test of another.
+
+    ``size_low`` is such a part where there is a variable ``size``.
+    """
     for name in map(str, ds.data_vars):
         stem, _, part = name.rpartition("_")
         is_part = part in _PARTS and stem in ds
@@ -226,10 +239,7 @@ def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    """Draw the first variable of a result for a page, which makes no choice.
-
-    Where a label is needed, it is the first.
-    """
+    """Draw the first variable of a result for a page, where nobody selects labels."""
     name = first_variable(ds)
     try:
         drawn = draw_variable(ds, name)
@@ -249,10 +259,14 @@ default_figure(draw_variable, table_of_first, panel_of_first)
 def _select(
     ds: xr.Dataset, name: str, title: str, about: str, selection: Mapping[str, Any]
 ) -> _Drawn:
-    """Select the values to draw, medians over series where these are tested."""
+    """Select the values to draw, which are medians over series where there is a test.
+
+    ``selection`` holds labels or positions by dimension.
+    """
     values = ds[name]
     if values.dtype.kind not in "biuf":
         raise InputError(f"{name!r} holds text, not numbers; expected a number a label")
+    # the position along each dimension that is not drawn
     at = _find_indices(ds, name, selection)
     ds = _drop_unused_labels(ds, name, at)
     left = [str(dim) for dim in values.dims if dim not in at]
@@ -261,7 +275,7 @@ def _select(
         left.remove("quantile")
     members = _in_order(ds, [dim for dim in left if dim != "series"])
     effect = None
-    # a test is over series, so of one series there is none
+    # a test is over all series, so there is none where one series is selected
     if members and "series" not in selection:
         effect = _read_effect(ds, name, members, at)
     dims = members
@@ -300,7 +314,8 @@ def _find_indices(
 ) -> dict[str, int]:
     """Return the position along each selected dimension, and 0 along those of one item.
 
-    Where every dimension has one item, the first stays, so that there is a mark.
+    Where every dimension has one item, the first dimension is kept, since a figure
+    needs one to draw along.
     """
     dims = [str(dim) for dim in ds[name].dims]
     at: dict[str, int] = {}
@@ -315,11 +330,12 @@ def _find_indices(
 
 
 def _drop_unused_labels(ds: xr.Dataset, name: str, at: Mapping[str, int]) -> xr.Dataset:
-    """Drop labels that have values for other members alone.
+    """Drop labels that have no value in the selection, but have some outside of it.
 
-    An example is the layers of a deeper model.
+    Where one of two models is selected, these are the layers that only the deeper one
+    has.
     """
-    # a label without a value in the whole result stays, as a gap that is to be seen
+    # a label without any value in the whole result stays, and is drawn as a gap
     known = ds[name].notnull()
     chosen = known.isel(at)
     keep: dict[str, Any] = {}
@@ -332,7 +348,7 @@ def _drop_unused_labels(ds: xr.Dataset, name: str, at: Mapping[str, int]) -> xr.
 
 
 def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
-    """Return the position of a label, or the position itself."""
+    """Return the position of a label; an integer that is no label is a position."""
     if dim == "series":
         return series_position(ds, value)
     # a label comes before an index: layer=3 is layer "3", wherever it stands
@@ -345,7 +361,10 @@ def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
 def _read_effect(
     ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
 ) -> EffectEstimate | None:
-    """Read a tested effect, or the interval or the test that a variable has itself."""
+    """Read a test over series, or the interval or significance of each value itself.
+
+    The second is for variables without a dimension of series.
+    """
     tested = find_estimate(ds, name, *dims, **at)
     if tested is not None or "series" in set(ds[name].dims) - set(at):
         return tested
@@ -358,13 +377,13 @@ def _read_effect(
         return None
     values = array(ds, name, *dims, **at)
     # no floor is known, so every member counts as above it
-    yes = np.ones(values.shape)
+    above_floor = np.ones(values.shape)
     return EffectEstimate(
         values,
         parts.get("low", values),
         parts.get("high", values),
-        yes,
-        parts.get("significant", yes) > 0,
+        above_floor,
+        parts.get("significant", above_floor) > 0,
     )
 
 
@@ -409,9 +428,9 @@ def _labels(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
-    """Name the members along a dimension for a legend.
+    """Name the members along a dimension for a legend, as "head 3".
 
-    No title of an axis says there what their numbers count.
+    A legend has no axis title that says what a bare "3" counts.
     """
     labels = _labels(ds, dim)
     if dim in _MEMBERS:
@@ -446,10 +465,11 @@ def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
 def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
     """Return the dimensions that are axes of curves.
 
-    These are the dimensions of numbers. Without one it is the depth, unless a map needs
-    it as an axis.
+    These are the dimensions of numbers. Where there is none, it is the depth, unless
+    the values are drawn as a map: over pairs of members, or over series or heads.
     """
     along = [dim for dim in dims if _is_axis(ds, dim)]
+    # a second dimension of the same members, such as layer and other_layer
     of_pairs = any(dim.startswith("other_") for dim in dims)
     if along or of_pairs or {"series", "head"} & set(dims):
         return along
@@ -458,24 +478,26 @@ def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
 
 def _is_axis(ds: xr.Dataset, dim: str) -> bool:
     """Test if a dimension is counted or measured, and its members have no names."""
-    # integers, floats and dates are places on an axis; all other labels are names
+    # The letters are numpy's kinds: integers, floats and dates are places on an axis,
+    # and all other labels are names. A dimension without labels is counted.
     has_names = dim in ds.coords and ds[dim].dtype.kind not in "iufM"
     is_depth = dim.removeprefix("other_") in _DEPTH
     return not has_names and not is_depth and dim not in _MEMBERS
 
 
 def _head_map(drawn: _Drawn) -> HeadMap:
-    """Return a map with colours around 0 where values have both signs.
+    """Return a map whose colours go both ways from 0 where a value is negative.
 
-    Elsewhere its colours never start below 0.
+    Otherwise they start at 0, or somewhat below the lowest value.
     """
     values = drawn.values
     known = values[np.isfinite(values)]
     low = None
     if known.size:
-        # white is for nothing, so the lowest value of a scale from above 0 is tinted
+        # white stands for no value or 0, so a tenth of the range is left below the
+        # lowest value, which is tinted then
         low = max(0.0, float(known.min() - 0.1 * np.ptp(known)))
-        # differences by rounding alone would fill the scale
+        # or differences by rounding alone would be stretched over all colours
         if np.ptp(known) < _ROUNDING * np.abs(known).max():
             low = 0.0
     return HeadMap(
@@ -491,7 +513,7 @@ def _head_map(drawn: _Drawn) -> HeadMap:
 
 
 def _draw_heat_map(drawn: _Drawn) -> go.Figure:
-    """Draw a map with the first of the dimensions downwards."""
+    """Draw a map with the first dimension as rows and the second as columns."""
     rows, columns = (
         [plain(label) for label in _labels(drawn.ds, dim)] for dim in drawn.dims
     )
@@ -516,10 +538,12 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         ygap=1 if len(rows) <= 60 else 0,
     )
     sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
-    # by the root of the size, as a few large values would leave the others white
+    # a few large values would leave all others white, so colours then go by the root of
+    # the size
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
     canvas.colours(_head_map(drawn).colours(root=bool(is_skewed)))
-    # or plotly would read labels such as "1" as numbers, and space them by value
+    # as categories: plotly would read labels such as "1" as numbers, and place them by
+    # value
     style = {"type": "category", "ticks": ""}
     panel.x(
         _axis_title(drawn.ds, drawn.dims[1]),
@@ -556,7 +580,8 @@ def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     x = _axis_values(ds, along)
     settings: dict[str, Any] = {}
     if along in _SPECTRAL:
-        # What is smaller is rounding. Zeros for NaN, as nanmax warns of empty lines.
+        # What is smaller is rounding. NaN is replaced by 0, since nanmax() would warn
+        # of a line without values.
         smallest = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
         lines = np.where(lines > smallest, lines, np.nan)
         settings = LOG_AXIS
@@ -600,12 +625,12 @@ def _axis_values(ds: xr.Dataset, dim: str) -> Any:
         return _labels(ds, dim)
     if dim not in ds.coords:
         first = 0
-        # the largest singular value is the first, not that of number 0
+        # singular values are counted from 1
         if dim in _SPECTRAL:
             first = 1
         return first + np.arange(ds.sizes[dim])
     values = ds[dim].values
-    # dates stay; numbers of a result that was read from a file may be of any type
+    # dates stay dates; numbers read from a file may be of any type, and become floats
     if values.dtype.kind == "M":
         return values
     return values.astype(float)
@@ -621,7 +646,10 @@ def _category(dim: str) -> dict[str, Any]:
 
 
 def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
-    """Draw a row of dots for each member, one dot for each of a second dimension."""
+    """Draw a row of dots for each member of the first dimension.
+
+    The dots of a row are the members of the second one; without it there is one dot.
+    """
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     ds = drawn.ds
@@ -640,7 +668,7 @@ def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
     order, remark = _largest(values, top, len(labels))
     canvas = blank(max(130, _ROW * len(order)), 420, below=60)
     panel = canvas.panel()
-    # dots of one row stand under each other, half a row from the first to the last
+    # dots of one row are stacked around its middle, so that whiskers do not overlap
     for index, group in enumerate(groups):
         offset = _SPREAD * (index - (len(groups) - 1) / 2) / len(groups)
         if effect is None:
@@ -658,7 +686,7 @@ def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
             across=True,
         )
     # an effect is compared with 0 even where all sizes lie on one side
-    if noise is not None or (values < 0).any():
+    if effect is not None or (values < 0).any():
         panel.vline(0.0)
     panel.x(drawn.value_title)
     panel.y(
@@ -672,9 +700,9 @@ def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
 
 
 def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]:
-    """Return the positions of the members with the largest values, in their order.
+    """Return the positions of the members of largest size, and a remark on the others.
 
-    A remark says what is left out.
+    ``values`` are (member, group); members stay in the order of the result.
     """
     known = np.flatnonzero(np.isfinite(values).any(axis=1))
     if not len(known):

@@ -1,10 +1,11 @@
 """Attribution of the forecast to stretches of the input and to covariates.
 
-:func:`input_timeline` draws effects under the series, :func:`input_waterfall` the way
-from the reference forecast to the forecast. :func:`deletion_lines` and
-:func:`read_tests` show how faithful an explanation is. ``_Part`` selects the quantile
-that a figure is about. Attributions are made in :mod:`tsfm_lens.explain`; effects over
-many items are in :mod:`tsfm_lens.viz.input_effects`.
+:func:`input_timeline` draws effects under the series. :func:`input_waterfall` adds them
+up, from the reference forecast (of masked input) to the forecast.
+:func:`deletion_lines` and :func:`read_tests` show how faithful an explanation is.
+``_QuantileView`` selects the quantile that a figure is about. Attributions are made in
+:mod:`tsfm_lens.explain`; effects over many items are in
+:mod:`tsfm_lens.viz.input_effects`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tsfm_lens.viz.theme import (
     number,
     plain,
 )
-from tsfm_lens.viz.words import listed, measured, num, signed
+from tsfm_lens.viz.words import measured, signed
 
 __all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
 
@@ -58,6 +59,10 @@ _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
 # Where the mean is below this share of the mean absolute effect, steps differ in sign.
 _MIXED = 0.9
+BOTH_WAYS = "both ways"
+# Smallest difference of the halves of a forecast, as a share of its range, that is no
+# level course.
+_LEVEL = 0.05
 # A reference forecast further than this from the context's mean, in standard
 # deviations, has another level than the series.
 _FAR = 3.0
@@ -67,24 +72,26 @@ Quantile = float | tuple[float, float] | None
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
     """State how far the reference is from the forecast, and the largest effects."""
-    one = ds.isel(quantile=median_position(ds["quantile"].values))
-    steps = array(one, "attribution", "segment", "step")
-    distance = np.zeros(len(steps))
+    median = ds.isel(quantile=median_position(ds["quantile"].values))
+    effects = array(median, "attribution", "segment", "step")
+    # of the interval of each segment's effect; 0 where masks and paths are not sampled
+    half_widths = np.zeros(len(effects))
     if "half_width" in ds:
-        distance = one["half_width"].mean("step").values
+        half_widths = median["half_width"].mean("step").values
     # an effect is a difference of two forecasts, each of which is rounded
     threshold = 2 * float(ds.attrs.get("rounding", 0.0))
     # half-widths of the segments of a group are not independent, so their plain sum
     # bounds that of the group
     acting = [
         group
-        for group in ranked(ds, steps)
-        if np.abs(steps[group].sum(0)).mean() > max(distance[group].sum(), threshold)
+        for group in ranked(ds, effects)
+        if np.abs(effects[group].sum(0)).mean()
+        > max(half_widths[group].sum(), threshold)
     ]
-    largest = [_moves(ds, steps[group], group) for group in acting[:_MAX_NAMES]]
+    largest = [_moves(ds, effects[group], group) for group in acting[:_MAX_NAMES]]
     effects_text = "No part of the input moves it beyond the noise."
     if largest:
-        effects_text = f"Largest effects: {listed(largest)}."
+        effects_text = f"What moves it most: {'; '.join(largest)}."
     # one text, so that the overview of a page says what moves the forecast
     if "verdict" in ds.attrs:
         effects_text = f"{effects_text} Verdict: the explanation {ds.attrs['verdict']}"
@@ -94,19 +101,21 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             )
         effects_text = f"{effects_text} (criteria below)."
     far = float(ds.attrs.get("reference_distance", 0.0))
-    rest = float(one["remainder"].mean())
+    # the part of the change that belongs to no single segment
+    rest = float(median["remainder"].mean())
     # a remainder below a twentieth of all effects is not worth a sentence
-    is_joint = bool(acting) and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum()
+    is_joint = bool(acting) and abs(rest) > 0.05 * np.abs(effects.mean(1)).sum()
     repeats = ds.attrs.get("repeats") or None
-    # The spread over seeds has that over masks in it, so one sentence says both. An
-    # estimate that has settled has met its tolerance and needs no larger budget.
+    # The sentence on masks is left out where there are repeats, as the spread over
+    # seeds includes that over masks, and where the estimate has met its tolerance
+    # ("settled"), as it needs no larger budget.
     is_sampled = "half_width" in ds and not repeats and not ds.attrs.get("settled")
     return [
         *summarize(
             ds,
             "The forecast of {target} averages {whole:unit} over {steps} steps"
-            " ({statistic}); with all inputs replaced by {reference} it averages"
-            " {nothing}. {most}",
+            " ({statistic}){course}; with all inputs replaced by {reference} it"
+            " averages {nothing}. {most}",
             "The reference forecast lies {far} standard deviations from the mean of the"
             " context, so effects include the level of the series. A reference that"
             " keeps the level shows the other effects better.",
@@ -116,20 +125,38 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             "±{reach} a step.",
             f"Masks were sampled: {CONFIDENCE_TEXT} intervals reach "
             "±{sampled} a step. A larger budget narrows them.",
-            whole=one["forecast"].mean(),
+            whole=median["forecast"].mean(),
             steps=ds.sizes["step"],
             statistic=name_statistic(ds),
+            course=_describe_course(ds, median["forecast"].values),
             reference=name_reference(ds),
-            nothing=one["reference_forecast"].mean(),
+            nothing=median["reference_forecast"].mean(),
             most=effects_text,
             far=far if far > _FAR else None,
             rest=rest if is_joint else None,
             repeats=repeats,
-            reach=distance.max(),
-            sampled=distance.max() if is_sampled else None,
+            reach=half_widths.max(),
+            sampled=half_widths.max() if is_sampled else None,
         ),
         *_read_width(ds),
     ]
+
+
+def _describe_course(ds: xr.Dataset, forecast: np.ndarray) -> str:
+    """Say how the second half of a forecast (step,) lies to its first.
+
+    It is "" for a single step.
+    """
+    if len(forecast) < 2:
+        return ""
+    # an odd number of steps has one in the middle, which is left out
+    half = len(forecast) // 2
+    change = float(forecast[-half:].mean() - forecast[:half].mean())
+    if abs(change) < _LEVEL * float(np.ptp(forecast)) or not change:
+        return ", as high in its second half as in its first"
+    size = measured(find_unit(ds).strip())(abs(change))
+    comparative = "higher" if change > 0 else "lower"
+    return f", {size} {comparative} in its second half than in its first"
 
 
 def _read_width(ds: xr.Dataset) -> list[str]:
@@ -137,7 +164,7 @@ def _read_width(ds: xr.Dataset) -> list[str]:
     levels = np.sort(ds["quantile"].values.astype(float))
     if len(levels) < 2:
         return []
-    view = _Part(ds, (float(levels[0]), float(levels[-1])))
+    view = _QuantileView(ds, (float(levels[0]), float(levels[-1])))
     return summarize(
         ds,
         "The {interval} averages {width:unit}; of the reference, {reference}. Most of"
@@ -150,13 +177,14 @@ def _read_width(ds: xr.Dataset) -> list[str]:
 
 
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
-    """Group the segments of each known covariate, and sort the groups.
+    """Group segments by the known covariate they belong to, and sort the groups.
 
     The group of largest mean absolute effect comes first; ``effect`` is (segment,
     step).
     """
     # A known covariate has segments in the past and in the future, and is one input to
-    # a reader. Every other segment is a group by itself; -1 is the index of none.
+    # a reader: they share the key (row, -1). Every other segment is a group by itself,
+    # by the key (row, its index).
     groups: dict[tuple[int, int], list[int]] = {}
     for index, (row, kind) in enumerate(
         zip(ds["row"].values, ds["kind"].values, strict=True)
@@ -174,30 +202,34 @@ def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 
     Means are over steps, in data units; the largest comes first.
     """
-    steps = array(
-        ds,
-        "attribution",
-        "segment",
-        "step",
-        quantile=median_position(ds["quantile"].values),
-    )
+    median = median_position(ds["quantile"].values)
+    effects = array(ds, "attribution", "segment", "step", quantile=median)
     labels = names(ds, "segment")
-    groups = [
-        item
-        for group in ranked(ds, steps)
-        for item in (group, *([i] for i in group if len(group) > 1))
-    ]
-    sums = {group_name(labels, group): steps[group].sum(0) for group in groups}
+    groups = []
+    for group in ranked(ds, effects):
+        groups.append(group)
+        # a covariate of several segments is listed as a whole, then by segment
+        if len(group) > 1:
+            groups += [[index] for index in group]
+    totals = {group_name(labels, group): effects[group].sum(0) for group in groups}
     return [
-        {"input": n, "mean": float(s.mean()), "mean_absolute": float(abs(s).mean())}
-        for n, s in sums.items()
+        {
+            "input": name,
+            "mean": float(total.mean()),
+            "mean_absolute": float(abs(total).mean()),
+        }
+        for name, total in totals.items()
     ]
 
 
 def group_name(
     labels: list[str], group: list[int], words: list[str] | None = None
 ) -> str:
-    """Name a segment, as in ``words`` if given, or the covariate of several."""
+    """Name a group: one segment by its name, several by their covariate.
+
+    ``words`` are names of the segments that are used in place of ``labels`` for one
+    segment.
+    """
     first = labels[group[0]]
     if len(group) == 1:
         return (words or labels)[group[0]]
@@ -205,34 +237,45 @@ def group_name(
     return re.sub(r", past$| -?\d+ to -?\d+$", "", first) + " in total"
 
 
-def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int]) -> str:
-    """Write how far a group moves the steps and which way."""
+def _moves(ds: xr.Dataset, effects: np.ndarray, group: list[int]) -> str:
+    """Write how far a group moves the forecast, and which way.
+
+    ``effects`` are those of its segments, (segment, step).
+    """
     name = group_name(names(ds, "segment"), group, name_segments(ds))
-    size, way = moved(steps.sum(0))
-    return f"{name} by {measured(find_unit(ds).strip())(size)} ({way})"
+    size, way = moved(effects.sum(0))
+    verb = {"up": "raises it by", "down": "lowers it by"}.get(way, "moves it by")
+    text = f"{name} {verb} {measured(find_unit(ds).strip())(size)}"
+    if verb == "moves it by":
+        text = f"{text} ({way})"
+    return text
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:
-    """Return the mean size of an effect (step,), and which way it goes in words."""
+    """Return the mean size of an effect (step,), and which way it goes in words.
+
+    The words are "up", "down", or at how many steps it goes up.
+    """
     size = float(np.abs(effect).mean())
-    mean = float(effect.mean())
-    up = int((effect > 0).sum())
-    mixed_signs = abs(mean) < _MIXED * size
-    way = "down"
-    if mean > 0:
-        way = "up"
-    if mixed_signs and mean:
-        way = f"{way} by {num(abs(mean))} on average, up at {up} of {len(effect)} steps"
-    elif mixed_signs:
-        way = f"up at {up} of {len(effect)} steps, and down as much"
+    way = direction(float(effect.mean()), size)
+    if way == BOTH_WAYS:
+        n_up = int((effect > 0).sum())
+        way = f"up at {n_up} of {len(effect)} steps"
     return size, way
 
 
-def _table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate mean and mean absolute effect, a row per segment and quantile.
+def direction(mean: float, size: float) -> str:
+    """Say which way an effect goes, by its mean and its mean size over steps.
 
-    Both are over steps.
+    It is "up" or "down" where nearly all of the size is in the mean, else "both ways".
     """
+    if abs(mean) < _MIXED * size:
+        return BOTH_WAYS
+    return "up" if mean > 0 else "down"
+
+
+def _table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate mean and mean absolute effect over steps, by segment and quantile."""
     effect = ds["attribution"]
     means = {"mean_absolute": abs(effect).mean("step"), "mean": effect.mean("step")}
     table = frame(xr.Dataset(means), *means)
@@ -257,10 +300,10 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     A segment is coloured by what it does to the forecast.
 
     Args:
-        quantile: whose effects are shown, the median's if None; of two, what widens the
-            interval between them.
+        quantile: whose effects are shown, the median's if None. Of two quantiles, the
+            effects on the width of the interval between them are shown.
     """
-    view = _Part(ds, quantile)
+    view = _QuantileView(ds, quantile)
     window = series_window(ds, view.target, context_steps=ds.sizes["time"])
     strips: dict[str, list[int]] = {}
     for index, row in enumerate(ds["row"].values):
@@ -323,14 +366,15 @@ def is_additive(ds: xr.Dataset, segment: int) -> bool:
 def _draw_strip(
     panel: Panel,
     ds: xr.Dataset,
-    view: _Part,
+    view: _QuantileView,
     window: SeriesWindow,
     segments: list[int],
     row: int,
 ) -> None:
-    """Draw stretches of one series, or an additive part.
+    """Draw the segments of one series, or an additive part, as a row of cells.
 
-    Where the series has no segment nothing is drawn.
+    The colour is the mean size of the effect, the arrow its direction. Where the series
+    has no segment nothing is drawn.
     """
     ordered = np.array(segments)[np.argsort(ds["start"].values[segments])]
     edges = [float(ds["start"].values[ordered[0]])]
@@ -340,25 +384,29 @@ def _draw_strip(
     for index in map(int, ordered):
         start = float(ds["start"].values[index])
         stop = float(ds["stop"].values[index])
-        distance = float(view.half_width[index])
+        half_width = float(view.half_width[index])
         label = (
             f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on"
             " average"
         )
-        label += f", ±{number(distance)} ({CONFIDENCE_TEXT})" if distance else ""
-        cells = [(stop, view.strength[index], label)]
+        if half_width:
+            label += f", ±{number(half_width)} ({CONFIDENCE_TEXT})"
         _, way = moved(view.values[index])
+        arrow = {"up": "↑", "down": "↓"}.get(way, "↕")
+        # a cell is its right edge, value, text and arrow; it begins at the edge before
+        cells = [(stop, view.strength[index], label, arrow)]
         if start > edges[-1]:
             # a gap before the stretch
-            cells.insert(0, (start, np.nan, ""))
-        for edge, value, text in cells:
+            cells.insert(0, (start, np.nan, "", ""))
+        for edge, value, text, sign in cells:
             edges.append(edge)
             values.append(value)
             texts.append(text)
-            arrows.append({"up": "↑", "down": "↓"}.get(way, "↕") if text else "")
+            arrows.append(sign)
     x = window.time.at(np.array(edges) - 0.5)
     hover = f"%{{customdata}}<br>%{{z:+.4g}} {plain(view.unit)}"
-    # by edges: plotly draws no two maps of one row each on an axis of names
+    # the row is given by its lower and upper edge: on an axis of names, plotly cannot
+    # draw several maps of one row each
     panel.cells(
         np.array([values]),
         x,
@@ -378,19 +426,20 @@ def _draw_strip(
 def input_waterfall(
     ds: xr.Dataset, *, quantile: Quantile = None, top: int = 14
 ) -> go.Figure:
-    """Draw the way from the reference forecast to the forecast, by segment.
+    """Draw how effects of segments lead from the reference forecast to the forecast.
 
     Effects are in data units.
 
     Args:
-        quantile: see :func:`input_timeline`; of two, the way from the width of the
-            reference's interval to its own. If None the median, and beside it the
-            interval between the outer quantiles.
+        quantile: see :func:`input_timeline`; of two, bars lead from the width of the
+            interval in the reference forecast to that in the forecast. If None there
+            are two panels: the median, and the width between the outer quantiles.
+        top: number of inputs that have a bar of their own; the others are summed.
     """
     levels = np.sort(ds["quantile"].values.astype(float))
-    views = [_Part(ds, quantile)]
+    views = [_QuantileView(ds, quantile)]
     if quantile is None and len(levels) > 1:
-        views.append(_Part(ds, (float(levels[0]), float(levels[-1]))))
+        views.append(_QuantileView(ds, (float(levels[0]), float(levels[-1]))))
     view = views[0]
     order = ranked(ds, view.values)
     groups = order[:top]
@@ -438,21 +487,21 @@ def input_waterfall(
 
 def _draw_waterfall(
     panel: Panel,
-    view: _Part,
+    view: _QuantileView,
     groups: list[list[int]],
     rest: list[int],
     labels: list[str],
 ) -> None:
     """Draw the bars of groups of segments, of the rest and of joint effects.
 
-    ``labels`` are in this order.
+    ``labels`` name the bars in this order.
     """
     effects = [float(view.effect[group].sum()) for group in groups]
     # the interval of a sum is no wider than the sum of the intervals
-    distance = [float(view.half_width[group].sum()) for group in groups]
+    half_widths = [float(view.half_width[group].sum()) for group in groups]
     if rest:
         effects.append(float(view.effect[rest].sum()))
-    # the label of joint effects is left, which the caller added after all others
+    # one label more than effects is that of joint effects, which the caller put last
     if len(labels) > len(effects):
         effects.append(float(view.of("remainder", "step").mean()))
     start = float(view.of("reference_forecast", "step").mean())
@@ -472,16 +521,17 @@ def _draw_waterfall(
         connector={"line": {"color": GREY, "width": 0.7}},
         customdata=[plain(label) for label in labels],
     )
-    distance += [0.0] * (len(effects) - len(distance))
-    if any(distance):
+    # the bars of the rest and of joint effects have no interval
+    half_widths += [0.0] * (len(effects) - len(half_widths))
+    if any(half_widths):
         # plotly's waterfall has no error bars, so points of 1 pixel carry them
-        style = {"type": "data", "array": distance, "color": INK, "thickness": 1}
+        style = {"type": "data", "array": half_widths, "color": INK, "thickness": 1}
         panel.dots(totals, positions, size=1, error_x={**style, "width": 3})
-    for index, effect, end, width in zip(
-        positions, effects, totals, distance, strict=True
+    for index, effect, end, half_width in zip(
+        positions, effects, totals, half_widths, strict=True
     ):
         # a bar of a negative effect ends at the left of where it starts
-        right = max(end - effect, end + width)
+        right = max(end - effect, end + half_width)
         panel.note(signed(effect), right, index, size=10, xanchor="left", xshift=4)
     for row, value, word in (
         (0, start, "reference forecast"),
@@ -501,7 +551,7 @@ def _draw_waterfall(
     )
 
 
-class _Part:
+class _QuantileView:
     """One quantile of an attribution, or the width between two, in data units.
 
     Attributes:
@@ -514,12 +564,14 @@ class _Part:
     """
 
     def __init__(self, ds: xr.Dataset, quantile: Quantile) -> None:
-        count = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0
-        left = ds.sizes.get("series", 0)
-        if count > left:
+        n_explained = 0
+        if "row" in ds and ds["row"].size:
+            n_explained = int(ds["row"].max()) + 1
+        n_left = ds.sizes.get("series", 0)
+        if n_explained > n_left:
             raise InputError(
-                f"this explanation covers {count} series, of which {left} are left;"
-                " draw the item with every series"
+                f"this explanation covers {n_explained} series, of which {n_left} are"
+                " left; draw the item with every series"
             )
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -570,7 +622,7 @@ class _Part:
             self.sampled = f"whiskers: {CONFIDENCE_TEXT} intervals over {samples}"
 
     def of(self, name: str, *dims: str) -> np.ndarray:
-        """Return values of the quantile, or of the upper minus the lower one."""
+        """Return a variable at the quantile, or at the upper minus at the lower one."""
         first, *second = (
             array(self._ds, name, *dims, quantile=item) for item in self._levels
         )
@@ -601,9 +653,9 @@ def describe_method(ds: xr.Dataset) -> str:
 
 
 def name_reference(ds: xr.Dataset) -> str:
-    """Name what stands for the inputs.
+    """Name what replaces masked inputs.
 
-    That is values of the reference, or nothing in place of additive parts.
+    Stretches are replaced by values of the reference; additive parts are taken out.
     """
     if "part_values" in ds.coords:
         return "the past without its parts"
@@ -615,9 +667,9 @@ _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown fi
 
 
 def read_tests(ds: xr.Dataset) -> list[str]:
-    """State the verdict by :mod:`tsfm_lens.core.verdict`.
+    """State the verdict of :mod:`tsfm_lens.core.verdict` on the explanation.
 
-    It is over all tests of the page, where there are others.
+    It is that of all tests of a page, where the page has left it in the attributes.
     """
     word, sentences = verdict(ds)
     full = ds.attrs.get("verdict", word)
@@ -640,7 +692,7 @@ def read_tests(ds: xr.Dataset) -> list[str]:
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
     """Draw how far the forecast moves as segments are masked, and as they are shown.
 
-    The order of segments is that of each explanation.
+    There is a curve for each explanation, which orders the segments by their effect.
     """
     explanations = names(ds, "explanation")
     unit = find_unit(ds) or "data units"
@@ -655,14 +707,14 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         shared_yaxes=True,
     )
     # from no segment masked to all of them
-    count = np.arange(ds.sizes["masked"])
+    counts = np.arange(ds.sizes["masked"])
     for index, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
         low, high = (
             array(ds, f"random_{end}", "masked", curve=index) for end in ("low", "high")
         )
-        panel.band(count, low, high, mixed(PALE, 0.7), _BAND, legend=True)
+        panel.band(counts, low, high, mixed(PALE, 0.7), _BAND, legend=True)
         middle = array(ds, f"random_{name}", "draw", "masked").mean(0)
-        panel.line(count, middle, "random orders, mean", colour=GREY, dash="dot")
+        panel.line(counts, middle, "random orders, mean", colour=GREY, dash="dot")
         for row, explanation in enumerate(explanations):
             y = array(ds, name, "masked", explanation=row)
             hover = (
@@ -670,7 +722,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
             )
             colour = CATEGORICAL[row % len(CATEGORICAL)]
             panel.line(
-                count,
+                counts,
                 y,
                 explanation,
                 hover,
@@ -680,7 +732,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
             )
         panel.x(
             "segments masked" if name == "deletion" else "segments shown",
-            dtick=max(1, len(count) // 12),
+            dtick=max(1, len(counts) // 12),
         )
     canvas.panel(1, 1).y(
         f"distance from the\nwhole forecast ({unit})", rangemode="tozero"

@@ -53,10 +53,10 @@ from tsfm_lens.viz.words import (
 
 __all__ = ["lens_forecast", "logit_map"]
 
-_ROWS = 48
-_CELLS = 150_000  # in the whole figure
-_LONG = 128  # steps from which on a panel needs half of the width
-FLOOR = 1e-3  # probabilities below are drawn as this
+_ROWS = 48  # of values in a panel, at most
+_CELLS = 150_000  # in the whole figure, at most
+_LONG = 128  # steps above which a row has two panels at most
+FLOOR = 1e-3  # smaller probabilities are drawn as this one
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
@@ -77,10 +77,7 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
 
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
-    """State how often the most probable value of layers is the final one.
-
-    Its distance from the truth is stated too.
-    """
+    """State how close each layer's top bin is to the final one, and to the truth."""
     if flat := describe_flat(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
@@ -88,6 +85,7 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     value = array(one, "value", "bin", series=0)
     mode = labelled(one, value[probability.argmax(axis=-1)], "layer", "step")
     width = np.median(np.diff(np.sort(value))) if len(value) > 1 else 0.0
+    # within one bin, as 1.5 lies between the distances of one bin and of two
     agree = (abs(mode - mode[-1]) <= 1.5 * width).mean("step")
     truth = one["truth"][0] if "truth" in one else np.nan
     return summarize(
@@ -99,16 +97,13 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
         " smallest: {error:lowest unit}.",
         agree=agree,
         often=agree >= 0.5,
-        # one step at which an early layer is far off would decide the mean
+        # the median, as a single step that is far off would decide a mean
         error=abs(mode - truth).median("step"),
     )
 
 
 def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """State how far each layer's forecast is from the last layer's.
-
-    Its error is stated too where the truth is known.
-    """
+    """State how far each layer's forecast is from the last one, and from the truth."""
     if flat := describe_flat(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
@@ -135,13 +130,15 @@ def map_table(
 ) -> pd.DataFrame:
     """Tabulate the drawn cells of the logit map with at least ``least`` probability."""
     parts = []
-    # of the figure, so that the table has the cells that are drawn
+    # read from the figure, so that the table has the same cells
     for trace in fig.data:
         if trace.type != "heatmap":
             continue
+        # (row of values, column of steps)
         mass = np.asarray(trace.customdata, dtype=float)
         edges = np.asarray(trace.y, dtype=float)
         row, column = np.nonzero(mass >= least)
+        # steps that a column averages
         group = int(trace.meta["steps"])
         part = pd.DataFrame(
             {"layer": trace.name, "step": np.array(names(ds, "step"))[column * group]}
@@ -197,7 +194,7 @@ def logit_sheet(
 ) -> tuple[Sheet, list[str]]:
     """Draw the panels of :func:`logit_map`, and write its subtitle.
 
-    ``layers`` are positions.
+    ``layers`` are positions; ``rows`` is the largest number of rows of values.
     """
     probability = array(
         ds.isel(layer=layers), "probability", "layer", "step", "bin", series=view.index
@@ -216,12 +213,12 @@ def logit_sheet(
     ]
     long = len(view.future) > _LONG
     labels = layer_names(ds, layers)
+    # means over groups of steps, where there are too many cells to draw; mass is
+    # (layer, step, row)
     group = -(-mass.size // _CELLS)
     starts = np.arange(0, mass.shape[1], group)
-    mass = (
-        np.add.reduceat(mass, starts, axis=1)
-        / np.diff(np.append(starts, mass.shape[1]))[:, None]
-    )
+    group_sizes = np.diff(np.append(starts, mass.shape[1]))
+    mass = np.add.reduceat(mass, starts, axis=1) / group_sizes[:, None]
     if group == 1:
         columns = view.future
     else:
@@ -245,6 +242,7 @@ def logit_sheet(
             xgap=0,
             ygap=0,
         )
+        # lines are thinner where many steps share a panel
         weight = 1.0
         if long:
             weight = 0.7
@@ -276,6 +274,7 @@ def logit_sheet(
         mark_start(panel, view.time)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
+    # colours go by powers of ten, of which these are the exponents
     ticks = np.arange(round(np.log10(FLOOR)), 1)
     bar: Style = {
         "tickvals": ticks.tolist(),
@@ -302,9 +301,11 @@ def visible_rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut bins to ``bounds``, and add up adjacent ones to at most ``rows`` rows.
 
-    Every row has as many bins. Edges and masses of the rows are returned, and the share
-    of the probability that lies outside.
+    ``centres`` (bin,) ascend; ``probability`` is (layer, step, bin). All rows have the
+    same number of bins, but the last one may have fewer. Returns the edges of rows, the
+    probability of each row (layer, step, row), and by layer the share outside.
     """
+    # a bin ends halfway to its neighbours, and at the ends it is symmetric
     middles = (centres[1:] + centres[:-1]) / 2
     if len(centres) > 1:
         limits = (
@@ -316,6 +317,7 @@ def visible_rows(
     edges = np.concatenate([limits[:1], middles, limits[1:]])
     first = min(int(np.searchsorted(edges[1:], bounds[0])), len(centres) - 1)
     last = max(int(np.searchsorted(edges[:-1], bounds[1])), first + 1)
+    # bins of a row; -(-a // b) rounds up
     group = -(-(last - first) // rows)
     starts = np.arange(first, last, group)
     stop = min(starts[-1] + group, len(centres))
@@ -327,9 +329,10 @@ def visible_rows(
 def central_range(
     centres: np.ndarray, probability: np.ndarray, core: np.ndarray
 ) -> tuple[float, float]:
-    """Return the range of a series and of the central 98 % of a probability.
+    """Return a range that holds a series and the central 98 % of the probability.
 
-    The probability is (step, bin); its central part is taken at every step.
+    ``probability`` is (step, bin), and its central part is taken at every step. It may
+    extend the range of the series, ``core``, by this range on each side at most.
     """
     share = np.cumsum(probability, axis=-1)
     share /= share[:, -1:]
@@ -373,7 +376,7 @@ def lens_forecast(
 
 
 def _entropies(ds: xr.Dataset) -> xr.Dataset:
-    """Return the mean entropy over steps: median and range over series, by layer."""
+    """Return the entropy by layer, mean over steps: median and range over series."""
     entropy = ds["entropy"].mean("step").assign_attrs(units="nats")
     return with_range(ds, entropy)
 
@@ -425,6 +428,7 @@ def read_gain(ds: xr.Dataset) -> list[str]:
             " it, so it has no gain."
         )
     change = "Change of {metric} by layers{gain:basis}: {gain:largest signed %}."
+    # only the sentences on the first metric say which gains are significant
     first, *rest = (ds.isel(metric=position) for position in range(ds.sizes["metric"]))
     out += summarize(first, change, effect="gain", noun="layers")
     for item in rest:
@@ -433,7 +437,7 @@ def read_gain(ds: xr.Dataset) -> list[str]:
 
 
 def _gains(ds: xr.Dataset) -> xr.Dataset:
-    """Leave out layers without a gain."""
+    """Return the gains in percent, without layers that have none."""
     metadata = {"units": "%", "long_name": "change of the error"}
     ds = ds.dropna("layer", subset=["gain"], how="all")
     return ds.assign(gain=ds["gain"].assign_attrs(metadata))
@@ -449,7 +453,7 @@ draw_gain = generic_figure(
 
 @panels("layer_gain")
 def _gain_panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    # where every layer's forecast is exact there is no gain
+    # a gain is relative to the error before, so there is none if all errors are 0
     if np.isfinite(ds["gain"].values).any():
         table = frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
         yield FigurePanel(draw_gain(ds), table, read_gain(ds))

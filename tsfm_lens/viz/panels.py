@@ -30,12 +30,13 @@ from tsfm_lens.viz.words import after_number
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesWindow:
-    """One series around the start of its forecast, cut to what is drawn.
+    """One series with its forecast steps and the end of its context, as it is drawn.
 
     Attributes:
         index: position of the series in the result.
         title: of the value axis.
-        statistic: that the forecast is, such as "median".
+        statistic: what the forecast is, such as "median".
+        time: steps with their dates, for axes and hover boxes.
         past, context: steps and values that the model was given.
         future, truth: steps of the forecast and the true values, NaN where unknown.
         hidden: number of context steps that are not drawn.
@@ -55,7 +56,7 @@ class SeriesWindow:
 
     @property
     def remark(self) -> str:
-        """Part of a subtitle on the length of the context."""
+        """Part of a subtitle that says how much of the context is drawn."""
         n = len(self.past)
         if self.hidden:
             return f"last {n} of {n + self.hidden} context steps"
@@ -63,7 +64,7 @@ class SeriesWindow:
 
     @property
     def observations(self) -> np.ndarray:
-        """All values that are known, NaN among them: context and truth."""
+        """Context and truth in one array, with NaN where a value is missing."""
         return np.concatenate([self.context, self.truth])
 
     @property
@@ -105,7 +106,7 @@ class SeriesWindow:
     ) -> None:
         """Draw a curve over the forecast steps.
 
-        Its hover box has ``words``, or its name and statistic unless they are given.
+        Its hover box begins with ``words``; unless given, with its name and statistic.
         """
         hover = self.hover(words or f"{name} ({self.statistic})")
         panel.line(
@@ -121,7 +122,7 @@ class SeriesWindow:
         )
 
     def title_axes(self, panel: Panel) -> None:
-        """Title time and value of the one panel of a figure."""
+        """Write the titles of both axes of a panel."""
         panel.x(self.time.title)
         panel.y(self.title)
 
@@ -132,10 +133,12 @@ def series_window(
     context_steps: int | None,
     least: int | None = None,
 ) -> SeriesWindow:
-    """Cut one series of a result to the end of its context.
+    """Cut one series of a result to the last steps of its context and its forecast.
 
-    ``context_steps`` of the context are left. If None, these are five lengths of the
-    forecast and at least 60; with ``least``, two lengths and at least that many.
+    Args:
+        context_steps: number of context steps. If None, five times the length of the
+            forecast, but at least 60; if ``least`` is given, twice that length, but at
+            least so many.
     """
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
@@ -175,7 +178,7 @@ def series_window(
 
 
 def value_hover(words: str, time: Timeline, unit: str) -> str:
-    """Return the hover box of a line of values: what it is, when, and how much."""
+    """Return the template of a hover box: what a value is, its time, and the value."""
     return f"{plain(words)}<br>{time.hover}<br>%{{y:.4g}} {plain(after_number(unit))}"
 
 
@@ -205,14 +208,15 @@ def draw_bands(
 ) -> None:
     """Draw the central intervals and the median of a quantile forecast.
 
-    The widest interval comes first, so that the narrower ones lie over it. Quantiles
-    without a counterpart are lines.
+    ``quantiles`` are levels, ``values`` (quantile, step). Two levels that sum to 1 make
+    an interval; the widest is drawn first, so that narrower ones lie over it. Other
+    quantiles are lines.
     """
     order = np.argsort(quantiles)
     quantiles = np.asarray(quantiles, dtype=float)[order]
     values = values[order]
-    # Positions of levels that sum to 1, the widest pair first. The median would be its
-    # own partner. 0.499 and 1e-6 leave room for levels that are rounded, as 0.1 + 0.9.
+    # Each level below the median with the one nearest to its counterpart, the widest
+    # pair first. 0.499 and 1e-6 leave room for levels that are rounded.
     partners = [
         (i, int(np.argmin(np.abs(quantiles - (1 - q)))))
         for i, q in enumerate(quantiles)
@@ -229,9 +233,9 @@ def draw_bands(
     x = view.time.at(view.future)
     middle = statistic or view.statistic
     for rank, (low, high) in enumerate(pairs if bands else []):
-        # the narrower, the darker, up to less than half of the median's blue
+        # narrower intervals are darker, but stay paler than the line of the median
         colour = mixed(BLUE, 0.16 + 0.3 * rank / max(len(pairs) - 1, 1))
-        # in the legend the first of a row of shares says what all of them are
+        # the first share in the legend says "interval", for those that follow too
         panel.band(
             x,
             values[low],
@@ -241,7 +245,7 @@ def draw_bands(
             legend=True,
         )
     unit = plain(after_number(view.unit))
-    # one text a step, as a band has no hover box of its own
+    # a text for each step, shown by the median's line: a band has no hover box
     intervals = [
         "".join(
             f"<br>with {share} probability {number(step[low])} to {number(step[high])}"
@@ -251,7 +255,8 @@ def draw_bands(
         for step in values.T
     ]
     paired = {i for pair in pairs for i in pair}
-    for i in sorted(set(range(len(quantiles))) - paired):
+    unpaired = sorted(set(range(len(quantiles))) - paired)
+    for i in unpaired:
         is_median = abs(quantiles[i] - 0.5) < 1e-6
         if is_median:
             word = middle
@@ -275,9 +280,9 @@ def fitted_range(
 ) -> tuple[tuple[float, float], bool]:
     """Return an axis range that holds ``core``, and whether it cuts ``others``.
 
-    It follows ``others`` at most ``reach`` spans of ``core`` beyond it.
+    The range grows towards ``others``, on each side by ``reach`` times the range of
+    ``core`` at most, so that a forecast that explodes does not flatten the series.
     """
-    # core sets the range, so that a forecast that explodes does not flatten the series
     core = core[np.isfinite(core)]
     others = others[np.isfinite(others)]
     if not len(core):
@@ -301,10 +306,7 @@ def fitted_range(
 def fit(
     sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any
 ) -> str:
-    """Set the value axes to :func:`fitted_range`; return a remark on values beyond.
-
-    The remark is "" where there are none.
-    """
+    """Set the value axes to :func:`fitted_range`; return a remark if values are cut."""
     bounds, is_cut = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
     return "values beyond the axis are cut off" if is_cut else ""
@@ -312,38 +314,38 @@ def fit(
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Steps relative to the start of the forecast, with their dates where known."""
+    """Steps relative to the start of the forecast, with their dates where known.
+
+    ``stamps`` are the dates of all ``steps``, or None.
+    """
 
     steps: np.ndarray
     stamps: np.ndarray | None
 
     @property
     def title(self) -> str:
-        """Title of an axis over this timeline; none over dates, which need none."""
+        """Title of an axis over this timeline, "" over dates, which need none."""
         if self.stamps is not None:
             return ""
         return "time (steps from the start of the forecast)"
 
     @property
     def short_title(self) -> str:
-        """Title of a narrow axis.
-
-        The figure's subtitle then says where steps count from.
-        """
+        """Title of a narrow axis; :attr:`remark` says where its steps count from."""
         if self.stamps is not None:
             return ""
         return "step"
 
     @property
     def remark(self) -> str:
-        """Addition to a subtitle for ``short_title``."""
+        """Part of a subtitle that explains ``short_title``."""
         if self.stamps is not None:
             return ""
         return "step 0 is the first forecast"
 
     @property
     def hover(self) -> str:
-        """Field of d3 that shows x of a trace in a hover box."""
+        """Template (of d3) for the time of a point in a hover box."""
         if self.stamps is not None:
             return "%{x|%Y-%m-%d %H:%M}"
         return "step %{x}"
@@ -351,7 +353,7 @@ class Timeline:
     def at(self, position: np.ndarray | float) -> np.ndarray:
         """Return axis coordinates of steps, which may be fractional.
 
-        Dates continue evenly beyond both ends.
+        Before the first and after the last date, dates go on at the same distance.
         """
         steps = np.asarray(position, dtype=float)
         if self.stamps is None:
@@ -359,7 +361,7 @@ class Timeline:
         ticks = self.stamps.astype("datetime64[ns]").astype(np.int64)
         first = ticks[0]
         last = ticks[-1]
-        # offsets from the first date: a float cannot hold the nanoseconds since 1970
+        # offsets from the first date, as a float would round nanoseconds since 1970
         inside = np.interp(steps, self.steps, ticks - first)
         # interp() is constant beyond both ends; timeline() gives two dates or more
         before = (ticks[1] - first) * np.minimum(steps - self.steps[0], 0)
@@ -369,8 +371,8 @@ class Timeline:
         return result
 
     def scalar(self, step: float) -> str | float:
-        """Return one step as shapes and ranges take it."""
-        # shapes and ranges take dates as text, which traces take as arrays too
+        """Return the axis coordinate of one step, as shapes and ranges need it."""
+        # plotly takes their dates as text, and arrays of dates for traces alone
         coordinate = self.at(float(step))
         if self.stamps is not None:
             return str(coordinate)
@@ -383,23 +385,31 @@ class Timeline:
         return f"step {step} ({self.date(step)})"
 
     def date(self, step: int) -> str:
-        """Write the date of one step, where these are known."""
+        """Write the date of one step of a timeline with dates."""
         return f"{pd.Timestamp(self.at(float(step)).item()):%Y-%m-%d %H:%M}"
 
 
 def name_segments(ds: xr.Dataset) -> list[str]:
     """Name segments as figures do.
 
-    A stretch is named by its first and last date where these are known, else by steps.
+    A stretch is named by its first and last date where these are known, and the same in
+    all series or that of the one target; else by steps.
     """
     labels = [true_minus(name) for name in names(ds, "segment")]
     target = str(ds.attrs.get("target", ""))
     series = names(ds, "series")
-    full = timeline(ds, series.index(target) if target in series else None)
-    if full.stamps is None:
+    if target in series:
+        timelines = [timeline(ds, series.index(target))]
+    else:
+        timelines = [timeline(ds, index) for index in range(len(series) or 1)]
+    full = timelines[0]
+    if full.stamps is None or any(
+        other.stamps is None or not np.array_equal(other.stamps, full.stamps)
+        for other in timelines[1:]
+    ):
         return labels
     dates = pd.DatetimeIndex(full.stamps)
-    # the shortest form that tells dates of this length and spacing apart
+    # the shortest format in which dates of this range and spacing differ
     day = "%d %b"
     if dates[-1] - dates[0] > pd.Timedelta(days=300):
         day = "%d %b %Y"
@@ -409,7 +419,7 @@ def name_segments(ds: xr.Dataset) -> list[str]:
         form = "%b %Y"
     else:
         form = day
-    # stop is the first step after the segment
+    # the first and the last step of each segment; stop is the step after the last
     bounds = zip(ds["start"].values, ds["stop"].values - 1, strict=True)
     spans = [
         " to ".join(
@@ -424,11 +434,8 @@ def name_segments(ds: xr.Dataset) -> list[str]:
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:
-    """Write dates as plotly reads them everywhere, to the millisecond.
-
-    A missing date is None.
-    """
-    # JavaScript counts time in milliseconds
+    """Write dates as texts that plotly reads in any place; a missing date is None."""
+    # to the millisecond, in which JavaScript counts time
     texts = np.datetime_as_string(dates, unit="ms")
     return [
         None if missing else str(text)
@@ -437,16 +444,17 @@ def as_text(dates: np.ndarray) -> list[str | None]:
 
 
 def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
-    """Return the timeline of one series of a labelled result."""
+    """Return the timeline of one series of a result, of the first unless given."""
+    # of the context, then of the forecast, as far as the result has them
     pieces: list[np.ndarray] = []
     stamps: list[np.ndarray] = []
-    dated = True
+    has_dates = True
     for dim, coord in (("time", "context_timestamp"), ("step", "forecast_timestamp")):
         if dim not in ds.dims:
             continue
         pieces.append(np.array([int(v) for v in names(ds, dim)]))
         if coord not in ds.coords:
-            dated = False
+            has_dates = False
             continue
         labels = ds[coord]
         if "series" in labels.dims:
@@ -456,12 +464,12 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
         steps = np.concatenate(pieces)
     else:
         steps = np.arange(0)
-    if not dated or len(steps) < 2:
+    if not has_dates or len(steps) < 2:
         return Timeline(steps=steps, stamps=None)
     dates = np.concatenate(stamps).astype("datetime64[ns]")
     valid = ~np.isnat(dates)
-    # A padded context has no dates at its far left. With any other gap no date is used,
-    # since at() needs the date of every step.
+    # A padded context has no dates at its beginning, and these steps are dropped. With
+    # any other gap no date is used, since at() needs the date of every step.
     first = int(np.argmax(valid))
     if valid.sum() < 2 or not valid[first:].all():
         return Timeline(steps=steps, stamps=None)

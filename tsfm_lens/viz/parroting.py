@@ -170,8 +170,9 @@ draw_amplitudes = generic_figure(
 @panels("seasonality_bias")
 def _seasons(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
-        table = frame(ds.isel(series=[i]), "amplitude")
-        text = read_seasons(ds)
+        one = ds.isel(series=[i])
+        table = frame(one, "amplitude")
+        text = read_seasons(one)
         drawn = draw_amplitudes(ds, series=i)
         yield FigurePanel(drawn, table, text, series=names(ds, "series")[i])
 

@@ -52,11 +52,11 @@ WORDS = {
     "first_order": "estimated share recovered",
     "error": "error of the estimate",
 }
-# Pixels of the panel of the series, and between it and the next.
-_UPPER = 170
+# Pixels: height of the panel of the series, and the gap between panels.
+_SERIES_HEIGHT = 170
 _GAP = 34
 _BAR = 210  # pixels: the shortest colour bar that its title fits beside
-_BEYOND = 1.5  # shares above run off the colours
+_MAX_SHARE = 1.5  # colours end at this share, either way
 _HALF = 0.5
 _POSITION = ("position_start", "position_stop", "position_special")
 
@@ -67,12 +67,15 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     one = ds.isel(series=[series])
     gap = np.abs(one["clean_forecast"] - one["corrupted_forecast"]).mean()
     share = one["recovered"]
+    measure = ""
+    if "metric" in ds.attrs:
+        measure = f"in {ds.attrs['metric']} "
     return summarize(
         one,
         "The clean and the corrupted forecast of {series} are {gap:unit} apart on "
         "average{shared}.",
-        "Patches that recover most of the way from the {base} to the {source} one: "
-        "{recovered:largest percent}.",
+        "Patches that recover most of the way {measure}from the {base} to the {source} "
+        "one: {recovered:largest percent}.",
         "Patches that recover half of it or more alone: {half:count}; that move away by"
         " more than a tenth: {away:count}.",
         effect="recovered",
@@ -80,6 +83,7 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
         labels=_cell_labels,
         gap=gap,
         shared=path_word(ds) and f", both{path_word(ds)}",
+        measure=measure,
         base=base,
         source=source,
         half=share >= _HALF,
@@ -88,19 +92,19 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def _cell_labels(ds: xr.Dataset) -> list[str]:
-    """Name all pairs of a place and a group of positions."""
+    """Name all pairs of a component and a group of positions."""
     count = ds.sizes["component"] * ds.sizes["position"]
     return [patch_cell(ds, flat) for flat in range(count)]
 
 
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
-    """Write a place and a group of positions in words.
+    """Write a component and a group of positions in words.
 
-    ``flat`` is an index of (component, position).
+    ``flat`` is an index into (component, position), flattened.
     """
     component, position = divmod(flat, ds.sizes["position"])
     sites = find_positions(ds)
-    # places are sorted by depth; order has the component of each
+    # sites are sorted by depth, and order has the component of each
     index = int(np.flatnonzero(sites.order == component)[0])
     label = sites.labels[index]
     if sites.kind[index] == "stream":
@@ -113,9 +117,9 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
 
 
 def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """Tabulate variables with the steps that they cover.
+    """Tabulate variables with the steps that their positions cover.
 
-    There is a row for each place, group of positions and series.
+    There is a row for each component, group of positions and series.
     """
     steps = frame(ds.reset_coords(list(_POSITION)), *_POSITION)
     return frame(ds, *variables).merge(steps, on="position")
@@ -125,13 +129,13 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
 def patching_map(
     ds: xr.Dataset, *, value: str | None = None, series: str | int = 0
 ) -> go.Figure:
-    """Draw the place × time map of what patching does.
+    """Draw the component × time map of what patching does.
 
-    The two series stand above it, on the same time axis.
+    The clean and the corrupted series stand above it, on the same time axis.
 
     Args:
-        value: "recovered" or "effect", of attribution patching "first_order" or "error"
-            too; the first if None.
+        value: "recovered" or "effect"; of attribution patching also "first_order" or
+            "error". If None "recovered", of attribution patching "first_order".
     """
     kind = str(ds.attrs["kind"])
     available = [
@@ -141,7 +145,7 @@ def patching_map(
         and not (kind == "activation_patching" and name in ("first_order", "error"))
     ]
     if kind == "attribution_patching":
-        # of an estimate the estimate itself comes first, and its target last
+        # the estimate comes first, and what it is an estimate of last
         available.sort(key=lambda name: name == "recovered")
     variable = value
     if value is None:
@@ -153,9 +157,12 @@ def patching_map(
     values = array(ds, variable, "component", "position", series=pair.view.index)[
         sites.order
     ]
-    noise = _noise(ds, variable, sites, pair.view.unit if variable == "effect" else "")
+    # the other values are shares, without a unit
+    unit = pair.view.unit if variable == "effect" else ""
+    noise = _noise(ds, variable, sites, unit)
     base, source = way(ds)
-    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {WORDS[variable]}"
+    word = name_value(ds, variable)
+    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {word}"
     if variable == "effect":
         title = f"{title} of the forecast"
     about = f"activations of the {source} run patched into the {base} run"
@@ -189,22 +196,17 @@ def patching_map(
 def _noise(
     ds: xr.Dataset, value: str, sites: Sites, unit: str
 ) -> EffectEstimate | None:
-    """Read the noise of a value from the result, (place, position)."""
+    """Read the test of a value against noise, (site, position), sites by depth."""
     noise = find_estimate(ds, value, "component", "position", unit=unit)
-    if (
-        noise is None
-        and (alone := find_estimate(ds, value, "component", unit=unit)) is not None
-    ):
-        # All positions of a place are tested together, so each gets the place's test:
-        # the index is (component, position) and repeats a component along its row.
-        noise = alone.at(
-            np.repeat(
-                np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1
-            )
-        )
-    # the range is over several series, and the map shows one of them
     if noise is None:
-        return None
+        by_component = find_estimate(ds, value, "component", unit=unit)
+        if by_component is None:
+            return None
+        # All positions of a component were tested together, so each gets its test: the
+        # index is (component, position) and repeats a component along its row.
+        components = np.arange(ds.sizes["component"])[:, None]
+        noise = by_component.at(np.repeat(components, ds.sizes["position"], axis=1))
+    # the range is over several series, and the map shows one of them
     return noise.at(sites.order).without_range
 
 
@@ -216,17 +218,18 @@ def _draw_maps(
     pair: Contrast,
     noise: EffectEstimate | None,
 ) -> tuple[Sheet, str]:
-    """Draw the series over a heat map per variate; return a remark too."""
+    """Draw the series over a heat map per variate; return a remark on colours too."""
     axes = [
         (lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)
     ]
     height = max(len(sites.names) * int(np.clip(480 / len(sites.names), 8, 32)), 130)
     has_special = any(len(axis.aside) for _, axis in axes)
-    # None leaves the place empty: beside the series there are no special tokens
+    # None leaves a cell of the sheet empty: a second column has the special tokens of
+    # maps, and nothing beside the series
     of_series: list[Any] = [{}, None] if has_special else [{}]
     of_maps: list[Any] = [{}, {}] if has_special else [{}]
     room: Style = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
-    heights = [_UPPER, *(height for _ in axes)]
+    heights = [_SERIES_HEIGHT, *(height for _ in axes)]
     widths = [0.9, 0.1] if has_special else [1.0]
     canvas = sheet(heights, widths, specs=[of_series, *(of_maps for _ in axes)], **room)
     view = pair.view
@@ -241,21 +244,21 @@ def _draw_maps(
     for row, (lane, axis) in enumerate(axes, start=2):
         cells, owner = axis.cells()
         edges += cells.tolist()
-        # column of the sheet, places on its axis, and the token in each cell
+        # column of the sheet, cells on its horizontal axis, and the token of each cell
         maps: list[tuple[int, Any, np.ndarray]] = (
             [(1, view.time.at(cells), owner)] if len(owner) else []
         )
         maps += [(2, axis.special_labels(), axis.aside)] if len(axis.aside) else []
         for column, x, tokens in maps:
             panel = canvas.panel(row, column)
-            # -1, the token of a gap, picks the last position, which is hidden below
+            # the token -1 is a gap; it picks the last position, which np.where() hides
             positions = np.array(lane)[tokens]
             texts = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
             panel.cells(
                 np.where(tokens >= 0, values[:, positions], np.nan),
                 x,
                 np.arange(len(labels)),
-                f"%{{text}}<br>{WORDS[value]} %{{z:.3g}}",
+                f"%{{text}}<br>{plain(name_value(ds, value))} %{{z:.3g}}",
                 noise=None if noise is None else noise.at(np.s_[:, positions]),
                 text=[[f"{label}, {text}" for text in texts] for label in labels],
                 xgap=0,
@@ -274,43 +277,46 @@ def _draw_maps(
     # the other axes match "x", which is the axis of the series; it cannot match itself
     top.x(matches=None, showticklabels=False)
     canvas.panel(1 + len(axes), 1).x(view.time.title)
-    # the bar stands beside the maps alone, not beside the series above them
-    length = max(canvas.plot_height - _UPPER - _GAP, _BAR) / canvas.plot_height
-    canvas.colours(_colours(values, value, view.unit, length))
+    # a share of the figure's height: the colour bar stands beside the maps alone
+    length = max(canvas.plot_height - _SERIES_HEIGHT - _GAP, _BAR) / canvas.plot_height
+    word = name_value(ds, value)
+    canvas.colours(_colours(values, value, word, view.unit, length))
     clipped = (
-        value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
+        value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _MAX_SHARE
     )
-    return canvas, f"colours end at ±{_BEYOND:g}" if clipped else ""
+    return canvas, f"colours end at ±{_MAX_SHARE:g}" if clipped else ""
 
 
 def _colours(
-    values: np.ndarray, value: str, unit: str, length: float
+    values: np.ndarray, value: str, word: str, unit: str, length: float
 ) -> dict[str, Any]:
-    """Return the colours of the maps, with their bar beside these.
+    """Return the colour scale of the maps, with a bar of ``length``, a share of 1.
 
-    Shares have colours around 0, sizes colours from 0 up.
+    Shares have colours around 0, sizes of effects have colours from 0 up.
     """
     bar: Style = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
-        return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
-    # Shares are divided by the distance of both forecasts, and are huge where these are
-    # near each other. A limit keeps the colours of all others.
+        title = f"{word} ({unit or 'data units'})"
+        return colour_scale(title, values, low=0.0, **bar)
+    # Shares are divided by the distance of both forecasts, and are huge where it is
+    # small. A limit on the scale keeps the other shares apart.
     limit = min(
-        float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND
+        float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _MAX_SHARE
     )
-    return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
+    return colour_scale(word, high=limit, diverging=True, **bar)
 
 
-def _bar_title(value: str, unit: str) -> str:
-    if value == "effect":
-        return f"{WORDS[value]} ({unit or 'data units'})"
+def name_value(ds: xr.Dataset, value: str) -> str:
+    """Name a value; the share recovered is that of a metric, where one was given."""
+    if value == "recovered" and "metric" in ds.attrs:
+        return f"share of {ds.attrs['metric']} recovered"
     return WORDS[value]
 
 
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
-    """Split positions into lists that cover no step twice.
+    """Split positions into lists, in each of which no step is covered twice.
 
-    There is one list, or one a variate where variates share a sequence.
+    There is one list, or one for each variate where variates share a sequence.
     """
     # variates of one sequence cover the same steps one after the other, so a token that
     # starts before the last one ends belongs to the next variate
@@ -337,10 +343,7 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe where the estimated share is largest.
-
-    A sentence says how far estimates are from the shares that patching recovers.
-    """
+    """Describe where the estimated share is largest, and how far estimates are off."""
     one = ds.isel(series=[series])
     error = None
     if "recovered" in one:
@@ -385,7 +388,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
 
 
-# the same function, for results of a second kind
+# patching_map() is registered again, for results of a second kind
 figure(
     "attribution_patching",
     "Gradient estimates, place by place.",
@@ -394,7 +397,7 @@ figure(
 
 
 def way(ds: xr.Dataset) -> tuple[str, str]:
-    """Return which forecast is at 0 and which at 1 of the share recovered.
+    """Return the run that is patched (share 0) and the run patched from (share 1).
 
     These are "corrupted" and "clean", or the reverse.
     """
@@ -411,8 +414,8 @@ class Contrast:
         view: the series with its clean context.
         corrupted: context of the corrupted run, (time,).
         forecasts: the clean and the corrupted one, (step,).
-        shared_path: whose path both decoders read, "" for their own; see
-            :func:`path_word`.
+        shared_path: the run whose earlier outputs both decoders read, in words, ""
+            where each reads its own; see :func:`path_word`.
     """
 
     view: SeriesWindow
@@ -422,7 +425,7 @@ class Contrast:
 
     @classmethod
     def of(cls, ds: xr.Dataset, series: str | int) -> Contrast:
-        """Read it from a result, without the steps before the first known one."""
+        """Read one series from a result, without steps before its first value."""
         check(
             ds,
             str(ds.attrs.get("kind")),
@@ -472,7 +475,8 @@ class Contrast:
             "fillcolor": mixed(VERMILION, 0.1),
         }
         # shading of the whole panel would mark nothing
-        for first, last in [] if differ.all() else _runs(differ):
+        runs = [] if differ.all() else _runs(differ)
+        for first, last in runs:
             bounds = [
                 view.time.scalar(view.past[step] + off)
                 for step, off in ((first, -0.5), (last, 0.5))
@@ -523,7 +527,7 @@ def when(ds: xr.Dataset, position: int) -> str:
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
     """Find the first and the last index of every run of True.
 
-    Runs at most ``gap`` apart are joined.
+    Runs are joined where their ends are at most ``gap`` steps apart.
     """
     positions = np.flatnonzero(flags)
     parts = np.split(positions, np.flatnonzero(np.diff(positions) > gap) + 1)

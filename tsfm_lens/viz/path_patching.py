@@ -26,7 +26,10 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     if ds.attrs["kind"] == "edge_attribution":
         effect = "score"
     direct = (ds["receiver"] == OUTPUT).values
-    largest = f"as shares of the way{{{effect}:basis}}: {{{effect}:largest signed}}."
+    way = "the way"
+    if "metric" in ds.attrs:
+        way = f"the way in {ds.attrs['metric']}"
+    largest = f"as shares of {way}{{{effect}:basis}}: {{{effect}:largest signed}}."
     return [
         *summarize(
             ds.isel(receiver=direct),

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError, LensError, unknown_name
+from tsfm_lens.core.estimates import name_lost_dimensions
 from tsfm_lens.core.registry import Figure, as_dataset, find, find_figures
 from tsfm_lens.viz.facets import compare
 from tsfm_lens.viz.generic import draw_variable
@@ -155,7 +156,8 @@ def _draw(
     for figure, result in fitting[: 1 if options else None]:
         rest = [results[kind] for kind in figure.beside if kind in results]
         try:
-            return figure.function(result, *rest, **{**figure.options, **options})
+            with name_lost_dimensions(result):
+                return figure.function(result, *rest, **{**figure.options, **options})
         except InputError as error:
             refusals.append(error)
     raise refusals[0]

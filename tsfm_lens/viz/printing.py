@@ -12,6 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.viz.data import keep_table, tabulator
 from tsfm_lens.viz.theme import (
     CATEGORICAL,
     GREEN,
@@ -138,6 +139,7 @@ def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
     }
     printed.update_layout(width=round(width), height=round(height), autosize=False)
     printed.layout.meta = meta
+    keep_table(printed, tabulator(fig))
     for trace in printed.data:
         _mark(trace)
     return printed

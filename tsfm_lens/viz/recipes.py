@@ -73,6 +73,7 @@ def overlay(
     panel = canvas.panel()
     x = view.time.at(view.future)
     medians = []
+    intervals: dict[str, str] = {}
     for position, (name, ds) in enumerate(forecasts.items()):
         values = array(ds, "quantile_forecast", "quantile", "step", series=view.index)
         levels = ds["quantile"].values
@@ -81,7 +82,7 @@ def overlay(
         medians.append(values[median_position(levels)])
         low = values[order[0]]
         high = values[order[-1]]
-        interval = (
+        intervals[name] = (
             f"from the {levels[order[0]]:.3g} to the {levels[order[-1]]:.3g} quantile"
         )
         label = f"{name} (interval)"
@@ -107,8 +108,16 @@ def overlay(
         heading,
         about,
         f"{len(view.future)} steps ahead from {view.remark}",
-        f"intervals: {interval}",
+        f"intervals: {_bounds_text(intervals)}",
     )
+
+
+def _bounds_text(intervals: Mapping[str, str]) -> str:
+    """Write which interval forecasts have, or each of them where they differ."""
+    distinct = list(dict.fromkeys(intervals.values()))
+    if len(distinct) == 1:
+        return distinct[0]
+    return "; ".join(f"{name} {bounds}" for name, bounds in intervals.items())
 
 
 @figure(

@@ -90,6 +90,8 @@ def read_flow(ds: xr.Dataset) -> list[str]:
         return ["There is only one token, so nothing can flow."]
     keys = token_axis(ds, "key")
     tokens = [_token(keys, index) for index in range(flow.shape[-1])]
+    # what a token has of itself does not reach the others
+    from_others = flow[-1] * (1 - np.eye(len(tokens)))
     return summarize(
         ds,
         "On average a token keeps of itself {kept:ends percent}.",
@@ -97,7 +99,9 @@ def read_flow(ds: xr.Dataset) -> list[str]:
         "{inflow:highest percent}; uniform would be {uniform:percent}.",
         "This follows attention patterns alone; it sees neither values nor MLPs.",
         kept=labelled(ds, np.trace(flow, axis1=1, axis2=2) / len(tokens), "layer"),
-        inflow=xr.DataArray(flow[-1].mean(axis=0), {"key": tokens}, ["key"]),
+        inflow=xr.DataArray(
+            from_others.sum(axis=0) / (len(tokens) - 1), {"key": tokens}, ["key"]
+        ),
         uniform=1 / len(tokens),
     )
 
@@ -193,7 +197,7 @@ def autoregressive_attention_map(
 def count_drawn_heads(heads: int) -> int:
     """Return how many heads are drawn as the sharpest, and as the most diffuse.
 
-    None is drawn as both.
+    None is drawn as both, but for the only head of a model.
     """
     return min(_MAX_HEADS, max(heads // 2, 1))
 

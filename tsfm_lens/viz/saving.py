@@ -1,4 +1,4 @@
-"""Writing a figure to a file: html, json, png, svg or pdf by the name's suffix.
+"""Writing a figure to a file, html, json, png, svg, pdf or csv by its suffix.
 
 :func:`save` is the usual entry. :func:`rendered` returns the content of a file,
 :func:`printed` a page as PDF. Static images need kaleido and a Chromium; sizes for
@@ -8,6 +8,7 @@ journals are chosen in :mod:`tsfm_lens.viz.printing`.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -15,18 +16,22 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
+from tsfm_lens.core.choices import FORMATS
 from tsfm_lens.core.errors import InputError, RenderError, install_command
 from tsfm_lens.core.io import check_writable, name_write_errors, replacing
+from tsfm_lens.core.spreadsheets import to_csv
+from tsfm_lens.viz.data import figure_data
 from tsfm_lens.viz.printing import for_print
+from tsfm_lens.viz.theme import FONT
 
 __all__ = ["save"]
-FORMATS = ("html", "json", "png", "svg", "pdf")
 # Without plotly's own "Share chart" button, which would upload the figure.
 BROWSER_CONFIG = {
     "displaylogo": False,
@@ -34,6 +39,7 @@ BROWSER_CONFIG = {
     "plotlyServerURL": "",
     "responsive": True,
 }
+_GENERIC = ("serif", "sans-serif", "monospace", "cursive", "fantasy", "system-ui")
 # Milliseconds of a page's own clock for its scripts, and seconds of ours for all of it.
 _PATIENCE = 60_000
 _LONGEST = 600
@@ -57,8 +63,9 @@ def save(
     It is written into a file beside ``path``, which then takes its place.
 
     Args:
-        path: its suffix is the format: .html, .json, .png, .svg or .pdf. Missing
-            folders are made.
+        path: its suffix is the format: .html, .json, .png, .svg or .pdf; .csv is of
+            the data behind the figure, see :func:`figure_data`. Missing folders are
+            made.
         column: of print, as of :func:`for_print`: "single" (89 mm), "double" (183 mm),
             or in mm.
         width, height: in pixels of static images; the figure's own, else 800 and 500.
@@ -84,7 +91,8 @@ def save(
         )
     # before the drawing, which takes seconds
     check_writable(path.parent)
-    if column is not None:
+    # the numbers are the same in every column
+    if column is not None and kind != "csv":
         fig = for_print(fig, column)
     content = rendered(
         fig,
@@ -121,6 +129,9 @@ def rendered(
     if kind == "json":
         text: str = fig.to_json()
         return text.encode()
+    if kind == "csv":
+        return to_csv(figure_data(fig)).encode()
+    warn_of_fonts(fig)
     size = {
         "width": width or fig.layout.width or _WIDTH,
         "height": height or fig.layout.height or 500,
@@ -134,13 +145,64 @@ def rendered(
     return _with_dots(drawing, 96 * scale)
 
 
+def warn_of_fonts(fig: go.Figure) -> None:
+    """Warn of a font that was chosen for a figure and is not installed here.
+
+    The browser would take another without a word.
+    """
+    family = fig.layout.font.family
+    # the figures' own font names what to take in its place
+    if not family or family == FONT:
+        return
+    missing = missing_fonts(family)
+    if missing:
+        warnings.warn(
+            f"font {' and '.join(map(repr, missing))} is not installed on this machine,"
+            f" and the picture gets {drawn_font(family)!r} in its place; install the"
+            " font, or choose one that the command fc-list names",
+            stacklevel=4,
+        )
+
+
+def missing_fonts(family: str) -> list[str]:
+    """Return the fonts of a list, as CSS has it, if none of them is installed.
+
+    Empty where one is, or where fontconfig, which knows, is not there.
+    """
+    names = [name.strip(" '\"") for name in family.split(",")]
+    named = [name for name in names if name not in _GENERIC]
+    if shutil.which("fc-match") is None:
+        return []
+    if any(_matched(name).lower() == name.lower() for name in named):
+        return []
+    return named
+
+
+def drawn_font(family: str) -> str:
+    """Return the font that is drawn where none of a list is installed."""
+    return _matched(family.split(",")[-1].strip(" '\""))
+
+
+@cache
+def _matched(name: str) -> str:
+    """Return the font that fontconfig has for a name; "" if unknown."""
+    command = ["fc-match", "--format", "%{family[0]}", name]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.decode(errors="replace")
+
+
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
     """Write several files, all of them or none.
 
-    Each is written beside its place, and all are moved once the last is whole.
+    Each is written beside its place, and all are moved, in the order given, once the
+    last is whole.
     """
     with ExitStack() as parts:
-        for path, content in contents.items():
+        # the part that was entered first is moved last
+        for path, content in reversed(list(contents.items())):
             parts.enter_context(name_write_errors(path))
             path.parent.mkdir(parents=True, exist_ok=True)
             parts.enter_context(replacing(path)).write_bytes(content)

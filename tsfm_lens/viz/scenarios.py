@@ -1,7 +1,8 @@
-"""Scenarios: the forecast with another input, and its change since an earlier run.
+"""Scenarios: the forecast of an edited input, and its change since an earlier run.
 
 :func:`what_if_lines` draws a scenario; the change since an earlier forecast is drawn by
-:func:`generic_figure`. ``ANSWERS`` has the sentences of both.
+:func:`generic_figure`. ``ANSWERS`` has the functions that write sentences on them. The
+results are made by :mod:`tsfm_lens.explain.scenarios`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tsfm_lens.viz.words import listed
 
 __all__ = ["what_if_lines"]
 
-_MAX_PARTS = 3  # in a sentence
+_MAX_PARTS = 3  # of a change, in a sentence
 
 
 measurement(
@@ -68,14 +69,14 @@ measurement(
 
 
 def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
-    """Return the median of a variable, (…, step)."""
+    """Return the median of a variable, (…, step), with ``dims`` before the steps."""
     return array(
         ds, name, *dims, "step", quantile=median_position(ds["quantile"].values)
     )
 
 
 def _outer_quantiles(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and the highest quantile."""
+    """Return the lowest and the highest quantile of a variable, (step,) each."""
     order = np.argsort(ds["quantile"].values)
     values = array(ds, name, "quantile", "step")
     return values[order[0]], values[order[-1]]
@@ -88,21 +89,18 @@ _REDRAWN = (
 
 
 def read_what_if(ds: xr.Dataset) -> list[str]:
-    """State by how much the forecast moves with the changes.
-
-    Further sentences say by which of several, and through which components.
-    """
+    """State how far the changes move the forecast, each of them, and through what."""
     before = _middle(ds, "forecast")
     after = _middle(ds, "changed_forecast")
     move = after - before
-    # of the median, (change, step), and the mean over steps
+    # mean over steps, (change,)
     effects = _middle(ds, "effect", "change").mean(1)
-    width, new_width = (
-        np.subtract(*reversed(_outer_quantiles(ds, name))).mean()
-        for name in ("forecast", "changed_forecast")
-    )
+    low, high = _outer_quantiles(ds, "forecast")
+    new_low, new_high = _outer_quantiles(ds, "changed_forecast")
+    width = (high - low).mean()
+    new_width = (new_high - new_low).mean()
     is_changed = _changed_steps(ds)
-    # a change of the past alone has no steps of the forecast to set apart
+    # both are None where no forecast step, or every one, was changed
     inside = None
     outside = None
     if is_changed.any() and not is_changed.all():
@@ -113,7 +111,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     through = None
     if "through" in ds:
         through_statistic = ds["through"].attrs["statistic"]
-        # sizes, so that effects of opposite sign do not cancel over steps and changes
+        # absolute values, or effects of opposite sign would cancel
         total = abs(ds["through_total"]).mean("step").sum()
         through = abs(ds["through"]).mean("step").sum("change") / total
     return summarize(
@@ -143,14 +141,14 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         word=through_statistic,
         whole=total,
         through=through,
-        # a model of a single quantile has no interval
+        # the sentence is left out for a single quantile, which has no interval
         width=width if width > 0 else None,
         new_width=new_width,
     )
 
 
 def _changed_steps(ds: xr.Dataset) -> np.ndarray:
-    """Mark the steps, (step,), that lie within one of the changes."""
+    """Mark the forecast steps that lie within one of the changes, (step,)."""
     steps = np.arange(ds.sizes["step"])
     edges = zip(ds["start"].values, ds["stop"].values, strict=True)
     result: np.ndarray = np.any(
@@ -160,7 +158,7 @@ def _changed_steps(ds: xr.Dataset) -> np.ndarray:
 
 
 def _statistic(ds: xr.Dataset) -> str:
-    """Name the statistic that both forecasts are."""
+    """Name the statistic that both forecasts are, with the number of sample paths."""
     paths = None
     if str(ds.attrs.get("statistic")).endswith("sample paths"):
         paths = ds.attrs.get("num_samples")
@@ -178,7 +176,7 @@ def _statistic(ds: xr.Dataset) -> str:
 def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
     """Draw both forecasts with their intervals, and each changed series.
 
-    The series stand below, as they were and as they are.
+    These are drawn below, before and after the change.
 
     Example:
         >>> fig = viz.what_if_lines(explain.what_if(driven, cause="+1", routes=False))
@@ -205,7 +203,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
             mixed(colour, 0.22),
             f"{text} (interval)",
         )
-    # after both bands, so that no band hides a line
+    # in a second loop, so that no band hides a line
     for name, text, colour in lines:
         view.forecast(above, _middle(ds, name), text, colour, 2)
     view.draw(above)
@@ -228,7 +226,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
 
 
 def _draw_edit(panel: Panel, ds: xr.Dataset, view: SeriesWindow, row: int) -> None:
-    """Draw a series as it was, and as it is after the change."""
+    """Draw a series before and after the change."""
     steps = np.concatenate([view.past, view.future])
     length = len(view.past)
     unit = find_unit(ds, row)
@@ -238,15 +236,15 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: SeriesWindow, row: int) -> No
         ("context", "known_future", "as it was", GREY),
     ):
         values = array(ds, past, "time", series=row)[-length:]
-        # no future is known where no covariate has one
+        # a result in which no series has a known future lacks the variable
         if future in ds:
-            ahead = array(ds, future, "step", series=row)
+            future_values = array(ds, future, "step", series=row)
         else:
-            ahead = np.full(len(view.future), np.nan)
+            future_values = np.full(len(view.future), np.nan)
         hover = value_hover(f"{name}: {names(ds, 'series')[row]}", view.time, unit)
         panel.line(
             view.time.at(steps),
-            np.append(values, ahead),
+            np.append(values, future_values),
             name,
             hover,
             colour=colour,
@@ -269,18 +267,19 @@ def read_change(ds: xr.Dataset) -> list[str]:
     # a part is a difference of two forecasts, each of which is rounded
     acting = size > 2 * float(ds.attrs.get("rounding", 0.0))
     largest = np.argsort(-size.where(acting, 0).values, kind="stable")[:_MAX_PARTS]
-    # parts that do not act were counted as 0, and may be among the three largest
+    # parts that do not act count as 0 above, and are removed where few parts act
     largest = largest[acting.values[largest]]
     origin = names(ds, "part").index("origin")
     return summarize(
         ds,
         "For the same {steps} steps the forecast of {target} averages {after:unit};"
-        " made {shift:whole} steps earlier it averaged {before:unit} ({statistic}).",
+        " made {earlier} earlier it averaged {before:unit} ({statistic}).",
         "Largest parts, at a step: {size:each}; on average over steps: {mean:each"
         " signed}.",
-        "The later origin holds no new value: {origin}.",
+        "Starting later changes the forecast without any new value: {origin}.",
         _REDRAWN,
         steps=ds.sizes["step"],
+        earlier=_count_steps(int(ds.attrs["shift"])),
         after=_middle(ds, "after").mean(),
         before=_middle(ds, "before").mean(),
         statistic=_statistic(ds),
@@ -291,23 +290,30 @@ def read_change(ds: xr.Dataset) -> list[str]:
 
 
 def _origin(ds: xr.Dataset) -> str:
-    """Say what the later origin is made of.
+    """Write what the later origin changes besides new values.
 
-    It is "" where both forecasts start at the same step of the same past.
+    It is "" where both forecasts start at the same step and their pasts begin at the
+    same step.
     """
     shift = int(ds.attrs["shift"])
     lost = int(ds.attrs["lost"])
     changes = []
     if shift > 0:
-        changes.append(f"each step is {shift} steps nearer")
-        changes.append(f"the past goes on with {shift} steps of the earlier forecast")
+        changes.append(f"each step is {_count_steps(shift)} nearer")
+        changes.append(
+            f"the past goes on with {_count_steps(shift)} of the earlier forecast"
+        )
     if lost > 0:
-        changes.append(f"its {lost} oldest steps are gone")
+        changes.append(f"the past loses its oldest {_count_steps(lost)}")
     elif lost:
-        changes.append(f"{-lost} older steps are there")
+        changes.append(f"the past begins {_count_steps(-lost)} earlier")
     if changes:
         return listed(changes)
     return ""
+
+
+def _count_steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
@@ -315,8 +321,11 @@ ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
 
 
 def _parts(ds: xr.Dataset) -> list[str]:
-    labels = names(ds, "part")
-    return ["the later origin" if label == "origin" else label for label in labels]
+    """Name the parts of a change for sentences."""
+    later = f"starting {_count_steps(int(ds.attrs['shift']))} later, nothing new"
+    if not int(ds.attrs["shift"]):
+        later = "another length of the past"
+    return [later if label == "origin" else label for label in names(ds, "part")]
 
 
 generic_figure(

@@ -1,9 +1,9 @@
 """Parts that the figures of sweeps share: labelled tables, intervals and sentences.
 
-:func:`labelled` makes of a table what :func:`generic_figure` draws; :func:`say_changes`
-writes how large changes are and which are significant. Read :func:`labelled` first.
-Figures of single sweeps are in the modules ``sweep_heads``, ``sweep_layers`` and
-``sweep_recipes``.
+:func:`labelled` turns a table into a Dataset that :func:`generic_figure` can draw.
+:func:`say_changes` writes how large changes are and which are significant. Read
+:func:`labelled` first. Figures of single sweeps are in the modules ``sweep_heads``,
+``sweep_layers`` and ``sweep_recipes``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tsfm_lens.viz.words import listed
 
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
 _MAX_NAMED = 8  # changes in a sentence
+# names of columns in figures, where they differ from the column's own
 _LABELS = {
     "ablated": "heads ablated",
     "change": "change of MASE",
@@ -46,12 +47,12 @@ def check_finished(what: str, values: Any) -> None:
 
 
 def list_models(table: pd.DataFrame) -> list[str]:
-    """List the models of some rows, in their order."""
+    """List the models of a table, in the order of their first rows."""
     return list(dict.fromkeys(table["model"]))
 
 
 def told(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows one by one, for what is said of each."""
+    """Return the rows of a table as dicts, for sentences on each."""
     return [
         {str(key): value for key, value in row.items()}
         for row in table.to_dict("records")
@@ -64,14 +65,14 @@ def find_tolerance(table: pd.DataFrame) -> float:
 
 
 def name_intervals(table: pd.DataFrame) -> str:
-    """Name the intervals of a result in a word or two: "95 % intervals"."""
-    return f"{percent(float(table.attrs.get('confidence', 0.95)))} intervals"
+    """Name the intervals of a result by their level: "95 % intervals"."""
+    return f"{percent(float(table.attrs.get('confidence', CONFIDENCE)))} intervals"
 
 
 def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Describe how the intervals and tests of a page were made.
+    """Describe how the intervals and tests of a page's tables were made.
 
-    Tests with too few units are named.
+    Further sentences name tests that have too few units.
     """
     tested = [table for table in tables if "units" in table and len(table)]
     if not tested:
@@ -100,9 +101,9 @@ def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
 
 
 def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
-    """Say that there are too few units for the tests of a page.
+    """Say that there are too few units for a number of tests, and how many it needs.
 
-    The text says how many are needed; it is "" where they suffice.
+    ``row`` has the numbers of units and tests. The text is "" where units suffice.
     """
     needed = units_needed(
         row["tests"], level=1 - float(table.attrs.get("confidence", CONFIDENCE))
@@ -117,7 +118,7 @@ def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
 
 
 def describe_sizes(rows: pd.DataFrame) -> str:
-    """Write the sizes of some changes, how many are significant, or why none can be."""
+    """Write the range of some changes, and how many are significant or why none is."""
     low, middle, high = (
         change_text(item) for item in rows["change"].quantile([0, 0.5, 1])
     )
@@ -130,29 +131,27 @@ def describe_sizes(rows: pd.DataFrame) -> str:
 
 
 def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:
-    """Say of each model how large some changes are.
-
-    Further sentences say which are significant, and which one leads.
+    """Say for each model how large changes are, which are significant, and which leads.
 
     Args:
         rows: entries of a sweep, with a column "change".
         subject: what was taken out, such as "without one head".
-        names: of the entries, by the index of ``rows``.
+        names: of the entries, with the same index as ``rows``.
     """
     rows = rows.assign(name=names)[np.isfinite(rows["change"])]
     out = []
     for model, changes in rows.groupby("model", sort=False):
-        order = (
-            changes["change"].abs().sort_values(ascending=False, kind="stable").index
-        )
-        significant = changes.loc[order][changes.loc[order, "significant"]]
+        sizes_of_changes = changes["change"].abs()
+        order = sizes_of_changes.sort_values(ascending=False, kind="stable").index
+        largest_first = changes.loc[order]
+        significant = largest_first[largest_first["significant"]]
         named = [
             f"{row['name']} ({describe_change(row)})"
             for row in told(significant.head(_MAX_NAMED))
         ]
         sizes = f"{model}: {subject}, {describe_sizes(changes)}"
         out.append(f"{sizes}: {listed(named)}." if named else f"{sizes}.")
-        # without a significant leader all entries compete for the largest share
+        # without a significant leader, the shares of all entries are compared
         leading = changes[(changes["leads"] == "highest") & (changes["change"] > 0)]
         often = often_first(changes if leading.empty else leading, "name")
         if often:
@@ -175,7 +174,8 @@ def verdict(significant: Any) -> str:
 def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
     """Name the entries that are most often first in bootstrap samples of units.
 
-    An example is "layer 3 (62 %) and layer 0 (20 %)".
+    ``what`` is the column of their names, ``name`` that of the share of samples. An
+    example is "layer 3 (62 %) and layer 0 (20 %)".
     """
     first = (
         rows[rows[name] > 0]
@@ -199,7 +199,7 @@ def change_text(share: float, digits: int = 1) -> str:
 
     0 has no sign; from 10 000 % on the number is in powers of ten.
     """
-    # a model that an ablation breaks can be off by many powers of ten
+    # an ablation can break a model so that errors grow by many powers of ten
     if abs(share) < 100:
         text = f"{100 * share:+.{digits}f}"
     else:
@@ -213,15 +213,12 @@ def span_text(lower: float, upper: float, digits: int = 1) -> str:
     """Write an interval of relative changes; "" where there is none."""
     if not np.isfinite([lower, upper]).all():
         return ""
-    # one " %" stands for both ends
+    # [:-2] takes off " %", which the upper end has for both
     return f"[{change_text(lower, digits)[:-2]}, {change_text(upper, digits)}]"
 
 
 def describe_change(row: Mapping[str, Any]) -> str:
-    """Write a change with its interval, where there is one.
-
-    An example is "+1.0 % [−0.4, +2.0 %]"; without a result it is "unknown".
-    """
+    """Write a change, "+1.0 % [−0.4, +2.0 %]", or "unknown" without a result."""
     if not np.isfinite(row["change"]):
         return "unknown"
     interval = span_text(row["lower"], row["upper"])
@@ -269,18 +266,18 @@ def describe_selection(selection: str, seed: int = -1) -> str:
 def labelled(
     table: pd.DataFrame, index: Sequence[str], variable: str, ends: str = ""
 ) -> xr.Dataset:
-    """Return a column of a table by its labels, with its interval and its test.
+    """Return a column of a table as a Dataset, with its interval and its test.
 
-    A change is in percent.
+    The column "change" is turned from a share into percent.
 
     Args:
         table: a row per combination of the labels in ``index``.
-        index: columns that are dimensions.
+        index: columns that become dimensions.
         variable: column of the values.
-        ends: beginning of the names of the columns "lower" and "upper" of its interval.
+        ends: prefix of the names of the columns "lower" and "upper" of its interval.
 
     Raises:
-        InputError: no value is known.
+        InputError: no value is known, or a combination of labels has several.
     """
     check_finished(variable.replace("_", " "), table[variable])
     columns: dict[str, Any] = {variable: table[variable]}
@@ -291,12 +288,19 @@ def labelled(
     known = {name: values for name, values in columns.items() if values is not None}
     values = pd.DataFrame(known).astype(float)
     labels = table[list(index)]
-    # to_xarray refuses a combination of labels that occurs twice
-    rows = pd.concat([labels, values], axis=1).drop_duplicates(list(index))
+    # one variant may stand in a table for several families, with the same values
+    rows = pd.concat([labels, values], axis=1).drop_duplicates()
+    repeats = labels.loc[rows.index[rows.duplicated(list(index))]]
+    if len(repeats):
+        which = ", ".join(f"{name} {repeats[name].iloc[0]!r}" for name in index)
+        raise InputError(
+            f"the table has several values of {variable} for {which}; expected one for"
+            f" each combination of {', '.join(index)}"
+        )
     ds = rows.set_index(list(index)).to_xarray()
     for name in index:
-        # to_xarray sorts labels: texts go back into the order of the table, while
-        # numbers, which are places on an axis, stay sorted
+        # to_xarray sorts labels. Texts are put back into the order of the table, while
+        # numbers stay sorted, as they are places on an axis.
         if not pd.api.types.is_numeric_dtype(labels[name]):
             ds = ds.sel({name: list(dict.fromkeys(labels[name]))})
     if variable == "change":
@@ -315,9 +319,9 @@ def panels_by_model(
     table: pd.DataFrame,
     name: str = "",
 ) -> Iterator[FigurePanel]:
-    """Yield a figure of each model of a table.
+    """Yield a figure for each model of a table.
 
-    Its name is the kind, a further name and the model.
+    The figure is named by the kind of the table, by ``name`` and by the model.
     """
     for model in list_models(table):
         parts = (str(table.attrs.get("kind")), name, model)
@@ -335,8 +339,8 @@ def sweep_panel(
     try:
         chart = draw(table)
     except InputError as error:
-        # A sweep may have run in part, of which check_finished() says this; any other
-        # refusal is an error of the figure.
+        # check_finished() says this of a sweep that has run only in part, which has no
+        # such figure then. Any other error is raised.
         if "no finished entry" not in str(error):
             raise
     else:
@@ -345,7 +349,7 @@ def sweep_panel(
 
 def sweep_subject(table: pd.DataFrame) -> str:
     """Name the models, with the numbers of datasets and windows."""
-    # a table without a row for each dataset has their number as an attribute
+    # a table that has no row for each dataset has their number as an attribute
     count = table["dataset"].nunique() if "dataset" in table else 0
     count = int(table.attrs.get("n_datasets", count))
     windows = ""
@@ -358,7 +362,7 @@ def sweep_subject(table: pd.DataFrame) -> str:
 
 
 def describe_minimum(rows: pd.DataFrame) -> str:
-    """Write how many heads layers keep, and which need theirs most."""
+    """Write how many heads layers keep, and which layers need them most."""
     low = rows["kept"].min()
     high = rows["kept"].max()
     total = rows["of"].max()

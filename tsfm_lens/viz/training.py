@@ -1,4 +1,4 @@
-"""Trainings: measures over the steps, attention and attention norms.
+"""Trainings: measures over the optimiser steps, attention and norms of attention.
 
 :func:`training_measures` draws lines over the steps, :func:`attention_snapshots`
 attention at a few of them. What is drawn was measured by :mod:`tsfm_lens.training`;
@@ -34,11 +34,11 @@ __all__ = ["attention_snapshots", "training_measures"]
 # Pixels of a row of the figure, and between two rows.
 _ROW = 130
 _GAP = 26
-STEEP = 30  # times the smallest value from which on an axis is logarithmic
+STEEP = 30  # ratio of largest and smallest value above which an axis is logarithmic
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Measure:
     """One measure of a training, and how figures and sentences name it.
 
     Attributes:
@@ -52,42 +52,42 @@ class _Row:
     phrase: str
 
 
-_ROWS = (
-    _Row("loss", "training loss", "training loss", "the training loss"),
-    _Row(
+_MEASURES = (
+    _Measure("loss", "training loss", "training loss", "the training loss"),
+    _Measure(
         "watched_loss",
         "loss of the\nwatched data",
         "loss",
         "the loss of the watched data",
     ),
-    _Row("sharpness", "sharpness\nλ max", "largest eigenvalue", "the sharpness"),
-    _Row(
+    _Measure("sharpness", "sharpness\nλ max", "largest eigenvalue", "the sharpness"),
+    _Measure(
         "noise_scale",
         "gradient noise\nscale (batches)",
         "noise scale",
         "the gradient noise scale",
     ),
-    _Row(
+    _Measure(
         "entropy", "entropy of\nattention (nats)", "entropy", "the entropy of attention"
     ),
-    _Row(
+    _Measure(
         "nuclear_norm",
         "nuclear norm\nof attention",
         "nuclear norm",
         "its nuclear norm",
     ),
-    _Row(
+    _Measure(
         "diagonal_mass",
         "diagonal mass\nof attention",
         "diagonal mass",
         "its diagonal mass",
     ),
-    _Row(
+    _Measure(
         "numerical_rank", "numerical rank\nof attention", "rank", "its numerical rank"
     ),
 )
-_MOST = 16  # rows of maps
-_COLUMNS = 6  # snapshots side by side
+_MAX_ROWS = 16  # of attention maps in a figure
+_MAX_COLUMNS = 6  # snapshots side by side
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
 
 measurement(
@@ -97,8 +97,7 @@ measurement(
     summary="sharpness, gradient noise and attention over the steps of a training",
     description=(
         "Sharpness is the largest eigenvalue of the loss's Hessian. Collapsed "
-        "attention has a low entropy. Attention with equal rows has a nuclear norm "
-        "near 1."
+        "attention has a low entropy. Uniform attention has a nuclear norm of 1."
     ),
     source=(
         "SAMformer, figures 3, 5, 6 and 12; Zhai et al. 2023; McCandlish et al. 2018"
@@ -118,27 +117,25 @@ def name_runs(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
 
 
 def read_watch(ds: xr.Dataset) -> list[str]:
-    """Describe from where to where each measure went.
-
-    A sentence says whether the sharpness can be trusted.
-    """
+    """State first and last value of each measure, and the error of the sharpness."""
     out = []
     for run, one in name_runs(ds):
-        for row in _ROWS:
-            name = row.name
+        for measure in _MEASURES:
+            name = measure.name
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
-            # a step of a snapshot alone, or of another run, has no measurement
+            # the mean over heads and seeds, without steps at which the run has no value
             rest = [dim for dim in one[name].dims if dim != "step"]
             out += summarize(
                 one,
                 "{measure} went from {mean:ends}.",
-                measure=capital(f"{run}: {row.phrase}".removeprefix(": ")),
+                measure=capital(f"{run}: {measure.phrase}".removeprefix(": ")),
                 mean=one[name].mean(rest).dropna("step"),
             )
     if "sharpness_residual" in ds:
         share = abs(ds["sharpness_residual"] / ds["sharpness"]).max()
-        # for a symmetric matrix a residual bounds the distance to an eigenvalue
+        # the residual of an estimate bounds its distance from some eigenvalue, since
+        # the Hessian is symmetric
         out.append(
             f"Each sharpness is within {percent(float(share))} of an eigenvalue."
         )
@@ -146,9 +143,9 @@ def read_watch(ds: xr.Dataset) -> list[str]:
 
 
 def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
-    """Tabulate variables that have no further axes.
+    """Tabulate the variables over runs, seeds and ``dims``, a row for each combination.
 
-    There is a row for each combination of labels.
+    Variables with any other dimension are left out.
     """
     variables = [
         name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}
@@ -171,20 +168,20 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     """
     rows = [
         row
-        for row in _ROWS
+        for row in _MEASURES
         if row.name in ds and bool(np.isfinite(ds[row.name].values).any())
     ]
-    # the loss of the watched data stands in where that of the training is unknown
+    # the loss of the watched data is drawn only where the training loss is unknown
     if "loss" in [row.name for row in rows]:
         rows = [row for row in rows if row.name != "watched_loss"]
-    # a sheet has one panel at least, which stays empty where nothing was measured
+    # at least one panel, which stays empty where nothing was measured
     canvas = sheet(
         [_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=420, shared_xaxes="all"
     )
     steps = np.asarray(ds["step"].values, dtype=float)
     for panel, row in zip(canvas, rows, strict=False):
         for line in _lines(ds, row.name):
-            # without gaps, across which plotly would draw no line
+            # steps without a value are left out, or plotly would break the line there
             finite = np.isfinite(line.middle)
             x = steps[finite]
             if (line.high > line.low).any():
@@ -201,23 +198,21 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
                 width=1.4,
                 dots=3,
             )
-        numbers = np.asarray(ds[row.name].values, dtype=float)
-        values = numbers[np.isfinite(numbers)]
-        # a logarithmic axis takes no zero and no negative value
+        values = np.asarray(ds[row.name].values, dtype=float)
+        values = values[np.isfinite(values)]
+        # a logarithmic axis shows positive values only
         steep = values.min() > 0 and values.max() > STEEP * values.min()
         is_logarithmic = steep and row.name in ("loss", "watched_loss", "sharpness")
         panel.y(row.title, **(LOG_AXIS if is_logarithmic else {}))
         _draw_references(panel, ds, row.name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.positions[-1]).x("optimiser step", showticklabels=True)
-    several = "run" in ds.dims
     mean = ""
-    if several and "layer" in ds.dims:
+    if "run" in ds.dims and "layer" in ds.dims:
         mean = "attention: mean over layers and heads"
-    residual = ""
+    bands = ""
     if "sharpness" in ds:
-        residual = "band: residual of the eigenvalue"
-    bands = residual
+        bands = "band: residual of the eigenvalue"
     if "seed" in ds.dims:
         bands = "bands: all seeds"
     return canvas.finalize(
@@ -240,14 +235,17 @@ class _RunLine:
 
 
 def _lines(ds: xr.Dataset, name: str) -> Iterator[_RunLine]:
-    """Yield the lines of a measure: of runs, of heads, or a single one."""
+    """Yield the lines of a measure: one for each run, for each head, or a single one.
+
+    The band of a run is the range over seeds, that of a single line the residual.
+    """
     value = ds[name]
     if "run" in ds.dims:
         value = value.mean([dim for dim in ("layer", "head") if dim in value.dims])
         for position, run in enumerate(names(ds, "run")):
             one = value.isel(run=position)
             colour = CATEGORICAL[position % len(CATEGORICAL)]
-            # as a single seed, whose mean, least and largest value are the value itself
+            # values without seeds become those of a single seed, so the band is empty
             if "seed" not in one.dims:
                 one = one.expand_dims("seed")
             middle, low, high = (
@@ -271,7 +269,10 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[_RunLine]:
 
 
 def _draw_references(panel: Panel, ds: xr.Dataset, name: str) -> None:
-    """Draw uniform attention and the identity, where all layers have as many keys."""
+    """Draw the values of uniform attention and of the identity as dotted lines.
+
+    They depend on the number of keys, so all layers must have the same.
+    """
     if "n_keys" in ds.coords:
         keys = {int(value) for value in ds["n_keys"].values}
     else:
@@ -315,14 +316,15 @@ def attention_snapshots(
 ) -> go.Figure:
     """Draw attention at several steps side by side.
 
-    A row is a head, or one head of one of several runs.
+    There is a row for each head, or, of several runs, a row for each run.
 
     Args:
-        layer: label; a negative integer counts from the last; all layers that have room
-            if None.
-        head: number; all heads if None, of several runs the first.
-        row: of the inputs.
-        snapshots: steps to draw; up to six, evenly taken, if None.
+        layer: label, or a negative integer from the last. If None all layers, up to 16
+            rows; of several runs the first layer.
+        head: number. If None all heads; of several runs the first head.
+        row: position of the input whose attention is drawn.
+        snapshots: steps to draw, all if None; of more than six, six are drawn at even
+            distances.
 
     Example:
         >>> pattern = {"0": torch.eye(4)[None]}
@@ -342,8 +344,8 @@ def attention_snapshots(
     else:
         labels = [str(step) for step in snapshots]
     at = positions(ds, "snapshot", labels)
-    # rounding may hit a snapshot twice, so the set below may be smaller than _COLUMNS
-    order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
+    # a set below, as positions that are rounded may name a snapshot twice
+    order = np.linspace(0, len(at) - 1, min(len(at), _MAX_COLUMNS)).round().astype(int)
     indices = sorted({at[position] for position in order})
     pattern = ds["pattern"].isel(input=row, snapshot=indices)
     if "seed" in pattern.dims:
@@ -375,9 +377,9 @@ def attention_snapshots(
 def _maps(
     pattern: xr.DataArray, layer: str | int | None, head: int | None
 ) -> tuple[list[str], np.ndarray]:
-    """Return titles and maps (map, snapshot, query, key).
+    """Return the titles of rows and their maps (row, snapshot, query, key).
 
-    A map is a head of a run, or one head of one of several runs.
+    There is a row for each head, or, of several runs, a row for each run.
     """
     ds = pattern.to_dataset()
     layers = positions(ds, "layer", None if layer is None else [layer])
@@ -385,28 +387,30 @@ def _maps(
     texts = names(ds, "run")
     if texts:
         # a DataArray iterates over its first dimension
-        values = list(
+        patterns = list(
             pattern.isel(layer=layers[0], head=heads[0]).transpose("run", ...)
         )
     else:
-        # layers with fewer heads than others were filled up
+        # layers with fewer heads than others were filled up with NaN
         known = pattern.notnull().any(["snapshot", "query", "key"])
         pairs = [
             pair
             for pair in product(layers, heads)
             if known.isel(layer=pair[0], head=pair[1])
         ]
-        values = [pattern.isel(layer=at, head=index) for at, index in pairs]
+        patterns = [pattern.isel(layer=at, head=index) for at, index in pairs]
         texts = [
             f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
             for at, index in pairs
         ]
-    drawn = [one.transpose("snapshot", "query", "key") for one in values[:_MOST]]
+    drawn = [one.transpose("snapshot", "query", "key") for one in patterns[:_MAX_ROWS]]
     maps = np.stack(drawn).astype(float)
-    # Layers with fewer tokens than others were filled up with NaN. What is left are the
-    # queries, and then the keys, that any map (map, snapshot, query, key) has.
+    # Layers with fewer tokens than others were filled up with NaN, too. Queries and
+    # keys that no map (row, snapshot, query, key) has are dropped.
     finite = np.isfinite(maps)
-    return texts[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
+    queries = finite.any((0, 1, 3))
+    keys = finite.any((0, 1, 2))
+    return texts[:_MAX_ROWS], maps[:, :, queries][..., keys]
 
 
 @panels("training_watch")
@@ -433,8 +437,8 @@ measurement(
     theme="Training",
     summary="nuclear norms of attention input by input",
     description=(
-        "The sum of the singular values of an attention pattern. It is near 1 if "
-        "all rows are equal, and the number of keys for the identity."
+        "The sum of the singular values of an attention pattern. It is 1 for "
+        "uniform attention, and the number of keys for the identity."
     ),
     source="SAMformer, figure 7",
     maker="made while a model is trained: `tsfm_lens.training` makes it",
@@ -443,14 +447,14 @@ measurement(
 
 
 def _norms(ds: xr.Dataset) -> xr.DataArray:
-    """Return the norms of attention by run.
+    """Return the norms of attention by run, with all other dimensions as one.
 
-    Without runs, those of all inputs and heads are one run.
+    Where there are no runs, all norms are of one run.
     """
     norms = ds["nuclear_norm"]
     if "run" not in norms.dims:
         norms = norms.expand_dims(run=["all inputs"])
-    # with_range() takes medians over a dimension of this name, of whatever it is made
+    # called "series", since with_range() takes medians over a dimension of this name
     rest = [dim for dim in norms.dims if dim != "run"]
     return norms.stack(series=rest).reset_index("series", drop=True)
 
@@ -462,8 +466,8 @@ generic_figure(
     prepare=lambda ds: with_range(ds, _norms(ds)),
     table=lambda ds: watch_table(ds, "layer", "head", "input"),
     sentences=summary(
-        "Median nuclear norm of attention, from 1 for equal rows to the number of keys"
-        " for the identity: {norms:each}.",
+        "Median nuclear norm of attention, from 1 for uniform attention to the number"
+        " of keys for the identity: {norms:each}.",
         norms=lambda ds: _norms(ds).median("series"),
     ),
 )

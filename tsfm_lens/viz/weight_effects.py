@@ -65,8 +65,9 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
         components=ds.sizes["component"],
         adapters=ds.attrs["adapters"] or None,
     )
-    # the last sentence compares with untrained models, no rivals of a tuned one
-    out = out[:-1]
+    if np.isfinite(ds["share_size"]).any():
+        # the last sentence compares with untrained models, no rivals of a tuned one
+        out = out[:-1]
     if "base_error_change" in ds:
         out += _read_errors(ds)
     return out

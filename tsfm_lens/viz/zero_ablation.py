@@ -54,11 +54,11 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     """Describe the heads and MLPs with the largest effects, and their significance."""
     effect = read_estimate(ds, metric, "component")
     labels = names(ds, "component")
-    measure = MEASURES[metric]
+    measure = find_measure(ds, metric)
     unit = ""
     if measure.relative:
         unit = " percent"
-    # a component that is no head has a negative number there
+    # "head" is negative for a component that is no head
     heads = ds["head"].values >= 0
     mlps = ds["kind"].values.astype(str) == "mlp"
     out = []
@@ -81,11 +81,11 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
 
 
 def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
-    """Name the component that moves the forecast farthest.
+    """Name the component that moves the forecast farthest, and the leader in shape.
 
-    A sentence says how it can differ from the leader in shape.
+    ``shape`` is the effect in Spearman distance, which ignores level and scale.
     """
-    # a whole layer holds several of the others, and would lead them
+    # a whole layer contains heads and an MLP, and would lead them
     parts = ds["kind"].values.astype(str) != "layer"
     farthest = read_estimate(ds, "mean_shift", "component").named(1, parts)
     if not farthest:
@@ -107,13 +107,13 @@ def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
 
 
 def name_improvements(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
-    """Name those of the components, by position, without which the error falls."""
+    """Name those components, given by position, without which the error falls."""
     if "mae_change_size" not in ds:
         return []
     change = read_estimate(ds, "mae_change", "component")
     labels = names(ds, "component")
-    better = [at for at in components if change.large[at] and change.size[at] < 0]
-    falls = [f"{labels[at]} ({change.told(at, percent)})" for at in better]
+    harmful = [at for at in components if change.large[at] and change.size[at] < 0]
+    falls = [f"{labels[at]} ({change.told(at, percent)})" for at in harmful]
     if not falls:
         return []
     over = ""
@@ -128,8 +128,9 @@ def name_improvements(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
 def read_ablation_forecasts(
     ds: xr.Dataset, series: int, components: list[str]
 ) -> list[str]:
-    """Describe how far the strongest ablation moves the forecast."""
+    """Describe how far ablating the first, strongest component moves the forecast."""
     one = ds.isel(series=[series]).sel(component=components[0])
+    # ranges over the steps
     before, after = (
         float(np.ptp(one[name].values)) for name in ("baseline_forecast", "forecast")
     )
@@ -149,12 +150,12 @@ def read_ablation_forecasts(
 
 
 def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
-    """Tabulate the effect on every series and the mean, a row per component."""
+    """Tabulate the effect on every series and the median, a row per component."""
     effect = array(ds, metric, "component", "series")
     table = pd.DataFrame({"component": names(ds, "component")})
     for coord in ("stack", "kind", "layer", "head"):
         table[coord] = ds[coord].values
-    # without flat series, as the test of the effect
+    # over series whose forecast is not flat, as in the test of the effect
     table["median"] = medians(effect[:, varying(ds)])
     for i, name in enumerate(names(ds, "series")):
         table[f"{metric}: {name}"] = effect[:, i]
@@ -189,39 +190,42 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     effect = array(ds, "spearman_distance", "component", series=series)
     # a whole layer and the embedding are no single components, and would come first
     kinds = coordinate(ds, "kind")
-    fine = [
+    single = [
         i
         for i in range(len(kinds))
         if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])
     ]
     return [
         names(ds, "component")[i]
-        for i in sorted(fine, key=lambda i: -effect[i])[:count]
+        for i in sorted(single, key=lambda i: -effect[i])[:count]
     ]
 
 
 @figure("ablation_effects", "Change of the forecast without each head, MLP or layer.")
-def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
+def ablation_heatmap(ds: xr.Dataset, *, metric: str | None = None) -> go.Figure:
     """Draw what zeroing each head, MLP and layer does, layer × component.
 
     Effects are medians over series.
 
     Args:
-        metric: "spearman_distance", or "mase_change" and "mae_change" (relative).
+        metric: "spearman_distance", or "mase_change", "mae_change" and "metric_change"
+            (relative); the last if None and the result has it, else the first.
     """
-    available = [name for name in MEASURES if name in ds]
+    available = [name for name in (*MEASURES, OWN) if name in ds]
+    if metric is None:
+        metric = OWN if OWN in ds else "spearman_distance"
     if metric not in available:
         raise unknown_name("metric", metric, available)
-    measure = MEASURES[metric]
+    measure = find_measure(ds, metric)
     effect = array(ds, metric, "component", "series")
     noise = find_estimate(ds, metric, "component")
-    middle = central_sizes(noise, effect)
-    canvas = _draw_blocks(ds, middle, measure, noise)
-    # by the root, since layers reach far beyond heads
+    sizes = central_sizes(noise, effect)
+    canvas = _draw_blocks(ds, sizes, measure, noise)
+    # colours go by the root, since effects of layers are far larger than those of heads
     scale: Style = (
         {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
     )
-    canvas.colours(colour_scale(measure.word, middle, root=True, **scale))
+    canvas.colours(colour_scale(measure.word, sizes, root=True, **scale))
     stacks = " and ".join(dict.fromkeys(coordinate(ds, "stack").astype(str)))
     title = (
         "Ablation of single components of"
@@ -272,7 +276,8 @@ def ablation_forecasts(
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
         view.forecast(panel, values, "ablated forecast", VERMILION)
-    # a forecast without a strong component may explode; the axis follows it one span
+    # A forecast without a strong component may explode. The axis follows it by one
+    # range of the other values at most.
     cut_remark = fit(
         grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0
     )
@@ -290,7 +295,9 @@ def ablation_forecasts(
 class Measure:
     """Name and format of one ablation measure.
 
-    ``relative`` measures are shares, centred on 0.
+    Attributes:
+        word, words: its name, and what it is in a few words.
+        relative: whether it is a relative change, written in per cent.
     """
 
     word: str
@@ -300,7 +307,7 @@ class Measure:
     def write(self, value: float) -> str:
         """Write a value for its cell."""
         if not self.relative:
-            # from here on two decimals show two digits; smaller values keep one
+            # two decimals show two digits from here on; smaller values show one digit
             if abs(value) >= 0.095:
                 return f"{value:.2f}"
             return f"{value:.1g}"
@@ -317,24 +324,30 @@ class Measure:
 
 
 def _blocks(sites: Sites) -> list[tuple[str, int]]:
-    """List kinds of components with their number of heads, 0 for a single column.
+    """List the blocks of the map: a kind of component and its number of heads.
 
-    Heads come first, then single columns, layers as a whole last.
+    Blocks of heads come first. Then come those of a single column (0 heads): attention
+    as a whole, MLPs, and whole layers.
     """
     kind = np.array(sites.kind)
-    kinds = [k for k in dict.fromkeys(sites.kind) if k not in ("mlp", "layer", "embed")]
-    head_blocks = [(k, int(sites.head[kind == k].max()) + 1) for k in kinds]
-    single = [k for k in kinds if (sites.head[kind == k] < 0).any()]
+    attentions = [
+        k for k in dict.fromkeys(sites.kind) if k not in ("mlp", "layer", "embed")
+    ]
+    # a kind that has no heads has the number -1, and so a count of 0
+    n_heads = {k: int(sites.head[kind == k].max()) + 1 for k in attentions}
+    single = [k for k in attentions if (sites.head[kind == k] < 0).any()]
     single += [k for k in ("mlp", "layer") if (kind == k).any()]
-    return [block for block in head_blocks if block[1]] + [(k, 0) for k in single]
+    return [(k, count) for k, count in n_heads.items() if count] + [
+        (k, 0) for k in single
+    ]
 
 
 def _grid(
     sites: Sites, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
-    """Return the index in the result of the component at (layer, column) of a block.
+    """Return the index of the component in each cell of a block, (layer, column).
 
-    It is -1 where there is none.
+    Indices are those of the result, -1 where there is no component.
     """
     grid = np.full((len(layers), max(heads, 1)), -1)
     for at, *stack_and_kind, layer, head in zip(
@@ -349,7 +362,10 @@ def _grid(
 def _draw_blocks(
     ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: EffectEstimate | None
 ) -> Sheet:
-    """Draw all blocks, a row per stack and a column per kind of component."""
+    """Draw all blocks, a row per stack and a column per kind of component.
+
+    ``middle`` are the effects that are drawn, (component,).
+    """
     sites = find_positions(ds)
     with_heads = {
         kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
@@ -358,7 +374,7 @@ def _draw_blocks(
     def title(kind: str, heads: int) -> str:
         if heads:
             return kind_word(kind).replace("-", "-\n")
-        # a column beside the heads of the same attention, ablated all at once
+        # beside the block of single heads: all heads of the attention, ablated at once
         if kind not in ("mlp", "layer") and kind in with_heads:
             return "all\nheads"
         return kind_word(kind)
@@ -370,7 +386,7 @@ def _draw_blocks(
     rows = {stack: sorted(layers) for stack, layers in rows.items()}
     blocks = _blocks(sites)
     n_rows = sum(map(len, rows.values()))
-    heads = sum(count for _, count in blocks)
+    n_heads = sum(count for _, count in blocks)
     # -(-a // b) rounds up, so that all rows together have 120 pixels or more
     height = max(int(np.clip(330 / n_rows, 20, 46)), -(-120 // n_rows))
     grids = [
@@ -381,7 +397,7 @@ def _draw_blocks(
     width = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
     canvas = sheet(
         [len(layers) * height for layers in rows.values()],
-        [count or max(1.0, 0.19 * heads) for _, count in blocks],
+        [count or max(1.0, 0.19 * n_heads) for _, count in blocks],
         titles=[title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
         row_gap=70,
         column_gap=min(0.014, 0.5 / len(blocks)),
@@ -400,8 +416,8 @@ def _draw_blocks(
             panel.y(visible=False)
             continue
         layers = rows[stack]
-        # A stack may have no component in its first block, so that the first panel that
-        # is drawn has the axis.
+        # A stack may have no component in the first block, so its layer axis is on the
+        # first panel that is drawn.
         first = stack not in stacks
         stacks.add(stack)
         # few heads have room for numbers, and single columns always
@@ -410,11 +426,12 @@ def _draw_blocks(
             np.arange(grid.shape[1]),
             layers,
             "%{customdata}",
-            write=measure.write if heads <= 8 or not count else None,
-            # where there is no component, -1 picks the last one, whose cell is empty
+            write=measure.write if n_heads <= 8 or not count else None,
+            # -1 picks the last component, but the cell is empty there
             noise=noise and noise.at(grid),
             customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
         )
+        # up to twelve ticks on either axis
         ticks: Style = {
             "tickvals": layers[:: -(-len(layers) // 12)],
             "ticks": "outside" if first else "",
@@ -465,6 +482,20 @@ MEASURES = {
 }
 
 
+OWN = "metric_change"
+"""Variable of the change of a metric of the user's own."""
+
+
+def find_measure(ds: xr.Dataset, metric: str) -> Measure:
+    """Return name and format of a measure; that of the user's own has its name."""
+    if metric != OWN:
+        return MEASURES[metric]
+    name = str(ds.attrs.get("metric", "the metric"))
+    return Measure(
+        f"change of {name}", f"relative change of the forecast's {name}", True
+    )
+
+
 @panels("ablation_effects")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     changes = [
@@ -472,11 +503,13 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         for metric in ("mase_change", "mae_change")
         if metric in ds and np.isfinite(ds[metric].values).any()
     ]
-    # one of the two: the scale of MASE cancels in a relative change, and MAE serves
-    # where a series has no seasonal error
+    # The first of the two alone, as relative changes of MASE and MAE are equal. MAE
+    # also exists where a series has no seasonal error.
     metrics = changes[:1]
     if "spearman_distance" in ds:
         metrics.insert(0, "spearman_distance")
+    if OWN in ds:
+        metrics.insert(0, OWN)
     for metric in metrics:
         yield FigurePanel(
             ablation_heatmap(ds, metric=metric),

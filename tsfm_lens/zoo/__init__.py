@@ -78,3 +78,7 @@ measurement(
     computes="training_history of the checkpoints that were kept",
     cost="weights",
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tsfm_lens.models import load
+from tsfm_lens.probes import head_spectra
 from tsfm_lens.studies.structured.counts import (
     bilinear_level_operations,
     level_attention_operations,
@@ -28,6 +30,7 @@ from tsfm_lens.studies.structured.forms import (
 from tsfm_lens.studies.structured.matrices import level_blocks
 from tsfm_lens.studies.structured.models import (
     ScoredAttention,
+    make_forecaster,
 )
 from tsfm_lens.studies.structured.scores import (
     Reach,
@@ -306,3 +309,25 @@ def test_bilinear_levels_cost_what_formulas_say(
         assert counted(lambda order=order: by_order(x, ranks, order)) + extra == cost, (
             order
         )
+
+
+def test_spectra_of_queries_wider_than_values() -> None:
+    """Queries and keys of more features than values keep all their singular values."""
+    made = make_forecaster(
+        "mlr-attention", 16, 16, 2, width=16, layers=1, heads=2, ranks=[9, 3]
+    )
+    lens = load(made, check=False)
+    assert lens.wiring.output_stack.d_head < 12
+    found = head_spectra(lens)
+    weights = lens.weights.heads(0)
+    for product, (left, right) in {
+        "QK": (weights.W_Q, weights.W_K.mT),
+        "OV": (weights.W_V, weights.W_O),
+    }.items():
+        dense = torch.linalg.svdvals((left @ right).double())
+        ours = found["singular_value"].sel(product=product, layer=0).values
+        width = min(ours.shape[-1], dense.shape[-1])
+        assert_close(
+            ours[:, :width], dense[:, :width].numpy(), depth=50, dtype=torch.float32
+        )
+        assert not ours[:, left.shape[-1] :].any()

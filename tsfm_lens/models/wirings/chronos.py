@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.models import cards
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -159,13 +160,7 @@ def _wrap(native: Any) -> Any:
 
 register(
     Architecture(
-        title="Chronos (T5)",
-        published={size: f"amazon/chronos-t5-{size}" for size in t5.SIZES},
-        claims=lambda config: (
-            "chronos_config" in config
-            and config.get("chronos_pipeline_class", "ChronosPipeline")
-            == "ChronosPipeline"
-        ),
+        **cards.CARDS["chronos"].fields,
         classes=("ChronosPipeline", "T5ForConditionalGeneration"),
         among=lambda native: (
             hasattr(native, "tokenizer") or hasattr(native.config, "chronos_config")

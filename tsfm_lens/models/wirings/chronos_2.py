@@ -21,7 +21,8 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
-from tsfm_lens.models.adapter import ALL_DTYPES, DECILES, Adapter
+from tsfm_lens.models import cards
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -30,6 +31,7 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.wirings import _common, t5
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -337,11 +339,7 @@ def _library() -> Any:
 
 register(
     Architecture(
-        title="Chronos-2",
-        published={"base": "amazon/chronos-2"},
-        claims=lambda config: (
-            config.get("chronos_pipeline_class") == "Chronos2Pipeline"
-        ),
+        **cards.CARDS["chronos-2"].fields,
         classes=("Chronos2Pipeline", "Chronos2Model"),
         keys=KEYS,
         values=t5.VALUES | {"architectures": ["Chronos2Model"]},
@@ -350,6 +348,5 @@ register(
         ),
         adapter=Chronos2Adapter,
         **t5.pipeline("Chronos2Pipeline"),
-        table_traits={"attention", "additive", "gradients"},
     )
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import ALL_DTYPES, Adapter, check_tails
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -112,14 +113,7 @@ class BoltAdapter(Adapter):
 
 register(
     Architecture(
-        title="Chronos-Bolt",
-        published={
-            size: f"amazon/chronos-bolt-{size}"
-            for size in ("tiny", "mini", "small", "base")
-        },
-        claims=lambda config: (
-            config.get("chronos_pipeline_class") == "ChronosBoltPipeline"
-        ),
+        **cards.CARDS["chronos-bolt"].fields,
         classes=("ChronosBoltPipeline", MODEL),
         keys=KEYS,
         values=t5.VALUES | {"architectures": [MODEL]},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models import cards
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -30,7 +30,7 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     keys,
@@ -39,18 +39,10 @@ from tsfm_lens.models.wirings._common import (
 )
 
 NAME = "fracast"
-HUB = "ztxtech/fracast-0"
 LEAST = 8
 """Observations that the library asks of a series."""
 KEYS = keys("model pyramid")
-LIBRARY = Extra(
-    name=NAME,
-    title="Fracast",
-    imports=("fracast",),
-    distributions={"fracast": "0.1.0"},
-    proofs=("fracast:FracastModel",),
-    alone=False,
-)
+LIBRARY = cards.FRACAST
 VALUES = {
     "model": {
         "family": NAME,
@@ -251,16 +243,6 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return native
 
 
-def _inside(name: str) -> Path | None:
-    """Find the weights that the library's wheel has."""
-    spec = None
-    if name == HUB:
-        spec = find_spec("fracast")
-    if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).parent / "weights"
-
-
 def _save(native: Any, folder: Path) -> None:
     # copies of the shared block, and the wrapper around the head, are ours
     tensors = {
@@ -273,12 +255,7 @@ def _save(native: Any, folder: Path) -> None:
 
 register(
     Architecture(
-        title="Fracast",
-        published={"0": HUB},
-        claims=lambda config: (
-            isinstance(config.get("model"), Mapping)
-            and config["model"].get("family") == NAME
-        ),
+        **cards.CARDS[NAME].fields,
         classes=("FracastModel", "FracastParts"),
         wrap=lambda native: getattr(native, "native", native),
         keys=KEYS,
@@ -288,9 +265,6 @@ register(
             dict(zip(("core", "head"), _built(config), strict=True))
         ),
         adapter=FracastAdapter,
-        inside=_inside,
         save=_save,
-        library=LIBRARY,
-        table_traits={"gradients"},
     )
 )

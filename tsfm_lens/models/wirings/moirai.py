@@ -18,6 +18,7 @@ from torch import Tensor
 from tsfm_lens.core.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -200,12 +201,7 @@ def _library() -> Any:
 
 register(
     Architecture(
-        title="Moirai 1.1-R",
-        published={
-            size: f"Salesforce/moirai-1.1-R-{size}"
-            for size in ("small", "base", "large")
-        },
-        claims=lambda config: "patch_sizes" in config and "distr_output" in config,
+        **cards.CARDS[NAME].fields,
         classes=("MoiraiModule", "MoiraiForecast"),
         keys=KEYS,
         check=_check,
@@ -216,8 +212,5 @@ register(
         ),
         blank=_blank,
         adapter=MoiraiAdapter,
-        notes="one fixed patch size, 32 if the model has it",
-        library=moirai_2.LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

@@ -1,7 +1,7 @@
 """Moirai 2: a causal decoder over all variates, emitting quantiles of several patches.
 
-Read :class:`PackedAdapter` first, the base of both Moirai: the variates of an item
-share one token sequence, which :class:`Layout` describes.
+Read :class:`PackedAdapter` first, the base of the adapters of Moirai 1 and 2: all
+variates of an item share one token sequence, whose order is :class:`Layout`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +21,7 @@ from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -31,7 +31,6 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -41,37 +40,14 @@ from tsfm_lens.models.wirings._common import (
     projections,
 )
 
-
-def _stand_in_for_pytree() -> None:
-    """Give jaxtyping a ``PyTree`` where there is no jax.
-
-    Uni2ts names it in annotations only.
-    """
-    jaxtyping: Any = import_module("jaxtyping")
-    try:
-        _ = jaxtyping.PyTree
-    except (ImportError, AttributeError):
-        jaxtyping.PyTree = tuple
-
-
-LIBRARY = Extra(
-    name="moirai",
-    title="Moirai",
-    imports=("uni2ts",),
-    distributions={"timecopilot-uni2ts": "0.1.3"},
-    proofs=(
-        "uni2ts.model.moirai:MoiraiModule",
-        "uni2ts.model.moirai2:Moirai2Module",
-    ),
-    needs=("lightning", "hydra-core"),
-    before=_stand_in_for_pytree,
-)
+LIBRARY = cards.MOIRAI
 
 
 class PackedAdapter(Adapter):
-    """Base of the adapters of both Moirai.
+    """Base of the adapters of Moirai 1 and 2: an item is one sequence of tokens.
 
-    The variates of an item share one sequence.
+    Attributes:
+        patch: steps of a token.
     """
 
     packed = True
@@ -86,15 +62,12 @@ class PackedAdapter(Adapter):
     def library_input(
         self, batch: SeriesBatch, horizon: int
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return the library's forecast object and its arguments.
-
-        They are made for a batch and a horizon.
-        """
+        """Return the library's forecast object and the arguments of its call."""
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pack one sequence per item.
+        """Pack each item into one sequence: context and future of every variate.
 
-        It holds the context and the empty future of every variate.
+        The future of targets is masked.
         """
         steps = self.prediction_length if horizon is None else horizon
         forecast, native = self.library_input(batch, steps)
@@ -102,7 +75,7 @@ class PackedAdapter(Adapter):
             zip(PACKED, forecast._convert(self.patch, **native), strict=True)
         )
         in_context = ~inputs["prediction_mask"].unsqueeze(-1)
-        # as the library's forward: statistics are those of the observed context
+        # as in the library's forward, statistics are those of the observed context
         context_mask = inputs["observed_mask"] * in_context
         loc, scale = self.model.scaler(
             inputs["target"], context_mask, inputs["sample_id"], inputs["variate_id"]
@@ -126,30 +99,32 @@ class PackedAdapter(Adapter):
         )
 
     def forecaster(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
-        """Return the library's forecast object for these sizes.
+        """Return the library's forecast object for these sizes, cached for next time.
 
-        It is kept until other sizes are requested.
+        ``kind`` is its class; ``roles`` are those of the series of an item.
         """
         sizes |= {
             "target_dim": roles.count("target"),
             "feat_dynamic_real_dim": roles.count("known"),
             "past_feat_dynamic_real_dim": roles.count("past"),
         }
-        # it depends on the sizes alone, so that all passes share it
+        # the object depends on the sizes alone, so passes of equal sizes share one
         if self._forecaster is None or self._forecaster[0] != sizes:
             self._forecaster = sizes, kind(**sizes, module=self.model).eval()
         forecaster = self._forecaster[1]
-        # it makes tensors on the device that it was itself sent to, whatever its
-        # module's is
+        # it makes tensors on the device that it was itself moved to, even if its module
+        # is on another one
         if forecaster.device == self.device:
             return forecaster
         return forecaster.to(self.device)
 
 
+# Arguments of the library for covariates: role, values, and mask of known values.
 _FEATURES = (
     ("known", "feat_dynamic_real", "observed_feat_dynamic_real"),
     ("past", "past_feat_dynamic_real", "past_observed_feat_dynamic_real"),
 )
+# Inputs of the model, in the order in which ``_convert`` of the library returns them.
 PACKED = (
     "target",
     "observed_mask",
@@ -161,7 +136,7 @@ PACKED = (
 
 
 def describe_stack(model: Any) -> Stack:
-    """Describe the rows of a uni2ts ``TransformerEncoder`` at ``model.encoder``."""
+    """Describe the uni2ts ``TransformerEncoder`` at ``model.encoder``."""
     layer = model.encoder.layers[0]
     self_attn = layer.self_attn
     if self_attn.attn_dropout_p > 0:
@@ -175,7 +150,7 @@ def describe_stack(model: Any) -> Stack:
             f"this Moirai groups {self_attn.num_heads} heads in {self_attn.num_groups},"
             " expected no grouping"
         )
-    # groups of one head each: the axis of length 1
+    # the axis of length 1 is that of heads within a group
     layouts: dict[str, Any] = {
         "qkv_layout": "batch head 1 pos d_head",
         "pattern_layout": "batch head 1 query key",
@@ -210,7 +185,13 @@ def describe_stack(model: Any) -> Stack:
 
 @dataclass(frozen=True)
 class Layout:
-    """Order of an item's series in its packed sequence."""
+    """Order of an item's series in its packed sequence.
+
+    Attributes:
+        roles: of the series, in the order of the batch.
+        n_context, n_future: tokens of one series in the past and in the future.
+        patch: steps of a token.
+    """
 
     roles: tuple[str, ...]
     n_context: int
@@ -219,10 +200,10 @@ class Layout:
 
     @property
     def blocks(self) -> list[tuple[int, bool]]:
-        """Index of the series, and whether it is its future, block by block."""
+        """Blocks of the sequence: index of a series, and whether it is its future."""
         blocks: list[tuple[int, bool]] = []
-        # the order in which uni2ts' ``_convert`` appends blocks. Past covariates have
-        # no future.
+        # in the order in which ``_convert`` of uni2ts appends them; past covariates
+        # have no future
         for role in ("target", "known", "past"):
             rows = [row for row, name in enumerate(self.roles) if name == role]
             blocks += [(row, False) for row in rows]
@@ -231,16 +212,18 @@ class Layout:
 
     @property
     def last_context(self) -> list[int]:
-        """Last token of each series' context."""
+        """Position of the last context token of each series."""
+        # the position after each block
         stops = accumulate(
-            self.n_future if ahead else self.n_context for _, ahead in self.blocks
+            self.n_future if is_future else self.n_context
+            for _, is_future in self.blocks
         )
-        bounds = {
+        last = {
             row: stop - 1
-            for (row, ahead), stop in zip(self.blocks, stops, strict=True)
-            if not ahead
+            for (row, is_future), stop in zip(self.blocks, stops, strict=True)
+            if not is_future
         }
-        return [bounds[row] for row in range(len(self.roles))]
+        return [last[row] for row in range(len(self.roles))]
 
     @property
     def spans(self) -> TokenSpans:
@@ -250,8 +233,8 @@ class Layout:
         )
         future = TokenSpans.patches(0, self.n_future, self.patch)
         total = TokenSpans((), (), ())
-        for row, ahead in self.blocks:
-            part = future if ahead else context
+        for row, is_future in self.blocks:
+            part = future if is_future else context
             total += replace(part, variate=(row,) * len(part))
         return total
 
@@ -271,7 +254,8 @@ def native_input(
 ) -> dict[str, Tensor]:
     """Make the arguments of a uni2ts forecast, (item, time, variate).
 
-    Gaps are filled with 0, or with causal means under ``causal_fill`` (Moirai 2).
+    ``length`` is that of the context. Gaps are filled with 0; with ``causal_fill``
+    (Moirai 2) those of targets are filled with the mean of earlier values.
     """
     parts = {
         role: values.transpose(1, 2)
@@ -280,7 +264,7 @@ def native_input(
     values = parts["target"]
     is_value = ~torch.isnan(values)
     lengths = torch.tensor([len(series) for series in batch.values])
-    # the variates of an item have one time axis, so that the first speaks for all
+    # of the first variate of each item, as all its variates have the same length
     item_lengths = lengths[:: batch.n_variates].clamp(max=length)
     padding = torch.arange(length)[None] < (length - item_lengths)[:, None]
     complete = torch.where(is_value, values, 0.0)
@@ -295,7 +279,7 @@ def native_input(
 
         impute = CausalMeanValueImputation()
         for index, series in enumerate(targets):
-            # of all known values, before the cut to the context
+            # before the cut to the context, so that means are over all earlier values
             filled = impute(np.array(series, dtype=np.float32))
             tail = np.asarray(filled, dtype=np.float32)[-length:]
             # targets are listed item by item
@@ -321,7 +305,7 @@ KEYS = keys(
 
 
 class Moirai2Adapter(PackedAdapter):
-    """Adapter of a ``Moirai2Module``, or the module of a ``Moirai2Forecast``."""
+    """Adapter of a ``Moirai2Module``, or of the module of a ``Moirai2Forecast``."""
 
     architecture = NAME
     rollout = "refeed"
@@ -356,7 +340,7 @@ class Moirai2Adapter(PackedAdapter):
             prediction_length=horizon,
             context_length=length,
         )
-        # the library's own transform fills gaps with 0 where there are several targets
+        # where there are several targets, the library's own transform fills with 0
         causal = roles.count("target") == 1
         return forecast, native_input(
             batch, length, horizon, self.device, causal_fill=causal
@@ -367,7 +351,7 @@ class Moirai2Adapter(PackedAdapter):
 
         They are read at the last context token of each variate.
         """
-        # the model takes no layout, which is ours and reads its output
+        # without the layout, which is no input of the model: we read its output by it
         native = {name: inputs[name] for name in PACKED}
         return self._quantiles(
             self.model(**native, training_mode=False), inputs["layout"]
@@ -376,7 +360,7 @@ class Moirai2Adapter(PackedAdapter):
     def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
         """Turn (…, item, pos, output) into (…, item · variate, quantile, step).
 
-        Covariates are NaN.
+        Forecasts of covariates, which the model does not make, are NaN.
         """
         # each target's last context token emits all of its future patches
         positions = [layout.last_context[row] for row in layout.targets]
@@ -413,8 +397,8 @@ class Moirai2Adapter(PackedAdapter):
         forecast, inputs = self.library_input(batch, horizon)
         with torch.no_grad():
             output = forecast(**inputs).cpu()
-        # (item, quantile, step[, variate]): the library drops the axis of a single
-        # variate
+        # (item, quantile, step, variate); the library drops the last axis where there
+        # is a single variate
         if output.ndim < 4:
             output = output.unsqueeze(-1)
         quantiles = rearrange(
@@ -430,11 +414,7 @@ def _library() -> Any:
 
 register(
     Architecture(
-        title="Moirai 2.0-R",
-        published={"small": "Salesforce/moirai-2.0-R-small"},
-        claims=lambda config: (
-            "num_predict_token" in config and "quantile_levels" in config
-        ),
+        **cards.CARDS[NAME].fields,
         classes=("Moirai2Module", "Moirai2Forecast"),
         keys=KEYS,
         open=lambda folder, dtype, device: (
@@ -444,7 +424,5 @@ register(
         ),
         blank=lambda config: _library().Moirai2Module(**copied(config)),
         adapter=Moirai2Adapter,
-        library=LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

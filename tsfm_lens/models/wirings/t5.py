@@ -1,8 +1,8 @@
-"""T5, the language model: the contrast that the papers on Chronos draw.
+"""T5, the language model that papers on Chronos compare it with.
 
-A series is its sequence of token ids. Read :class:`TokenAdapter` first, the base of T5
-and Chronos; :func:`stacks` describes an encoder and a decoder of T5, which Chronos-Bolt
-has, too.
+A series holds token ids of a text. Read :class:`TokenAdapter` first, the base of the
+adapters of T5 and Chronos. :func:`stacks` describes the encoder and the decoder of T5,
+which Chronos-Bolt has, too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tsfm_lens.hooks.wiring import (
     Wiring,
     Writer,
 )
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -57,9 +58,6 @@ KEYS = keys(
 )
 VALUES = {"model_type": "t5"}
 
-SIZES = ("tiny", "mini", "small", "base", "large")
-"""Published sizes, those of Chronos included."""
-
 
 class TokenAdapter(Adapter):
     """Base of the adapters of models that read and emit tokens."""
@@ -71,7 +69,7 @@ class TokenAdapter(Adapter):
     draw_axis = 0
 
     def wire(self) -> None:
-        """Set the table of the opened model."""
+        """Set the wiring of the opened model."""
         config = self.model.config
         unembed = Site("lm_head", layout="batch pos d_vocab")
         upstream = ("encoder.embed_tokens",)
@@ -82,7 +80,7 @@ class TokenAdapter(Adapter):
             "shared",
             steps_per_readout=1,
         )
-        # T5 scales the stream before a head that is tied to the embedding
+        # T5 scales the stream before the output head if that is tied to the embedding
         self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     def of_tokens(
@@ -95,9 +93,10 @@ class TokenAdapter(Adapter):
         *,
         n_eos: int = 0,
     ) -> Encoded:
-        """Make the native input of token ids, (batch, pos) each.
+        """Make the model's input from token ids.
 
-        Those of the decoder begin with its start token.
+        ``ids``, their ``mask``, and the ids of the ``decoder``, which begin with its
+        start token, are (batch, pos). The last ``n_eos`` ids of a row end the sequence.
         """
         n_context = ids.shape[1] - n_eos
         spans = {
@@ -114,20 +113,22 @@ class TokenAdapter(Adapter):
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
     def shifted(self, target: Tensor | None, count: int) -> Tensor:
-        """Return a decoder's input, (batch, pos).
+        """Return the decoder's input for ``count`` rows, (batch, pos).
 
-        It is the start token, followed by the target without its last token, if there
-        is one.
+        It is the start token, followed by all but the last token of a target, if there
+        is a target.
         """
         start = torch.full((count, 1), self.model.config.decoder_start_token_id)
         if target is None:
             return start
-        # the decoder predicts each token from those before it, and never reads the last
-        # one
+        # each token is predicted from those before it, so the last one is never read
         return torch.cat([start, target[:, :-1].long()], dim=1)
 
     def check_token_ids(self, values: Tensor, message: str, hint: str = "") -> None:
-        """Refuse values that are no token ids."""
+        """Refuse values that are no token ids.
+
+        ``message`` and ``hint`` are the beginning and the end of the error's text.
+        """
         size = self.model.config.vocab_size
         wrong = (values != values.round()) | (values < 0) | (values >= size)
         if bool(wrong.any()):
@@ -137,7 +138,7 @@ class TokenAdapter(Adapter):
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute logits (batch, step, vocabulary)."""
-        # a cache would be made for passes that never come
+        # no cache, since no further pass would read it
         result: Tensor = self.model(**inputs, use_cache=False).logits
         return result
 
@@ -148,9 +149,9 @@ class TokenAdapter(Adapter):
 
 
 def pipeline(name: str) -> dict[str, Any]:
-    """Return the functions ``open`` and ``wrap`` of an architecture.
+    """Return the fields ``open`` and ``wrap`` of an architecture of Chronos.
 
-    Its native object is a pipeline ``name`` of Chronos's library.
+    ``name`` is the class of its pipelines in Chronos's library.
     """
 
     def kind() -> Any:
@@ -168,10 +169,10 @@ def pipeline(name: str) -> dict[str, Any]:
 
 
 def blank(model: str, config: Mapping[str, Any]) -> Any:
-    """Build a model without weights.
+    """Build a model without weights from its configuration.
 
-    ``model`` is a class of T5 in transformers, or a class "module:name" that takes its
-    configuration.
+    ``model`` is the name of a T5 class in transformers, or "module:name" of another
+    class that takes a ``T5Config``.
     """
     from transformers import T5Config
 
@@ -184,7 +185,7 @@ def blank(model: str, config: Mapping[str, Any]) -> Any:
 def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
     """Describe the encoder and the decoder.
 
-    ``encoder_upstream`` are the modules that make the first input.
+    ``encoder_upstream`` are the modules that make the input of the encoder.
     """
     names = {
         "n_heads": "num_heads",
@@ -232,6 +233,7 @@ def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
 
 
 def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how many tokens a pass finds in its cache."""
     cache = kwargs.get("past_key_values")
     if cache is None:
         return 0
@@ -239,9 +241,10 @@ def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Attention:
+    """Describe an attention, the module ``name`` in a sublayer of a block."""
     at = f"layer.{sublayer}.{name}"
     norm = f"layer.{sublayer}.layer_norm"
-    # a sublayer holds norm and branch, so that its input is the stream itself
+    # a sublayer contains the norm too, so that its input is the stream itself
     reads = Site(f"layer.{sublayer}", "in", 0)
     return attention_row(
         kind,
@@ -254,6 +257,7 @@ def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Atte
 
 
 def _mlp(sublayer: int, config: Any) -> Mlp:
+    """Describe the MLP in a sublayer of a block."""
     at = f"layer.{sublayer}.DenseReluDense"
     norm = f"layer.{sublayer}.layer_norm"
     into = f"{at}.wi"
@@ -272,9 +276,9 @@ def _mlp(sublayer: int, config: Any) -> Mlp:
 
 
 class T5Adapter(TokenAdapter):
-    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out.
+    """Adapter of a ``T5ForConditionalGeneration``, which reads and emits token ids.
 
-    Tokenise text with its own tokenizer first.
+    Text has to be tokenised by the tokenizer of the model before.
     """
 
     architecture = "t5"
@@ -297,9 +301,9 @@ class T5Adapter(TokenAdapter):
         future: Tensor | None = None,
         tokens: Tensor | None = None,
     ) -> Encoded:
-        """Pad token ids on the left under the mask.
+        """Pad token ids on the left, where they are masked.
 
-        The decoder's input is teacher-forced.
+        The decoder reads the given tokens (``future`` or ``tokens``), not its own.
         """
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)
@@ -311,6 +315,7 @@ class T5Adapter(TokenAdapter):
         return self.of_tokens(ids, mask.long(), decoder, torch.ones(len(batch)), batch)
 
     def _ids(self, values: Tensor) -> Tensor:
+        """Return values as integers; refuse those that are no token ids."""
         hint = (
             ". Tokenise text with its own tokenizer first; if this is a Chronos"
             " checkpoint, its config.json lacks chronos_config."
@@ -325,7 +330,7 @@ class T5Adapter(TokenAdapter):
         return self._ids(values)
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Return the ids themselves, (batch, vocabulary)."""
+        """Return the value that each token stands for, its id: (batch, vocabulary)."""
         ids = torch.arange(self.model.config.vocab_size, dtype=torch.float32)
         return ids.expand(len(encoded.batch), -1)
 
@@ -333,7 +338,7 @@ class T5Adapter(TokenAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Generate continuations in token ids by ``generate`` with sampling."""
+        """Sample continuations in token ids with the library's ``generate``."""
         inputs = self.encode(batch).inputs
         draws = num_samples
         if num_samples is None:
@@ -342,28 +347,28 @@ class T5Adapter(TokenAdapter):
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             do_sample=True,
-            # as many as the most, so that no end of sequence cuts a path short
+            # equal to the maximum, so that no end of sequence cuts a path short
             min_new_tokens=horizon,
             max_new_tokens=horizon,
             num_return_sequences=draws,
         )
-        # without the start token. ``generate`` puts the paths of a series one after the
-        # other.
+        # without the start token; rows are series by series, as many as draws for each
         samples = paths[:, 1:].unflatten(0, (len(batch), draws)).float().cpu()
         return self.of_paths(samples, levels)
 
     def example(self, n_series: int, longest: int) -> SeriesBatch:
         """Draw random token ids for the conformance suite."""
         rng = np.random.default_rng(0)
-        # of unequal lengths, so that padding is tested, too
+        # of different lengths, so that padding is tested, too
         lengths = [longest - 7 * index for index in range(n_series)] + [longest]
         return as_series(
-            # no padding and no end of sequence in the midst of a series
+            # ids from 2 on, as padding and the end of a sequence occur in no series
             [rng.integers(2, self.model.config.vocab_size, size) for size in lengths]
         )
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """Load the model from a folder of weights."""
     from transformers import T5ForConditionalGeneration
 
     return T5ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device)
@@ -371,13 +376,7 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 register(
     Architecture(
-        title="T5 (language model)",
-        published={size: f"google-t5/t5-{size}" for size in ("small", "base", "large")},
-        claims=lambda config: (
-            config.get("model_type") == "t5"
-            and "chronos_config" not in config
-            and "chronos_pipeline_class" not in config
-        ),
+        **cards.CARDS["t5"].fields,
         classes=("T5ForConditionalGeneration",),
         among=lambda native: not hasattr(native.config, "chronos_config"),
         keys=KEYS,
@@ -385,6 +384,5 @@ register(
         open=_open,
         blank=lambda config: blank("T5ForConditionalGeneration", config),
         adapter=T5Adapter,
-        notes="series are token ids",
     )
 )

@@ -1,8 +1,9 @@
 """TimesFM 2.5 in Google's own package: a decoder whose branches end in a norm.
 
 It is a decoder over patches with a key-value cache. Read :class:`TimesFmAdapter` first.
-:func:`cleaned`, :func:`patched` and :func:`deciles` are shared with the port to
-transformers; :func:`shared_prefixes` saves passes that several rows have in common.
+:func:`cleaned`, :func:`patched` and :func:`deciles` are shared with the port of the
+model in transformers. :func:`shared_prefixes` computes once what the contexts of
+several rows have in common.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Mlp, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models import cards
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -34,26 +36,19 @@ from tsfm_lens.models.architecture import (
     in_data_units,
     register,
 )
-from tsfm_lens.models.extras import Extra
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.wirings._common import (
     attention_row,
     fused,
     mlp_row,
 )
 
-LIBRARY = Extra(
-    name="timesfm",
-    title="TimesFM",
-    imports=("timesfm", "timesfm3"),
-    distributions={"timesfm": "3.0.2"},
-    proofs=("timesfm:TimesFM_2p5_200M_torch", "timesfm3:TimesFM3Torch"),
-    alone=False,
-)
+LIBRARY = cards.TIMESFM
 
 
 def branches(norms: tuple[str, str]) -> dict[str, Any]:
-    """Return the fields of an attention whose branch ends in its own norm."""
-    # the stream receives the output of the second norm
+    """Return the fields of an attention between the norms before and after it."""
+    # what the branch writes into the stream is the output of the second norm
     return {"write": norms[1], "norm": norms[0], "post_norm": norms[1]}
 
 
@@ -63,7 +58,7 @@ def describe_mlp(
     act: str,
     stream: str = "batch pos d_model",
 ) -> Mlp:
-    """Describe an MLP between two norms.
+    """Describe an MLP by the names of the norms around it and of its two layers.
 
     ``act`` is the activation function as the library names it.
     """
@@ -73,14 +68,14 @@ def describe_mlp(
 
 
 def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
-    """Return series without leading NaN, inner ones interpolated.
+    """Return the series without leading NaN, and with other gaps interpolated.
 
-    ``timesfm`` does the same. The arrays are fresh.
+    ``timesfm`` does the same. The arrays are copies.
     """
     complete = []
     for series in batch.values:
         is_value = ~np.isnan(series)
-        # the first true entry; a batch holds no series without a value
+        # argmax() finds the first True; a batch holds no series without a value
         first = int(np.argmax(is_value))
         index = np.arange(len(series))
         filled = np.interp(index, index[is_value], series[is_value])
@@ -89,9 +84,10 @@ def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
 
 
 def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor]:
-    """Return values and masks, (batch, time), in whole patches.
+    """Return values and masks of the last steps, (batch, time), in whole patches.
 
-    Series are padded with 0 at the front; masks are True where there is padding.
+    There are ``length`` steps, rounded up. Series are padded with 0 at the front; masks
+    are True where there is padding.
     """
     width = -(-length // patch) * patch
     values = torch.zeros(len(batch), width)
@@ -106,12 +102,13 @@ def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor
 def running_statistics(
     patches: Tensor, masks: Tensor, update: Callable[..., tuple[Tensor, Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Compute mean and standard deviation up to each patch.
+    """Compute mean and standard deviation of the values up to each patch.
 
-    Both are (batch, patch), by the library's own update.
+    Both are (batch, patch). ``update`` is the library's function for one more patch.
     """
     # patch by patch, since the library's own update rounds differently from a
     # cumulative sum over the whole context
+    # number, mean and deviation of the values so far
     n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
     means = []
     deviations = []
@@ -123,9 +120,9 @@ def running_statistics(
 
 
 def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
-    """Turn a head's raw output into quantiles in data units.
+    """Turn the raw output of an output head into quantiles in data units.
 
-    The output is (…, batch, horizon · 10), the quantiles are (…, batch, quantile,
+    The output ``flat`` is (…, batch, horizon · 10), the result (…, batch, quantile,
     step).
     """
     by_step = flat.reshape(*flat.shape[:-1], horizon, -1)
@@ -134,23 +131,26 @@ def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[None]:
-    """Let a native module compute common prefixes once while the block runs.
+    """Let a native module compute the common prefixes of rows once, inside the block.
 
-    ``prefixes``, (row, patch), number what a row holds up to each patch: rows with the
-    same number are equal up to there.
+    ``prefixes`` (row, patch) are numbers: rows with the same number at a patch are
+    equal up to its end.
     """
 
     def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
         plain = type(model).forward
-        # only the prefill reads contexts; later passes read the forecast of each row
-        first = decode_caches is not None and int(decode_caches[0].next_index[0]) == 0
+        # only the first pass (empty cache) reads contexts; later ones read forecasts
+        is_prefill = (
+            decode_caches is not None and int(decode_caches[0].next_index[0]) == 0
+        )
         if (
-            not first
+            not is_prefill
             or len(inputs) != len(prefixes)
             or inputs.shape[1] < prefixes.shape[1]
         ):
             return plain(model, inputs, masks, decode_caches)
-        # padding in front is the same in rows whose first patch is the same
+        # the library may pad further patches in front; these are equal in all rows, so
+        # they may take the numbers of the first patch
         padding = inputs.shape[1] - prefixes.shape[1]
         numbers = np.concatenate(
             [np.repeat(prefixes[:, :1], padding, axis=1), prefixes], axis=1
@@ -163,36 +163,37 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[
 def _in_pieces(
     model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray
 ) -> Any:
-    """Compute the outputs and caches of all rows, piece by piece.
+    """Compute the outputs and caches of all rows, piece by piece (:func:`pieces`).
 
-    Pieces are ranges of patches within which no two rows begin to differ.
+    Of rows that are equal up to the end of a piece, only one is computed.
     """
     outputs: list[tuple[Tensor, ...]] = []
-    # for each row, the row of the piece before that it continues; all rows continue the
-    # empty cache at first
+    # for each row of the batch, the row that stands for it in the caches so far; at
+    # first that is row 0, as all caches are empty
     previous = np.zeros(len(inputs), dtype=int)
     state = caches
     for start, stop in pieces(prefixes):
+        # the first row of each group of equal rows, and the group of each row
         _, firsts, group = np.unique(
             prefixes[:, stop - 1], return_index=True, return_inverse=True
         )
-        rows, back = (
+        rows, group_of_row = (
             torch.as_tensor(indices.reshape(-1), device=inputs.device)
             for indices in (firsts, group)
         )
         state = [_rows(cache, previous[firsts]) for cache in state]
-        # the forward of the class, since that of this object is replaced meanwhile
+        # the forward of the class, since the model's own is replaced inside the block
         results, state = type(model).forward(
             model, inputs[rows, start:stop], masks[rows, start:stop], state
         )
-        outputs.append(tuple(result[back] for result in results))
+        outputs.append(tuple(result[group_of_row] for result in results))
         previous = group.reshape(-1)
     full = tuple(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
     return full, [_rows(cache, previous) for cache in state]
 
 
 def _rows(cache: Any, rows: np.ndarray) -> Any:
-    """Return rows of a cache, as copies that can be written to."""
+    """Return a cache of some rows, a copy that can be written to."""
     parts = {
         name: part[torch.as_tensor(rows, device=part.device)]
         for name, part in vars(cache).items()
@@ -205,9 +206,9 @@ def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
 
     Rows that are equal at the first patch of a range are equal at its last.
     """
-    # where the number of distinct prefixes grows, some rows begin to differ
+    # Rows begin to differ where the number of distinct prefixes grows. It never falls,
+    # since prefixes that differ once differ at all later patches.
     counts = [len(np.unique(column)) for column in prefixes.T]
-    # rows that differ never agree again, so that the number does not fall
     splits = [
         index for index in range(1, len(counts)) if counts[index] > counts[index - 1]
     ]
@@ -218,17 +219,19 @@ NAME = "timesfm-2.5"
 
 
 def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how many patches a pass finds in its cache."""
     if len(args) > 2:
         caches = args[2]
     else:
         caches = kwargs.get("decode_caches")
     if caches is None:
         return 0
-    # all layers and rows have as many positions
+    # the same for all layers and rows
     return int(caches[0].next_index[0])
 
 
 def _wiring(model: Any) -> Wiring:
+    """Describe the library's module."""
     matrices = fused("attn.qkv_proj", "(part head d_head)", Projection("attn.out"))
     attention = attention_row(
         "attn", "attn", matrices, **branches(("pre_attn_ln", "post_attn_ln"))
@@ -251,7 +254,7 @@ def _wiring(model: Any) -> Wiring:
         cached=_cache_length,
     )
     unembed = Site("output_projection_point", layout="batch pos d_out")
-    # the library calls this head in every pass, and a single forward does not read it
+    # the library calls this output head in every pass, while our run() does not read it
     unread = ("output_projection_quantiles",)
     return Wiring(
         NAME, (stack,), unembed, "tokenizer", steps_per_readout=model.o, unread=unread
@@ -261,7 +264,7 @@ def _wiring(model: Any) -> Wiring:
 class TimesFmAdapter(Adapter):
     """Adapter of a ``TimesFM_2p5_200M_torch``.
 
-    A single forward reads the point head: deciles of the next patch.
+    A single forward reads the point head, which gives the deciles of the next patch.
     """
 
     architecture = NAME
@@ -280,7 +283,7 @@ class TimesFmAdapter(Adapter):
     def passes(self) -> int:
         """Number of forwards of one forecast.
 
-        Two under the library's flip invariance, which averages over x and -x.
+        It is 2 with the library's flip invariance, which averages over x and -x.
         """
         config = getattr(self.native, "forecast_config", None)
         if config is not None and config.force_flip_invariance:
@@ -288,7 +291,7 @@ class TimesFmAdapter(Adapter):
         return 1
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Normalise patches by the running statistics, as ``decode`` prefills them."""
+        """Normalise patches by running statistics, as the library's ``decode`` does."""
         from timesfm.torch import util
 
         patch = self.model.p
@@ -325,23 +328,24 @@ class TimesFmAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``forecast`` under the object's own configuration.
+        """Run the library's ``forecast`` under the object's own configuration.
 
-        If it has none, a default one is made that fits.
+        If it has none, one is made that fits the batch and the horizon.
         """
-        # ``compile`` writes settings onto the object, and the caller's must stay. The
-        # copy is shallow, so that it has the same module.
+        # ``compile`` writes settings onto the object, so it is called on a copy. A
+        # shallow one has the same module.
         native = copy.copy(self.native)
-        # the library notes a device at construction and sends inputs there, and fills
-        # batches up for every device
+        # the library sends inputs to the device that the model had when it was made
         self.model.device = self.device
         native.compile(self._forecast_config(batch, horizon))
+        # or the library would fill the batch up for every device
         native.global_batch_size = len(batch)
         _, values = native.forecast(horizon=horizon, inputs=cleaned(batch))
         quantiles = torch.from_numpy(np.ascontiguousarray(values))
         return self.at(quantiles[..., 1:], levels, mean=quantiles[..., 0])
 
     def _forecast_config(self, batch: SeriesBatch, horizon: int) -> Any:
+        """Return the library's configuration of a forecast of the batch."""
         import timesfm
 
         config = getattr(self.native, "forecast_config", None)
@@ -352,7 +356,7 @@ class TimesFmAdapter(Adapter):
                     f" {config.max_horizon} that this model was compiled for; compile"
                     " it with a larger ForecastConfig.max_horizon"
                 )
-            # a backcast would come before the first forecast step
+            # with a backcast, the output would begin with steps of the context
             return dataclasses.replace(
                 config, per_core_batch_size=len(batch), return_backcast=False
             )
@@ -362,15 +366,15 @@ class TimesFmAdapter(Adapter):
                 f"horizon {horizon} is longer than the model's context limit of {limit}"
                 " steps allows"
             )
-        # the library takes whole patches, for which it rounds up; context and horizon
-        # together have to stay within its limit
+        # The library rounds context and horizon up to whole patches, which together
+        # have to stay within its limit.
         steps = -(-horizon // self.model.o) * self.model.o
         longest = -(-self.padded_length(batch) // self.model.p) * self.model.p
         return timesfm.ForecastConfig(
             max_context=min(longest, (limit - steps) // self.model.p * self.model.p),
             max_horizon=steps,
             normalize_inputs=True,
-            # the library refuses this head for a longer horizon
+            # the library refuses this output head for a longer horizon
             use_continuous_quantile_head=steps <= self.model.os,
             force_flip_invariance=False,
             infer_is_positive=True,
@@ -379,30 +383,22 @@ class TimesFmAdapter(Adapter):
         )
 
     def sharing(self, prefixes: np.ndarray) -> AbstractContextManager[None]:
-        """Let rows that begin alike compute their common patches once.
-
-        See :func:`shared_prefixes`.
-        """
+        """Compute the common prefixes of rows once; see :func:`shared_prefixes`."""
         return shared_prefixes(self.model, prefixes)
 
     def joined(
         self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Join the arguments of all passes of a rollout to those of one pass.
-
-        That pass has no cache.
-        """
-        # each pass after the prefill has only its new patches
+        """Join the arguments of all passes of a rollout into those of one pass."""
+        # each pass after the prefill has its new patches alone; the result has no cache
         patches = torch.cat([args[0] for args, _ in calls], dim=1)
         masks = torch.cat([args[1] for args, _ in calls], dim=1)
         return (patches, masks), {}
 
 
 def wrap(module: Any) -> Any:
-    """Build the library's forecaster around a module.
-
-    Its constructor would make another 200 million weights.
-    """
+    """Build the library's forecaster around a module."""
+    # without __init__, which would make another module of 200 million weights
     forecaster = LIBRARY.require().TimesFM_2p5_200M_torch
     native = forecaster.__new__(forecaster)
     native.model = module
@@ -411,6 +407,7 @@ def wrap(module: Any) -> Any:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """Load the forecaster from a folder of weights."""
     # hooks do not act inside compiled modules
     native = LIBRARY.require().TimesFM_2p5_200M_torch.from_pretrained(
         folder, torch_compile=False
@@ -428,22 +425,15 @@ def module_class() -> Any:
 
 register(
     Architecture(
-        title="TimesFM 2.5 (timesfm)",
-        published={"200m": "google/timesfm-2.5-200m-pytorch"},
+        **cards.CARDS[NAME].fields,
         claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
         classes=("TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"),
         open=_open,
-        # the library has no configuration apart from its code
+        # the library has no configuration file: sizes are part of its code
         blank=lambda config: module_class()(),
         adapter=TimesFmAdapter,
         wrap=lambda native: (
             wrap(native) if isinstance(native, torch.nn.Module) else native
         ),
-        notes=(
-            "forecasts run without flip invariance unless the object was compiled with"
-            " it; the library's covariates are a regression outside the model"
-        ),
-        library=LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

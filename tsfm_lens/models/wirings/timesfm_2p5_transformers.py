@@ -16,6 +16,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Stack, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -202,9 +203,7 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 register(
     Architecture(
-        title="TimesFM 2.5 (transformers)",
-        published={"200m": "google/timesfm-2.5-200m-transformers"},
-        claims=lambda config: config.get("model_type") == "timesfm2_5",
+        **cards.CARDS[NAME].fields,
         classes=("TimesFm2_5ModelForPrediction",),
         keys=KEYS,
         check=_check,
@@ -213,7 +212,5 @@ register(
         # files keep the names that the library's first version gave them
         renamed={".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."},
         adapter=TimesFmPortAdapter,
-        notes="forecasts run without flip invariance",
-        table_traits={"attention", "additive", "gradients"},
     )
 )

@@ -18,6 +18,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -223,11 +224,7 @@ def _library() -> Any:
 
 register(
     Architecture(
-        title="TimesFM 3",
-        published={"330m": "google/timesfm-3.0-pytorch"},
-        claims=lambda config: (
-            "residual_block_config" in config and "transformer_config" in config
-        ),
+        **cards.CARDS[NAME].fields,
         classes=("TimesFM3Torch", "TimesFM3Forecaster"),
         keys=KEYS,
         open=lambda folder, dtype, device: (
@@ -237,11 +234,5 @@ register(
         ),
         blank=lambda config: _library().TimesFM3Torch(**copied(config)),
         adapter=TimesFm3Adapter,
-        notes=(
-            "weights for non-commercial use only; forecasts are decode's: gaps masked,"
-            " quantiles as they are"
-        ),
-        library=timesfm_2p5.LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

@@ -1,7 +1,8 @@
-"""Timestral: queries for the horizon beside an encoded context.
+"""Timestral: one sequence of context patches and of queries for the horizon.
 
 Layers attend over time, and some of them over variates, too. Read
-:class:`TimestralAdapter` first. One pass is one block of the library's forecast.
+:class:`TimestralAdapter` first. One pass forecasts one block of patches, and the
+library's forecast is made of several blocks.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tsfm_lens.hooks.wiring import (
     Wiring,
     Writer,
 )
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -36,7 +38,6 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -47,7 +48,7 @@ from tsfm_lens.models.wirings._common import (
 )
 
 NAME = "timestral"
-# the library's numbers of roles
+# numbers by which the library denotes roles of series
 TARGET = 0
 KNOWN = 2
 KEYS = keys(
@@ -57,21 +58,14 @@ KEYS = keys(
     " rope_theta split_context_horizon_attn stabilize_with_global time_attn_gate"
     " use_asinh variate_attn_gate"
 )
-LIBRARY = Extra(
-    name=NAME,
-    title="Timestral",
-    imports=("timestral",),
-    distributions={"timecopilot-timestral": "0.1.0"},
-    proofs=("timestral:TimestralForecaster",),
-    alone=False,
-)
+LIBRARY = cards.TIMESTRAL
 
 
 def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Let an attention over time make one call.
+    """Change the arguments of an attention over time so that it makes a single call.
 
-    The library makes one for the queries of the context and one for those of the
-    horizon.
+    The library calls the attention twice, for the queries of the context and for those
+    of the horizon.
     """
     x, mask, *rest = args
     if hasattr(mask, "enc_len"):
@@ -80,22 +74,23 @@ def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
 
 
 def _attention(index: int, over_time: bool, gate: str) -> Attention:
+    """Describe the attention of a layer that has this index among its attentions."""
     at = f"attns.{index}"
     norm = f"attn_norms.{index}"
     kind = "time_attn"
     fields: dict[str, Any] = {"joined": _joined}
     if not over_time:
         kind = "variate_attn"
-        # rows and positions are swapped up to the output projection, which has them
-        # back
+        # the library swaps the axes of rows and positions for it, and swaps them back
+        # before the output projection
         fields = {
             "over": "variate",
             "x_layout": "pos batch d_model",
             "qkv_layout": "pos head batch d_head",
             "pattern_layout": "pos head query key",
         }
-    # the first attention of a block reads the block's input, later ones a stream in
-    # between, which is the input of their norm
+    # the first attention of a layer reads the layer's input, a later one the stream
+    # after the attention before it, which is the input of its norm
     if index:
         fields |= {"reads": Site(norm, "in", 0), "aside": True}
     if gate != "none":
@@ -110,13 +105,17 @@ def _attention(index: int, over_time: bool, gate: str) -> Attention:
 
 
 def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
-    # indexed by ``over_time``, False and True
+    """Describe the attentions and the MLP of one kind of layer.
+
+    ``axes`` say of each attention whether it is over time.
+    """
+    # indexed by ``over_time``: False is 0, True is 1
     gates = (config.variate_attn_gate, config.time_attn_gate)
     attentions = [
         _attention(index, over_time, gates[over_time])
         for index, over_time in enumerate(axes)
     ]
-    # both halves of the gated layer; the second goes through the activation
+    # the halves of the one projection ``w12``; the second goes through the activation
     gate, first = (Projection("mlp.w12", "(part d_mlp)", part, 2) for part in range(2))
     mlp = mlp_row(
         "mlp",
@@ -132,6 +131,7 @@ def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
 
 
 def _wiring(config: Any, steps: int) -> Wiring:
+    """Describe the model; ``steps`` are those of one pass."""
     axes = LIBRARY.require("timestral.config").LAYER_KIND_AXES
     by_kind = {kind: _rows(config, axes[kind]) for kind in config.block_schedule}
     writers, *rest = (by_kind[kind] for kind in config.block_schedule)
@@ -146,7 +146,7 @@ def _wiring(config: Any, steps: int) -> Wiring:
         writers=writers,
         ln_final="transformer.out_norm",
         upstream=("representation",),
-        # ``by_kind`` has one tuple of rows per kind, so that identity tells kinds apart
+        # layers of the same kind share one tuple, so that ``is not`` compares kinds
         exceptions={
             layer: rows for layer, rows in enumerate(rest, 1) if rows is not writers
         },
@@ -163,23 +163,24 @@ def _wiring(config: Any, steps: int) -> Wiring:
 class TimestralAdapter(Adapter):
     """Adapter of a ``TimestralForecaster``.
 
-    One pass is one block, in the library's advancing frame.
+    One pass is one block, refined as the library does in its advancing frame.
 
     Attributes:
-        clampsym: whether forecasts are averaged with those of -x and clipped at 0 where
-            the context is, as the library's own default has it.
+        clampsym: whether forecasts are averaged with those of -x, and clipped at 0 if
+            no context value is negative, as is the library's default.
     """
 
     architecture = NAME
     rollout = "refeed"
     multivariate = True
     covariates = ("past", "known", "categories")
-    # attention over variates compares every two rows of a batch, whatever their groups
+    # few, as attention over variates computes scores for every two rows of a batch, of
+    # whatever groups
     rows_at_once = 128
     package = "timecopilot-timestral"
-    # the library feeds the median back
+    # the library feeds the median of a block back as context of the next
     unrolled = (0.5,)
-    # off, since a recorded run has to make one forward per pass
+    # off, since it takes two forwards, and a recorded run has one forward per pass
     clampsym = False
 
     def __init__(self, native: Any) -> None:
@@ -191,36 +192,34 @@ class TimestralAdapter(Adapter):
         self.levels = tuple(float(level) for level in native.quantile_levels)
         self.wiring = _wiring(native.config, self.prediction_length)
         # checkpoints differ in the covariates that they were trained with
-        ahead = ("known",) if native.supports_known_covariates else ()
+        known = ("known",) if native.supports_known_covariates else ()
         self.covariates = (
-            ("past", *ahead, "categories") if native.supports_covariates else ()
+            ("past", *known, "categories") if native.supports_covariates else ()
         )
 
     @property
     def passes(self) -> int:
         """Number of forwards of one forecast.
 
-        Two where it is averaged with the forecast of -x.
+        It is 2 with ``clampsym``, for x and -x.
         """
         if self.clampsym:
             return 2
         return 1
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Stack items with their variates.
+        """Stack the variates of all items into rows, as the library does.
 
-        Known covariates have values in the patches to forecast.
+        Known covariates have values in the patches to forecast, too.
         """
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
         library = self.native
         native = self._native_input(batch, steps)
-        # what is left in the dictionary are the covariates
         values, mask = library._as_context(native.pop("context"), None)
-        # known covariates continue over the horizon
-        lengths = {
-            name: values.shape[-1] + steps * name.startswith("known") for name in native
-        }
+        # the covariates are left in ``native``; known ones continue over the horizon
+        n_past = values.shape[-1]
+        lengths = {name: n_past + steps * name.startswith("known") for name in native}
         covariates = [
             library._as_covariates(covariate, len(values), lengths[name], name)
             for name, covariate in native.items()
@@ -247,9 +246,10 @@ class TimestralAdapter(Adapter):
         )
 
     def _spans(self, n_context: int, n_future: int, has_covariates: bool) -> TokenSpans:
-        """Return the tokens of the context, then the queries.
+        """Return the spans of the context tokens, then those of the queries.
 
-        With covariates, both cover context and horizon.
+        With covariates, either part has a token for each patch of context and horizon:
+        tokens of known values follow the context, and idle queries precede the others.
         """
         context = TokenSpans.patches(-n_context * self.patch, n_context, self.patch)
         queries = TokenSpans.patches(0, n_future, self.patch)
@@ -261,9 +261,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
-        """Make the arguments of ``forecast``, (item, variate, time).
+        """Make the arguments of the library's ``forecast``, (item, variate, time).
 
-        They hold the whole series, since the library fills gaps before it cuts.
+        They hold whole series, since the library fills gaps before it cuts the context.
         """
         parts = _common.by_role(
             self.numbered(batch), self.padded_length(batch), horizon
@@ -273,10 +273,10 @@ class TimestralAdapter(Adapter):
         }
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the library's numbers.
+        """Replace categories by the numbers that the library gives them.
 
-        They are smoothed means of the target if there is one target, else the
-        categories' own numbers.
+        If the item has one target, these are smoothed means of the target for each
+        category, else the codes of the categories.
         """
         if not any(batch.categories):
             return batch
@@ -295,10 +295,10 @@ class TimestralAdapter(Adapter):
                     np.concatenate([values[row], () if future is None else future])
                 )
                 encoded = self.native._encode_categorical(codes[None, None], target)
-                numbers = encoded[0, 0].double().cpu().numpy()
-                # past and future were encoded as one row
-                values[row], ahead = np.split(numbers, [len(values[row])])
-                futures[row] = None if future is None else ahead
+                numbers = encoded[0, 0].cpu().double().numpy()
+                # past and future were encoded as one series
+                values[row], known = np.split(numbers, [len(values[row])])
+                futures[row] = None if future is None else known
         return replace(
             batch,
             values=tuple(values),
@@ -309,7 +309,7 @@ class TimestralAdapter(Adapter):
     def _anchor(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Compute mean and scale of the last context patch, (batch,) each.
 
-        The head's output is in their units.
+        The output of the head is normalised by them.
         """
         rows = inputs["inputs"]
         mask = inputs["observed"]
@@ -328,7 +328,7 @@ class TimestralAdapter(Adapter):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step).
 
-        Steps are whole patches; covariates have quantiles, too.
+        Steps are those of whole patches. Rows of covariates have quantiles, too.
         """
         return self._refined(self.model.predict_block(**inputs), inputs)
 
@@ -341,16 +341,17 @@ class TimestralAdapter(Adapter):
         denormalize = LIBRARY.require("timestral.scaler").denormalize_quantiles
         quantiles = denormalize(raw, loc, scale, self.model.config.use_asinh)
         leading = quantiles.shape[:-3]
-        # the frame that refinement moves to depends on each row's context
+        # inputs for each leading index, since refinement depends on each row's context
         inputs = encoded.repeated(math.prod(leading))
         flat = quantiles.reshape(-1, *quantiles.shape[-2:])
         refined = self._refined(flat, inputs)
         return refined.reshape(*leading, len(encoded.batch), *refined.shape[1:])
 
     def _refined(self, quantiles: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Move quantiles to the library's advancing frame.
+        """Give each patch of targets mean and scale of its own, as the library does.
 
-        They are (batch, step, quantile) before and (batch, quantile, step) after.
+        It calls them the advancing frame. Quantiles are (batch, step, quantile) before
+        and (batch, quantile, step) after.
         """
         targets = None
         if inputs["role_ids"] is not None:
@@ -365,10 +366,7 @@ class TimestralAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``TimestralForecaster.forecast``.
-
-        It gives no forecast of covariates, which are NaN.
-        """
+        """Run ``TimestralForecaster.forecast``; forecasts of covariates are NaN."""
         options = {
             "symmetric_averaging": self.clampsym,
             "clip_nonnegative": self.clampsym,
@@ -390,6 +388,7 @@ def _wrap(native: Any) -> Any:
 
 
 def _model(config: Mapping[str, Any]) -> Any:
+    """Build a model without weights from a configuration."""
     return LIBRARY.require().TimestralModel(
         LIBRARY.require().TimestralConfig.from_dict(dict(config))
     )
@@ -397,12 +396,7 @@ def _model(config: Mapping[str, Any]) -> Any:
 
 register(
     Architecture(
-        title="Timestral",
-        published={
-            size: f"mistralai/Timestral-{size}"
-            for size in ("5M", "28M", "123M", "209M")
-        },
-        claims=lambda config: "block_schedule" in config and "quantile_knots" in config,
+        **cards.CARDS[NAME].fields,
         classes=("TimestralForecaster", "TimestralModel"),
         keys=KEYS,
         open=lambda folder, dtype, device: _wrap(
@@ -411,14 +405,8 @@ register(
         blank=_model,
         adapter=TimestralAdapter,
         wrap=_wrap,
-        notes=(
-            "forecasts run without the library's averaging over x and -x and its"
-            " clipping at 0 unless lens.adapter.clampsym = True"
-        ),
         save=lambda native, folder: write_checkpoint(
             native.model, native.config.to_dict(), folder
         ),
-        library=LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

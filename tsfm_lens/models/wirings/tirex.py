@@ -17,6 +17,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Projection, Site, Stack, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -26,7 +27,6 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     keys,
@@ -41,14 +41,7 @@ MODEL = keys(
     block_kwargs=keys(BLOCKS),
 )
 KEYS = keys("train_ctx_len", model_config=MODEL)
-LIBRARY = Extra(
-    name=NAME,
-    title="TiRex",
-    imports=("tirex",),
-    distributions={"tirex-ts": "1.4.2"},
-    proofs=("tirex.models.tirex:TiRexZero",),
-    alone=False,
-)
+LIBRARY = cards.TIREX
 
 
 def _wiring(model: Any) -> Wiring:
@@ -189,22 +182,12 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 register(
     Architecture(
-        title="TiRex",
-        published={"35m": "NX-AI/TiRex"},
-        claims=lambda config: (
-            "train_ctx_len" in config
-            and "block_kwargs" in config.get("model_config", {})
-        ),
+        **cards.CARDS[NAME].fields,
         classes=("TiRexZero",),
         keys=KEYS,
         open=_open,
         blank=_built,
         adapter=TirexAdapter,
-        notes=(
-            "published as a pickle: open it by `tirex.load_model`, and pass the model"
-        ),
         save=lambda native, folder: write_checkpoint(native, _config(native), folder),
-        library=LIBRARY,
-        table_traits={"additive"},
     )
 )

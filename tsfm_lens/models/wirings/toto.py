@@ -17,6 +17,7 @@ from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -26,7 +27,6 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -45,14 +45,7 @@ KEYS = keys(
     " spacewise_first stabilize_with_global stride use_memory_efficient_attention",
     output_distribution_kwargs=keys("k_components"),
 )
-LIBRARY = Extra(
-    name="toto",
-    title="Toto",
-    imports=("toto",),
-    distributions={"timecopilot-toto": "0.1.7"},
-    proofs=("toto.model.toto:Toto",),
-    needs=("lightning", "rotary-embedding-torch"),
-)
+LIBRARY = cards.TOTO
 # the head is the fastest axis in the rows of wQKV. In the columns of wO it is slower
 # than its features, which is the default of Projection.
 FUSED = "(part d_head head)"
@@ -292,11 +285,7 @@ def _blank(config: Mapping[str, Any]) -> Any:
 
 register(
     Architecture(
-        title="Toto 1.0",
-        published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
-        claims=lambda config: (
-            "spacewise_every_n_layers" in config and "embed_dim" in config
-        ),
+        **cards.CARDS[NAME].fields,
         classes=("Toto", "TotoBackbone", "TotoForecaster"),
         keys=KEYS,
         open=_open,
@@ -309,7 +298,5 @@ register(
         save=lambda native, folder: write_checkpoint(
             native, native.saved_config, folder
         ),
-        library=LIBRARY,
-        table_traits={"attention", "additive", "gradients"},
     )
 )

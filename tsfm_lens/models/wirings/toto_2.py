@@ -18,7 +18,8 @@ from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models import cards
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -27,7 +28,7 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
+from tsfm_lens.models.arguments import DECILES
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -45,17 +46,7 @@ KEYS = keys(
     " qk_norm_include_weight residual_attn_ratio residual_mult use_xpos v_dim"
     " variate_layer_first"
 )
-LIBRARY = Extra(
-    name="toto2",
-    title="Toto 2",
-    imports=("toto2", "dd_unit_scaling"),
-    distributions={
-        "timecopilot-toto-2": "0.1.1",
-        "timecopilot-dd-unit-scaling": "0.1.0",
-    },
-    proofs=("dd_unit_scaling:LinearReadout", "toto2:Toto2Model"),
-    needs=("lightning", "unit-scaling"),
-)
+LIBRARY = cards.TOTO_2
 
 
 def _mix(attribute: str) -> Mix:
@@ -298,12 +289,7 @@ def _library() -> Any:
 
 register(
     Architecture(
-        title="Toto 2.0",
-        published={
-            size: f"Datadog/Toto-2.0-{size}"
-            for size in ("4m", "22m", "313m", "1B", "2.5B")
-        },
-        claims=lambda config: "num_variate_layers_per_group" in config,
+        **cards.CARDS[NAME].fields,
         classes=("Toto2Model",),
         keys=KEYS,
         open=lambda folder, dtype, device: (
@@ -318,7 +304,5 @@ register(
         save=lambda native, folder: write_checkpoint(
             native, dataclasses.asdict(native.config), folder
         ),
-        library=LIBRARY,
-        table_traits={"attention", "additive"},
     )
 )

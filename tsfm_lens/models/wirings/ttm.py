@@ -15,6 +15,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Site, Stack, Wiring
+from tsfm_lens.models import cards
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
@@ -24,14 +25,12 @@ from tsfm_lens.models.architecture import (
     declare_row_independent,
     register,
 )
-from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import keys
 
 NAME = "ttm"
 MODEL = "TinyTimeMixerForPrediction"
 STREAM = "series variate pos d_model"
-HUB = "ibm-granite/granite-timeseries-ttm-r2"
 KEYS = keys(
     "adaptive_patching_levels categorical_vocab_size_list"
     " combine_quantiles_via_variance context_length d_model"
@@ -75,14 +74,7 @@ VALUES = {
     "use_decoder": True,
     "norm_mlp": "LayerNorm",
 }
-LIBRARY = Extra(
-    name=NAME,
-    title="TinyTimeMixer",
-    imports=("tsfm_public",),
-    distributions={"granite-tsfm": "0.3.11"},
-    proofs=("tsfm_public.models.tinytimemixer:TinyTimeMixerForPrediction",),
-    needs=("datasets", "deprecated"),
-)
+LIBRARY = cards.TTM
 
 
 def _rows(layer: Any) -> tuple[Branch, ...]:
@@ -197,17 +189,22 @@ class TtmAdapter(Adapter):
 
         Gaps and padding are 0 and marked as unobserved.
         """
+        inputs = self._inputs(batch)
+        # in this order: the values, then their mask
+        _, loc, scale = self.model.backbone.scaler(*inputs.values())
+        loc, scale = (part[:, 0].flatten() for part in (loc, scale))
+        spans = {stack.name: self._spans(stack) for stack in self.wiring.stacks}
+        items = len(inputs["past_values"])
+        return Encoded(inputs, spans, loc, scale, batch, items=items)
+
+    def _inputs(self, batch: SeriesBatch) -> dict[str, Tensor]:
+        """Lay each item out for the model, whose own forward scales it."""
         rows = _alone
         if self.multivariate:
             rows = _common.by_item
         values = rows(batch, self.context_length).transpose(1, 2).to(self.device)
         mask = ~torch.isnan(values)
-        inputs = {"past_values": values.nan_to_num(0.0), "past_observed_mask": mask}
-        # in this order: the values, then their mask
-        _, loc, scale = self.model.backbone.scaler(*inputs.values())
-        loc, scale = (part[:, 0].flatten() for part in (loc, scale))
-        spans = {stack.name: self._spans(stack) for stack in self.wiring.stacks}
-        return Encoded(inputs, spans, loc, scale, batch, items=len(values))
+        return {"past_values": values.nan_to_num(0.0), "past_observed_mask": mask}
 
     def _spans(self, stack: Stack) -> TokenSpans:
         layer = self.model.get_submodule(stack.block(0))
@@ -233,7 +230,8 @@ class TtmAdapter(Adapter):
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run the model's own forward."""
-        inputs = self.encode(batch).inputs
+        # without an encoding, whose location and scale a forecast does not need
+        inputs = self._inputs(batch)
         with torch.no_grad():
             output = self.native(**inputs, return_loss=False).prediction_outputs
         rows = output.transpose(1, 2).flatten(0, 1)
@@ -246,10 +244,7 @@ def _library() -> Any:
 
 register(
     Architecture(
-        title="TinyTimeMixer",
-        # all sizes are revisions of one repository
-        published=dict.fromkeys(("512-96", "1024-96", "1536-96"), HUB),
-        claims=lambda config: config.get("model_type") == "tinytimemixer",
+        **cards.CARDS[NAME].fields,
         classes=(MODEL,),
         keys=KEYS,
         values=VALUES,
@@ -263,7 +258,5 @@ register(
             _library().TinyTimeMixerConfig(**config)
         ),
         adapter=TtmAdapter,
-        library=LIBRARY,
-        table_traits={"additive", "gradients"},
     )
 )

@@ -23,12 +23,12 @@ from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.core.registry import find
 from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.data.files import READABLE, list_columns
+from tsfm_lens.data.sources import read_sources
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import explanation
 from tsfm_lens.report.explore import brush, explore
 from tsfm_lens.report.explore.widget import WIDE, Fit, figure_widget
-from tsfm_lens.report.pipeline import read_sources
 from tsfm_lens.report.serve.server import FILE_LIMIT
 from tsfm_lens.viz.words import capital
 from tsfm_lens.zoo import checkpoint_names

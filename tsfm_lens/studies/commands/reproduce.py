@@ -15,6 +15,7 @@ import typer
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
+    PAPERS,
     Engine,
     SweepDisplay,
     Workers,
@@ -30,6 +31,7 @@ from tsfm_lens.cli.reading import (
     Reading,
     Samples,
     Seed,
+    check_sampling,
     read_data,
     reads_files,
 )
@@ -45,7 +47,7 @@ def _ids() -> list[str]:
     return list(BY_ID)
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 @reads_files
 def reproduce(
     name: Annotated[
@@ -134,16 +136,20 @@ def reproduce(
         return
     if name is None:
         raise typer.BadParameter("give the id of a table or figure, or --list")
-    # imported here, so that help and completion need not wait for it
+    from tsfm_lens.studies.papers.items import find_item
+
+    sweep = find_item(name).sweep
+    for source in model or ():
+        check_sampling(source, None)
+    series = None
+    if data:
+        series = data if sweep else read_data(data, reading)
+    # these import torch: what is wrong above is refused without it
     from transformers.utils import logging
 
     from tsfm_lens.studies.papers import reproduce as papers
 
     logging.disable_progress_bar()
-    sweep = papers.find_item(name).sweep
-    series = None
-    if data:
-        series = data if sweep else read_data(data, reading)
     try:
         with SweepDisplay("cells" if sweep else "parts") as display:
             result = papers.reproduce(

@@ -12,12 +12,13 @@ from typing import Annotated
 
 import typer
 
-from tsfm_lens.cli.common import app, show_rows
+from tsfm_lens.cli.common import PAPERS, app, show_rows
 from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.core.console import echo
+from tsfm_lens.core.io import check_writable
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 def train(
     config: Annotated[
         Path,
@@ -52,18 +53,20 @@ def train(
     Ctrl-C ends the run after the step at hand; --resume goes on as if it had never been
     stopped.
     """
-    # imported here, so that help and completion need not wait for it
-    import torch
+    from tsfm_lens.studies.train_config import read_train_config
 
-    from tsfm_lens.studies.experiments import train as train_run
-    from tsfm_lens.studies.experiments.config import read_train_config
-
-    if threads is not None:
-        torch.set_num_threads(threads)
     settings = read_train_config(config)
     if seed is not None:
         settings = settings.model_copy(update={"seed": seed})
     folder = out or config.with_suffix("")
+    check_writable(folder)
+    # torch is imported last: a file that is wrong is refused without it
+    import torch
+
+    from tsfm_lens.studies.experiments import train as train_run
+
+    if threads is not None:
+        torch.set_num_threads(threads)
     result = train_run(settings, folder, resume=resume)
     if as_json:
         echo(json.dumps({**result, "folder": str(folder)}))

@@ -8,10 +8,10 @@ packages of their own, ``samformer`` and ``structured``.
 # ruff: noqa: F403
 from tsfm_lens.core.extensions import public_names as _public_names
 from tsfm_lens.studies import samformer, structured
-from tsfm_lens.studies.experiments.config import *
 from tsfm_lens.studies.experiments.grid import *
 from tsfm_lens.studies.experiments.grids import *
 from tsfm_lens.studies.experiments.running import *
+from tsfm_lens.studies.train_config import *
 
 __all__ = [
     "samformer",

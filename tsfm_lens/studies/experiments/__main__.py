@@ -19,9 +19,9 @@ from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import replacing
 from tsfm_lens.studies.experiments import grids
-from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, of_seeds, run_arms
 from tsfm_lens.studies.samformer.models import oracle_loss
+from tsfm_lens.studies.train_config import TrainConfig
 from tsfm_lens.training.command import HELP, run_command
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, context_settings=HELP)

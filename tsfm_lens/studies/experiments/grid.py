@@ -21,7 +21,6 @@ import xarray as xr
 from safetensors.torch import load_file
 
 from tsfm_lens.core.errors import CheckpointError, InputError, unknown_name
-from tsfm_lens.studies.experiments.config import FileData, TrainConfig
 from tsfm_lens.studies.experiments.running import (
     RESULT,
     WEIGHTS,
@@ -31,6 +30,7 @@ from tsfm_lens.studies.experiments.running import (
     train,
 )
 from tsfm_lens.studies.samformer.tasks import BenchmarkTask
+from tsfm_lens.studies.train_config import FileData, TrainConfig
 from tsfm_lens.training import attention_measures, read_log, read_watch, sharpness
 from tsfm_lens.training.state import LOG, STATE
 

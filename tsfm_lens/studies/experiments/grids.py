@@ -17,7 +17,6 @@ import xarray as xr
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import declarations
-from tsfm_lens.studies.experiments.config import InContextData, ModelFields, TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, gathered
 from tsfm_lens.studies.structured.matrices import (
     BlockTensorTrain,
@@ -26,6 +25,7 @@ from tsfm_lens.studies.structured.matrices import (
     StructuredMatrix,
 )
 from tsfm_lens.studies.structured.training import oracle_errors
+from tsfm_lens.studies.train_config import InContextData, ModelFields, TrainConfig
 
 __all__ = ["ENCODER_ARMS", "IN_CONTEXT_ARMS", "TRANSFER_ARMS", "WIDTH_ARMS"]
 __all__ += [

@@ -20,12 +20,6 @@ from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.core.io import replacing, write_atomically
 from tsfm_lens.data import as_series
 from tsfm_lens.models import load
-from tsfm_lens.studies.experiments.config import (
-    FileData,
-    InContextData,
-    OptimizerFields,
-    TrainConfig,
-)
 from tsfm_lens.studies.samformer import benchmark
 from tsfm_lens.studies.samformer.models import make_model
 from tsfm_lens.studies.samformer.tasks import (
@@ -43,6 +37,12 @@ from tsfm_lens.studies.structured.training import (
     make_regressor,
     parameter_groups,
     redraw,
+)
+from tsfm_lens.studies.train_config import (
+    FileData,
+    InContextData,
+    OptimizerFields,
+    TrainConfig,
 )
 from tsfm_lens.training import SAM, Plan, Training, Watch
 from tsfm_lens.training.state import STATE

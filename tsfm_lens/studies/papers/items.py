@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from tsfm_lens.core.errors import unknown_name
+
 HOLDS = "claim: 1 holds, 0 does not, none is undecided or depends on ε"
 
 
@@ -153,3 +155,15 @@ for _paper in PAPERS.values():
     for _figure, _letters in _paper["panels"].items():
         # a panel may be an item of its own
         BY_ID = {**{_figure + letter: BY_ID[_figure] for letter in _letters}, **BY_ID}
+
+
+def find_item(name: str) -> Item:
+    """Return the table or figure of an id; capitals do not matter."""
+    if name.upper() not in BY_ID:
+        raise unknown_name(
+            "reported value",
+            name.upper(),
+            BY_ID,
+            hint="`tsfm-lens reproduce --list` shows all.",
+        )
+    return BY_ID[name.upper()]

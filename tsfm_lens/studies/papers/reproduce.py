@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.studies.papers import measures  # noqa: F401  registers every measure
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
-from tsfm_lens.studies.papers.items import BY_ID, HOLDS, TABLE_3, Item
+from tsfm_lens.studies.papers.items import HOLDS, TABLE_3, Item, find_item
 from tsfm_lens.studies.papers.sweeps import Where, sweep_item
 from tsfm_lens.studies.papers.verdicts import AS_NUMBER, NOT_RUN, Tested, Verdict
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
@@ -36,18 +36,6 @@ _FLOWS: tuple[tuple[str, Flow, float], ...] = (
     ("lorenz", lorenz, 0.03),
     ("roessler", roessler, 0.3),
 )
-
-
-def find_item(name: str) -> Item:
-    """Return the table or figure of an id; capitals do not matter."""
-    if name.upper() not in BY_ID:
-        raise unknown_name(
-            "reported value",
-            name.upper(),
-            BY_ID,
-            hint="`tsfm-lens reproduce --list` shows all.",
-        )
-    return BY_ID[name.upper()]
 
 
 def reproduce(

@@ -15,7 +15,7 @@ from typing import Any
 
 from tsfm_lens.core.errors import InputError, SweepFailedError, unknown_name
 from tsfm_lens.data import bundled_names
-from tsfm_lens.report.pipeline import find_bundled
+from tsfm_lens.data.sources import find_bundled
 from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import TABLE_3, Item
 from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject

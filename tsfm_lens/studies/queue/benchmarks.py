@@ -14,9 +14,9 @@ from typing import Any
 import xarray as xr
 
 from tsfm_lens.studies.experiments import grids
-from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, run_arms
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace
+from tsfm_lens.studies.train_config import TrainConfig
 
 RUNS = "samformer_runs"
 RADII = "samformer_radii"

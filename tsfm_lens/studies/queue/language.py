@@ -21,7 +21,6 @@ import xarray as xr
 from torch import Tensor, nn
 
 from tsfm_lens.studies.experiments import grids
-from tsfm_lens.studies.experiments.config import OptimizerFields
 from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
 from tsfm_lens.studies.experiments.running import make_optimizer
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
@@ -40,6 +39,7 @@ from tsfm_lens.studies.structured.forms import (
 )
 from tsfm_lens.studies.structured.models import Encoder, TokenEmbedding
 from tsfm_lens.studies.structured.training import redraw
+from tsfm_lens.studies.train_config import OptimizerFields
 from tsfm_lens.training import Plan, Training, read_log
 from tsfm_lens.training.state import LOG, STATE
 

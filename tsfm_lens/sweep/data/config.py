@@ -25,11 +25,11 @@ from tsfm_lens.sweep.data.gift_eval import gift_eval, gift_eval_folder
 Stamp = Annotated[
     str, BeforeValidator(lambda value: str(value) if isinstance(value, date) else value)
 ]
-"""A timestamp; one without quotes is a date in YAML."""
+"""A timestamp as text; one without quotes, which YAML reads as a date, is converted."""
 
 
 class _RollingWindows(Strict):
-    """Last windows of each series, which are forecast."""
+    """Windows at the end of each series; horizon and stride are in steps."""
 
     horizon: int = Field(ge=1)
     windows: int = Field(default=1, ge=1)
@@ -48,7 +48,7 @@ class GiftEval(Strict):
     missing: Literal["error", "skip"] = "error"
 
     def sets(self) -> list[EvaluationSet]:
-        """Load the sets of the source, as all sources do."""
+        """Load the evaluation sets; every class of a source has this method."""
         return gift_eval(self.path, self.configs, missing=self.missing)
 
 
@@ -129,7 +129,7 @@ class File(_RollingWindows):
         """
         path = Path(self.path)
         is_glob = any(sign in self.path for sign in "*?[")
-        # a file that has such a sign in its name is that file
+        # a path with such a sign is no glob if a file of just this name exists
         if not path.is_dir() and (path.exists() or not is_glob):
             return [(path, self.name or None)]
         pattern = str(path / "*") if path.is_dir() else self.path
@@ -197,8 +197,8 @@ class Dysts(_RollingWindows):
         return dysts_sets(self.systems, **options)
 
 
-# by the text in ``source`` pydantic takes one class, and reports the errors of that
-# alone; without it, those of all six
+# with a discriminator, pydantic chooses the class by ``source`` and reports the errors
+# of that class alone, otherwise those of all six
 Source = Annotated[
     GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")
 ]

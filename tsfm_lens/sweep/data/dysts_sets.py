@@ -29,14 +29,14 @@ from tsfm_lens.sweep.data.evaluation import (
 )
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
-"""Relative and absolute tolerance of each integrator."""
+"""Tolerance of each integrator, both the relative and the absolute one."""
 _HINT = "dysts_systems() lists all; no delay equations, no maps."
 REFERENCE_POINTS = 1000
 """Points of the path that initial conditions are drawn from."""
 REFERENCE_PERIODS = 10
 """Periods that this path spans."""
 TRANSIENT = 200
-"""First points of this path, which are not on the attractor yet."""
+"""First points of this path that are left out, as they may be off the attractor."""
 
 
 def dysts_systems() -> tuple[str, ...]:
@@ -77,10 +77,11 @@ def dysts_sets(
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
         horizon, windows, stride: see :func:`tsfm_lens.sweep.holdout_sets`.
         points: steps of a trajectory.
-        periods: of the system's dominant oscillation that these steps span.
+        periods: number of periods of the system's dominant oscillation that these
+            steps span.
         instances: trajectories per system: from its published initial condition, then
             from points of its attractor.
-        seed: of these points.
+        seed: draws these points.
         integrator: "LSODA" (tolerance 1e-8), or "DOP853" (1e-9), which takes several
             times as long.
         multivariate: whether the coordinates are variates of one item; by default each
@@ -140,7 +141,8 @@ def _trajectories(
     flow = getattr(_dysts("dysts.flows"), system)()
     yield _integrate(flow, None, points, periods, integrator)
     if instances > 1:
-        # states to start from, so without the transformation that dysts makes of a path
+        # raw, since dysts transforms the paths of some systems, and initial conditions
+        # must be states
         path = _integrate(
             flow, None, REFERENCE_POINTS, REFERENCE_PERIODS, integrator, raw=True
         )[:, TRANSIENT:]
@@ -164,6 +166,11 @@ def _integrate(
     integrator: str,
     raw: bool = False,
 ) -> np.ndarray:
+    """Integrate a trajectory (coordinate, time) from a state.
+
+    The state is the system's published initial condition if None. If ``raw``, the
+    trajectory is left as states, without dysts' transformation.
+    """
     tolerance = TOLERANCES[integrator]
     # dysts seeds numpy's global generator
     state = np.random.get_state()  # noqa: NPY002

@@ -28,6 +28,9 @@ from tsfm_lens.data.seasonal import (
     seasonal_error,
 )
 
+SEASONAL_NAIVE = "seasonal_naive"
+"""Name under which the rows of the seasonal naive forecast are stored."""
+
 
 @dataclass(frozen=True, eq=False)
 class Window:

@@ -106,7 +106,7 @@ def _make_sets(
 ) -> list[EvaluationSet]:
     """Make one set for each frequency and season length of a batch."""
     windows_by_season: dict[tuple[str | None, int], list[Window]] = {}
-    notes = list(batch.notes)
+    notes_by_season: dict[tuple[str | None, int], list[str]] = {}
     for item, rows in batch.rows_by_group().items():
         # the series of an item share time axis, frequency and season
         first = rows[0]
@@ -119,9 +119,9 @@ def _make_sets(
             stride=stride,
             start=batch.starts[first],
         )
-        notes += remarks
         # a set has one frequency and one season, by which its errors are scaled
         freq_and_season = batch.freqs[first], batch.seasonalities[first]
+        notes_by_season.setdefault(freq_and_season, []).extend(remarks)
         windows_by_season.setdefault(freq_and_season, []).extend(item_windows)
     freqs = [freq for freq, _ in windows_by_season]
     sets = []
@@ -141,7 +141,7 @@ def _make_sets(
                 seasonality=season,
                 domain=domain,
                 source=source,
-                notes=tuple(notes),
+                notes=(*batch.notes, *notes_by_season[freq, season]),
             )
         )
     return sets

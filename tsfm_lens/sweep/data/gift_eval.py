@@ -37,13 +37,13 @@ from tsfm_lens.sweep.data.evaluation import (
 VARIABLE = "GIFT_EVAL"
 """Environment variable with the benchmark's folder."""
 TERMS = {"short": 1, "medium": 10, "long": 15}
-"""Multiples of the short horizon."""
+"""Factor of each term on the horizon of the short one."""
 HORIZONS = {"M": 12, "W": 8, "D": 30, "H": 48, "T": 48, "S": 60}
 """Steps of the short term, by letter of the frequency."""
 M4_HORIZONS = {"A": 6, "Q": 8, "M": 18, "W": 13, "D": 14, "H": 48}
 """The same for the datasets of M4."""
 TEST_SHARE = 0.1
-"""Share of the shortest series that the windows of a dataset are to cover."""
+"""Share of the shortest series from which the number of windows follows."""
 MOST_WINDOWS = 20
 """Limit of the windows of one item."""
 
@@ -55,8 +55,11 @@ class GiftEvalConfig:
     Attributes:
         key: "dataset/frequency/term" as in the leaderboard's table.
         folder: of the stored dataset, in the benchmark's folder.
-        term, freq: "short", "medium" or "long", and the frequency as the key spells it.
-        horizon, seasonality, variates: steps of each label, m of MASE, series per item.
+        term: "short", "medium" or "long".
+        freq: frequency as the key spells it.
+        horizon: steps of each label.
+        seasonality: steps of a season, by which MASE scales errors.
+        variates: series per item.
         domain: field of the data.
     """
 
@@ -86,7 +89,7 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
     if term not in TERMS:
         raise unknown_name("term", term, TERMS)
     horizons = HORIZONS
-    # as the benchmark itself finds the datasets of M4
+    # the benchmark tells the datasets of M4 by their names, too
     if "m4" in folder:
         horizons = M4_HORIZONS
     letter = parse_frequency(freq)[1]
@@ -183,10 +186,10 @@ def gift_eval(
             raise InputError(
                 f'{message}. missing="skip" leaves out those that are not there.'
             )
-        # names what is left out, so that no mean over sets is taken for that of all 97
+        # so that nobody takes a mean over these sets for that over all 97
         warnings.warn(message, stacklevel=2)
     sets = []
-    # one folder is enough: the terms of a dataset follow one another
+    # only the last folder is kept, since the terms of a dataset follow one another
     read_folder_once = lru_cache(maxsize=1)(read_folder)
     for config in selection:
         if config in absent:
@@ -237,8 +240,8 @@ def gift_eval_folder(
         path: folder with state.json.
         term: "short", "medium" or "long".
         name: of the set; folder and term if None.
-        horizon, freq: the benchmark's for frequency and term, and the stored one, if
-            None.
+        horizon: steps of each label; the benchmark's for frequency and term if None.
+        freq: frequency; the stored one if None.
         domain: field of the data.
 
     Raises:
@@ -280,19 +283,20 @@ def _set(
 ) -> EvaluationSet:
     """Cut the windows of all rows; a second item "a" is named "a#2"."""
     freqs = {row.freq for row in rows if row.freq}
-    # weeks may begin on different days
+    # an anchor, such as SUN in W-SUN, may differ, so it is left out
     if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
         raise InputError(
             f"the series of {folder!r} have different frequencies:"
             f" {', '.join(sorted(freqs))}"
         )
-    # a tenth of the shortest series
-    share = math.ceil(TEST_SHARE * min(row.values.shape[1] for row in rows) / horizon)
+    # as many windows as cover the share of the shortest series
+    shortest = min(row.values.shape[1] for row in rows)
+    covering = math.ceil(TEST_SHARE * shortest / horizon)
     if "m4" in folder:
         # the benchmark has one test window for each series of M4
         windows = 1
     else:
-        windows = min(max(1, share), MOST_WINDOWS)
+        windows = min(max(1, covering), MOST_WINDOWS)
     # windows of labels that follow one another, as in the benchmark
     min_length = steps_needed(horizon, windows, horizon)
     all_windows: list[Window] = []

@@ -20,6 +20,7 @@ from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.models import Lens
 from tsfm_lens.models.ablating import reference_activations
 from tsfm_lens.models.noise import flat_contexts
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 from tsfm_lens.sweep.engine.engines import run_groups
 from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
 from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Windows
@@ -27,7 +28,6 @@ from tsfm_lens.sweep.planner.models import open_model
 from tsfm_lens.sweep.planner.variants import VariantSpec
 from tsfm_lens.sweep.statistics.scores import (
     DISTANCES,
-    SEASONAL_NAIVE,
     forecast_distances,
     window_scores,
 )

@@ -76,7 +76,7 @@ def run_groups(
         outcomes.append(outcome)
         on_done(outcome)
 
-    # in one look at the store, before any process starts
+    # the store is asked once for all groups, before any process starts
     finished = store.done()
     pending: list[GroupTask] = []
     for task in tasks:
@@ -86,7 +86,7 @@ def run_groups(
             pending.append(task)
     if not pending:
         return outcomes
-    count = len(pending)
+    n_pending = len(pending)
     with ExitStack() as stack:
         team: Sequence[Worker]
         if engine == "single":
@@ -94,11 +94,12 @@ def run_groups(
             team = [Worker(make_worker, common, device)]
         elif engine == "processes":
             limit = workers or len(devices) or min(cores(), _MOST_WORKERS)
-            team = _process_workers(make_worker, common, min(limit, count), devices)
+            team = _process_workers(make_worker, common, min(limit, n_pending), devices)
         else:
             parts = pickle.dumps((make_worker, common))
-            team = ray_workers(parts, workers, devices, address, count, stack)
-        # stopped also after an error or an interrupt, before Ray is shut down
+            team = ray_workers(parts, workers, devices, address, n_pending, stack)
+        # stopped also after an error or an interrupt; as the stack is undone backwards,
+        # before Ray is shut down
         for worker in team:
             stack.callback(worker.stop)
         _compute(pending, team, store, retries, report)
@@ -107,7 +108,10 @@ def run_groups(
 
 @dataclass(frozen=True, eq=False)
 class _Running:
-    """Group that a worker computes, since ``start``, with the lock that it holds."""
+    """Group that a worker computes, with the lock that is held for it.
+
+    ``start`` is the reading of ``perf_counter`` when the worker began.
+    """
 
     worker: Worker
     task: GroupTask
@@ -146,11 +150,13 @@ def _compute(
                         worker = idle.pop()
                         start = time.perf_counter()
                         future = worker.submit(task)
+                        # the lock outlives this block, until the group has ended
                         running[future] = _Running(worker, task, start, lock.pop_all())
             pending += held
             if not running:
                 # workers are idle, so other processes hold all groups that are left
-                time.sleep(_RETRY_SECONDS if pending else 0)
+                if pending:
+                    time.sleep(_RETRY_SECONDS)
                 continue
             timeout = None
             if held:
@@ -163,7 +169,7 @@ def _compute(
                 outcome = None
                 with group.lock:
                     try:
-                        outcome = _written(store, group, future)
+                        outcome = _write_rows(store, group, future)
                     except BrokenExecutor as error:
                         losses[task] += 1
                         if losses[task] > retries:
@@ -182,7 +188,7 @@ def _compute(
             group.lock.close()
 
 
-def _written(store: Store, group: _Running, future: Future[pa.Table]) -> GroupDone:
+def _write_rows(store: Store, group: _Running, future: Future[pa.Table]) -> GroupDone:
     """Write the rows that a worker computed, and return the outcome.
 
     An error that concerns this group alone becomes its outcome; others are raised.
@@ -191,7 +197,7 @@ def _written(store: Store, group: _Running, future: Future[pa.Table]) -> GroupDo
     try:
         store.write(group.worker.result(future), task.cells)
     except (BrokenExecutor, StoreError, SweepFailedError):
-        # of the worker, the store or the sweep, not of this group
+        # these are errors of the worker, the store or the sweep, not of this group
         raise
     except Exception as error:
         return GroupDone(task, "failed", error=error_line(error))
@@ -212,7 +218,7 @@ def _process_workers(
         context.set_forkserver_preload(sorted(modules - {"__main__"}))
     parts = pickle.dumps((make_worker, common))
     threads = max(1, cores() // count)
-    # packed once for all workers; the last data stay
+    # consecutive groups share their data, which are then packed once for all workers
     pack = lru_cache(maxsize=1)(pickle.dumps)
     workers: list[Worker] = []
     for index in range(count):
@@ -240,18 +246,20 @@ class _ProcessWorker(Worker):
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
         # the data travel apart from the task, since they are packed once for many tasks
-        bare = replace(task, data=None)
+        task_without_data = replace(task, data=None)
         data = self._pack(task.data)
         if self._executor is not None:
             with suppress(BrokenExecutor):
                 return self._executor.submit(
-                    compute_remotely, self._remote_work, bare, data
+                    compute_remotely, self._remote_work, task_without_data, data
                 )
         self._executor = ProcessPoolExecutor(1, self._context, _begin_process)
         with _signals_blocked():
             # the first task starts the process
             self._pid = self._executor.submit(os.getpid)
-        return self._executor.submit(compute_remotely, self._remote_work, bare, data)
+        return self._executor.submit(
+            compute_remotely, self._remote_work, task_without_data, data
+        )
 
     def stop(self) -> None:
         if self._executor is not None:

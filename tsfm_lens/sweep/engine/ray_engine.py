@@ -29,6 +29,7 @@ from tsfm_lens.sweep.engine.workers import (
     cores,
 )
 
+# how long a server may take to answer at an address
 _ADDRESS_SECONDS = 5.0
 
 
@@ -42,7 +43,8 @@ def ray_workers(
 ) -> list[Worker]:
     """Connect to a cluster until the end of ``stack``, and return workers.
 
-    There are at most ``limit`` of them, and each computes one task at a time.
+    There are at most ``limit`` of them, and each computes one task at a time. ``parts``
+    is the pickled pair (make_worker, common), which the cluster's processes unpack.
     """
     if connect(address):
         stack.callback(_ray().shutdown)
@@ -52,20 +54,23 @@ def ray_workers(
         node["Resources"].get(resource, 0.0) for node in _ray().nodes() if node["Alive"]
     ]
     count = min(workers or max(1, int(sum(amounts))), limit)
-    # a node may offer less than one core, as a head node that takes no tasks
+    # a node may offer less than one, such as a head node that takes no tasks
     useful = [amount for amount in amounts if amount >= 1] or [1.0]
     device: str | None = "cuda"
     threads = 1
     if not gpu:
-        # a task runs on one node: the threads of its share must fit the smallest one
-        threads = max(1, int(min(useful)) // ceil(count / len(useful)))
+        # a task runs on one node, so the smallest node must have enough threads for its
+        # share of the workers
+        workers_per_node = ceil(count / len(useful))
+        threads = max(1, int(min(useful)) // workers_per_node)
         device = None
         if devices:
             device = devices[0]
-    # inside a task, the GPU that Ray gave it is the only one that it sees; lost tasks
-    # are repeated here
+    # "cuda" has no number, as a task sees only the GPU that Ray gave it; there are no
+    # retries, since ``engines`` repeats lost tasks
     remote = _ray().remote(num_cpus=threads, num_gpus=int(gpu), max_retries=0)
-    # data go into the cluster's memory once, not with every task; the last ones stay
+    # data go into the cluster's memory once, not with every task; only the latest are
+    # kept, since consecutive groups share them
     pack = lru_cache(maxsize=1)(lambda data: _ray().put(pickle.dumps(data)))
     work = _ray().put(RemoteWork(parts, device, threads))
     call = remote(compute_remotely)
@@ -82,9 +87,9 @@ class _RayWorker(Worker):
         self._reference: Any = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
-        bare = replace(task, data=None)
+        task_without_data = replace(task, data=None)
         data = self._pack(task.data)
-        self._reference = self._call.remote(self._remote_work, bare, data)
+        self._reference = self._call.remote(self._remote_work, task_without_data, data)
         future: Future[pa.Table] = self._reference.future()
         return future
 
@@ -96,6 +101,7 @@ class _RayWorker(Worker):
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from None
         except errors.RayError as error:
+            # as when a worker process dies, so that the group is tried again
             reason = str(error).strip().partition("\n")[0]
             raise BrokenExecutor(f"{type(error).__name__}: {reason}") from None
 

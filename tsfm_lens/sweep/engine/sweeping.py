@@ -9,7 +9,7 @@ returns an :class:`Outcome`. The cells of a stage are planned in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,21 +19,22 @@ import pandas as pd
 
 from tsfm_lens.core.errors import StoreError
 from tsfm_lens.models.extras import require_packages
+from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.engine.cells import run
+from tsfm_lens.sweep.engine.status import SweepStatus, count_parts
 from tsfm_lens.sweep.engine.workers import GroupDone, cores
 from tsfm_lens.sweep.planner.config import SweepConfig
 from tsfm_lens.sweep.planner.table import KEPT_COLUMNS, ModelPlan, SweepPlan
 from tsfm_lens.sweep.planner.variants import PlanEntry, plan_frame
-from tsfm_lens.sweep.statistics.scores import SEASONAL_NAIVE
 from tsfm_lens.sweep.store import Store
 
 Progress = Callable[[str, int, int, float | None], None]
 """Called with the stage in words, cells finished, cells in all, and seconds left or
 None.
 """
-# groups finished last, from which the time left is estimated: few enough to follow a
-# change of the model
-_PACE = 32
+# number of latest groups from which the time left is estimated: few, so that the
+# estimate follows soon when the next model is slower or faster
+_LATEST_GROUPS = 32
 
 
 @dataclass
@@ -57,22 +58,6 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class SweepStatus:
-    """Progress of a sweep, as far as its plan needs no results.
-
-    ``cells`` and ``finished`` are numbers of cells, ``parts`` has a row per model and
-    family, ``later`` is text on the variants that depend on results, and ``notes`` are
-    remarks on the data, such as windows that had no value to be scored on.
-    """
-
-    cells: int
-    finished: int
-    parts: list[dict[str, Any]]
-    later: str = ""
-    notes: list[str] = field(default_factory=list)
-
-
 class SweepProgress:
     """Counts of cells of the running stage and of later ones, with the time left.
 
@@ -82,7 +67,7 @@ class SweepProgress:
     def __init__(self, progress: Progress | None, workers: int) -> None:
         self._progress = progress
         self._workers = workers
-        self._last: deque[tuple[int, float]] = deque(maxlen=_PACE)
+        self._last: deque[tuple[int, float]] = deque(maxlen=_LATEST_GROUPS)
         self._later: dict[str, int] = {}
         self._title = ""
         self._finished = self._pending = 0
@@ -94,8 +79,8 @@ class SweepProgress:
     def begin(self, title: str, finished: int, pending: int) -> None:
         """Begin a stage.
 
-        ``finished`` is the number of its cells in the store that were not counted yet,
-        and ``pending`` of those to be computed.
+        ``finished`` is the number of its cells that are in the store, without those
+        that an earlier stage counted; ``pending`` is that of the cells to be computed.
         """
         self._title = title
         self._finished += finished
@@ -103,7 +88,7 @@ class SweepProgress:
         self.tell()
 
     def done(self, group: GroupDone) -> None:
-        """Count a group of the stage that ended.
+        """Count a group of the present stage, which has ended.
 
         Groups of an earlier run do not enter the estimate of time.
         """
@@ -140,8 +125,14 @@ class SweepProgress:
             )
 
 
-def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
+def plan_sweep(
+    config: SweepConfig,
+    folder: str | Path,
+    sets: Sequence[EvaluationSet] | None = None,
+) -> SweepStatus:
     """Count the cells of a sweep that are finished; nothing is run.
+
+    ``sets`` are those of the configuration, where they are read already.
 
     Raises:
         LensError: a model, dataset or variant of the configuration cannot be used.
@@ -155,7 +146,7 @@ def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
         0
     """
     require_packages("sweep", "a sweep")
-    return _status(SweepPlan(config), Path(folder))
+    return _status(SweepPlan(config, sets=sets), Path(folder))
 
 
 def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
@@ -164,34 +155,16 @@ def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
     # a plan is shown without making a store
     if (folder / "store.json").exists():
         finished = Store(folder, create=False).done()
-    # the seasonal naive forecast is no entry of a plan, as no model makes it
-    naive = pd.DataFrame(
-        {"model": [SEASONAL_NAIVE], "family": "forecast", "variant": SEASONAL_NAIVE}
-    )
     entries = plan_frame(
         [entry for model in plan.models.values() for entry in model.first.entries]
     )
-    families = pd.concat([naive, entries[["model", "family", "variant"]]])
-    # a variant of several families counts in each of them, and once in the sum below
-    cells = families.drop_duplicates().merge(plan.all_cells, on=["model", "variant"])
-    counted = cells.assign(finished=cells["key"].isin(finished))
-    parts = (
-        counted.groupby(["model", "family"], sort=False)
-        .agg(
-            variants=("variant", "nunique"),
-            cells=("key", "size"),
-            finished=("finished", "sum"),
-        )
-        .reset_index()
-        .replace({"model": {SEASONAL_NAIVE: "seasonal naive"}})
-    )
+    parts = count_parts(entries, plan.all_cells, finished)
     later = sum(model.later for model in plan.models.values())
     text = ""
     if later:
         text = f"; up to {later} further variants depend on results"
     keys = set(plan.first["key"])
-    records: list[Any] = parts.to_dict("records")
-    return SweepStatus(len(keys), len(keys & finished), records, text, plan.notes)
+    return SweepStatus(len(keys), len(keys & finished), parts, text, plan.notes)
 
 
 def run_sweep(
@@ -202,6 +175,7 @@ def run_sweep(
     workers: int | None = None,
     address: str | None = None,
     progress: Progress | None = None,
+    sets: Sequence[EvaluationSet] | None = None,
 ) -> Outcome:
     """Run or resume a sweep.
 
@@ -213,6 +187,7 @@ def run_sweep(
         address: of a Ray cluster.
         progress: called with the stage in words, cells finished, cells in all, and
             seconds left or None.
+        sets: those of the configuration, where they are read already.
 
     Returns:
         The outcome. A cancelled run and failed groups raise no exception, so that
@@ -233,11 +208,12 @@ def run_sweep(
     require_packages("sweep", "a sweep")
     if engine == "ray":
         require_packages("ray", "the engine ray")
-    # one process is one worker, so that it takes the first device
+    # this process opens the models for planning, and with the engine "single" computes
+    # with them as the only worker, on the first device
     device = None
     if engine == "single" and config.devices:
         device = config.devices[0]
-    plan = SweepPlan(config, device)
+    plan = SweepPlan(config, device, sets)
     store = Store(folder)
     store.remove_leftovers()
     before = store.done()
@@ -301,7 +277,7 @@ class _Sweep:
             self._add(cells, model.first.entries)
             missing = int((~cells["key"].isin(finished)).sum())
             self.progress.expect(model.name, model.later * len(model.tasks) + missing)
-        # a report of a run that is killed knows what was to come
+        # so that a report of a run that is killed can say what is missing
         self.save(complete=False)
         # the seasonal naive forecast takes no model, and no other process
         run(self.plan.naive, self.store)
@@ -325,7 +301,8 @@ class _Sweep:
             keys = set(stage.cells["key"])
             # read anew for each stage: other processes may work on the same store
             pending = keys - self.store.done()
-            # stages share cells, such as those of the plain model, which count once
+            # stages share cells, such as those of the plain model, which are counted in
+            # the first of them alone
             fresh = keys - earlier
             title = f"{model.name}: {stage.title}"
             self.progress.begin(title, len(fresh - pending), len(pending))
@@ -336,12 +313,12 @@ class _Sweep:
         self.progress.tell()
 
     def _rows(self, cells: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows of some cells, for what a plan decides on."""
-        # without a failure all cells are there; asking the store costs a look at every
-        # file
+        """Return the rows of some cells, on which a plan decides."""
+        # without a failure all cells are there, and the store need not look at all of
+        # its files
         if self.outcome.failed and not self.store.done().issuperset(cells["key"]):
             raise _WaitingError
-        # a cell that another configuration left has the model's name there
+        # a cell that another configuration computed may have another name of the model
         rows = self.store.read(cells["key"]).to_pandas()
         return rows.assign(model=cells["model"].iloc[0])
 

@@ -18,14 +18,15 @@ from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.planner.config import ModelConfig
 from tsfm_lens.sweep.planner.looks import InterimAnalyses, schedule_analyses
 
+# of the quantiles that are forecast
 LEVELS = tuple(level / 10 for level in range(1, 10))
 
 
 class Windows(NamedTuple):
     """Loaded windows of a chunk, one row per series.
 
-    ``truth`` is (series, horizon) and ``scale`` (series,), the seasonal errors. Each
-    row is told by its item, the number of its window, and its variate.
+    ``truth`` is (series, horizon) and ``scale`` (series,), the seasonal errors. A row
+    is identified by its item, the number of its window, and its variate.
     """
 
     dataset: str
@@ -56,12 +57,13 @@ class Chunk:
         self._univariate = univariate
         self.dataset = dataset.name
         self.fingerprint = dataset.fingerprint(self._indices)
+        # number of series: each window has one per variate
         self.series = sum(len(dataset.windows[index].label) for index in self._indices)
         self._loaded: Windows | None = None
         self._naive: np.ndarray | None = None
 
     def load(self) -> Windows:
-        """Load the windows, where they were not sent."""
+        """Return the windows, and load them unless they came with the chunk."""
         if self._loaded is not None:
             return self._loaded
         batch, truth = self._set.batch(self._indices, self._context)
@@ -90,8 +92,8 @@ class Chunk:
         return self._set.seasonal_naive(self._indices, LEVELS)
 
     def __getstate__(self) -> dict[str, Any]:
-        # chunks with full contexts are those of the naive forecast; a model's contexts
-        # have a length
+        # only chunks of the naive forecast have full contexts, without a length; others
+        # need no naive forecast
         naive = self.seasonal_naive() if self._context is None else None
         return {"_loaded": self.load(), "_naive": naive}
 
@@ -104,7 +106,7 @@ class ChunkTask:
 
     Attributes:
         number: of the chunk.
-        look: of a sequential test that adds its windows; 0 for others.
+        look: of a sequential test, the one that adds these windows; 0 without looks.
         reference: windows on which the values of "mean" and "resample" are recorded.
     """
 

@@ -7,6 +7,9 @@ a cell.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +20,10 @@ from tsfm_lens.core.stats import CONFIDENCE, LEVEL
 from tsfm_lens.data.checked import Strict, Texts, complaints, read_fields
 from tsfm_lens.sweep.data.config import SOURCES, Source
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
+
+# raised whenever this package would compute other numbers for the same cell, so that
+# cells of earlier versions are not reused
+NUMERICS = 2
 
 Part = Literal["both", "heads", "mlp"]
 How = Literal["zero", "mean", "resample", "noise"]
@@ -258,6 +265,18 @@ class SweepConfig(Strict):
                     )
                 sets[dataset.name] = dataset.sample(self.windows, self.seed)
         return list(sets.values())
+
+
+def plan_name(config: SweepConfig) -> str:
+    """Name a sweep's plan.
+
+    It is the sweep's name, as files allow it, and a hash of all that determines its
+    results.
+    """
+    content = config.model_dump(mode="json", exclude_none=True, exclude={"devices"})
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
+    return f"{name}-{digest[:8]}"
 
 
 def read_config(path: str | Path) -> SweepConfig:

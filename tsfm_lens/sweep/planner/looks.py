@@ -21,7 +21,8 @@ from scipy.stats import norm, t
 from tsfm_lens.core.errors import InputError
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-# units of a group in the first look, if there are as many: a variance needs a few
+# the first look has at least this many units of each dataset, if there are as many, so
+# that a variance can be estimated
 _MIN_UNITS = 4
 # points at which the density between two looks is computed
 _GRID = 801
@@ -31,7 +32,8 @@ _GRID = 801
 class InterimAnalyses:
     """Units that each look adds; a unit is a series with all its windows.
 
-    ``groups`` (unit,) is the number of each unit's dataset.
+    ``added`` has an array of indices of units for each look, and ``groups`` (unit,) the
+    number of each unit's dataset.
     """
 
     added: tuple[np.ndarray, ...]
@@ -61,8 +63,8 @@ def schedule_analyses(
     for group in range(groups.max() + 1):
         shuffled = rng.permutation(np.flatnonzero(groups == group))
         count = len(shuffled)
-        # a small dataset may be seen whole in an early look, and adds nothing to later
-        # ones
+        # number of units up to each look; a small dataset may be seen whole in an early
+        # look, and adds nothing to later ones
         stops = [max(round(share * count), min(_MIN_UNITS, count)) for share in shares]
         for look, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
             units_by_look[look] += shuffled[start:stop].tolist()
@@ -81,7 +83,13 @@ def log_change(
 ) -> tuple[float, float, float]:
     """Estimate the log change of the mean error.
 
-    Returns the estimate, its standard error, and the degrees of freedom of that.
+    Args:
+        ablated, plain: errors (unit,) of both forecasts.
+        groups: number of each unit's dataset.
+        visible: flags of the units that a look has added so far.
+
+    Returns:
+        The estimate, its standard error, and the degrees of freedom of that.
 
     Source: Cochran 1977, chapters 5 and 6.
     """
@@ -94,16 +102,16 @@ def log_change(
     freedoms = []
     for group in np.unique(groups):
         in_group = groups == group
-        a = ablated[in_group & visible]
-        p = plain[in_group & visible]
-        if not p.sum() > 0:
+        errors = ablated[in_group & visible]
+        plain_errors = plain[in_group & visible]
+        if not plain_errors.sum() > 0:
             # no change is defined on such a data set, which the mean over data sets
             # leaves out
             continue
         with np.errstate(divide="ignore", invalid="ignore"):
-            # the ratio of sums, and each unit's first-order part of its logarithm
-            values.append(np.log(a.sum()) - np.log(p.sum()))
-            by_unit = a / a.mean() - p / p.mean()
+            values.append(np.log(errors.sum()) - np.log(plain_errors.sum()))
+            # what each unit contributes to this logarithm, to first order
+            by_unit = errors / errors.mean() - plain_errors / plain_errors.mean()
             variance = 0.0
             if len(by_unit) > 1:
                 variance = by_unit.var(ddof=1)
@@ -116,12 +124,14 @@ def log_change(
             "the plain model has an error of zero on every data set, or none that is"
             " defined"
         )
-    v = np.array(variances)
-    if not v.any():
-        return float(np.mean(values)), 0.0, np.inf
+    estimate = float(np.mean(values))
+    by_group = np.array(variances)
+    if not by_group.any():
+        return estimate, 0.0, np.inf
     # Satterthwaite's approximation for a sum of variances of different freedoms
-    freedom = v.sum() ** 2 / (v**2 / np.array(freedoms)).sum()
-    return float(np.mean(values)), float(np.sqrt(v.sum()) / len(v)), float(freedom)
+    freedom = by_group.sum() ** 2 / (by_group**2 / np.array(freedoms)).sum()
+    error = np.sqrt(by_group.sum()) / len(by_group)
+    return estimate, float(error), float(freedom)
 
 
 @cache
@@ -137,8 +147,8 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     # early look: at the end nothing is uncertain, and no bound is needed; a slice,
     # since there may be no early look
     costs = alpha * np.log1p((np.e - 1) * (early / early[-1:]))
-    # one over the variance of the estimate, but for a factor: with a share f seen of a
-    # finite set, the variance goes with (1 - f) / f
+    # up to a constant factor, one over the variance of the estimate: if a share f of a
+    # finite set is seen, the variance is proportional to (1 - f) / f
     information = early / (1 - early)
     bounds: list[float] = []
     # density of the running sum of information-weighted estimates that no bound has
@@ -149,19 +159,21 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     for now, cost in zip(information, np.diff(costs, prepend=0.0), strict=True):
         step = np.sqrt(now - before)
         arguments = (now, step, grid, weight, cost)
-        # no bound lies outside: the chance is nearly 1 at -2 and nearly 0 at 40
+        # the bound lies between these: nearly every search would stop at -2, and nearly
+        # none at 40
         bounds.append(float(brentq(_excess, -2.0, 40.0, args=arguments)))
         top = bounds[-1] * np.sqrt(now)
         # from ten standard deviations below, where the density is under 1e-22, to the
         # bound, above which the search has stopped
-        fresh = np.linspace(-10 * np.sqrt(now), top, _GRID)
+        new_grid = np.linspace(-10 * np.sqrt(now), top, _GRID)
         # the convolution with the normal increment between two looks, (new grid, old
         # grid) summed over the old one
-        density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
+        increments = (new_grid[:, None] - grid) / step
+        density = (weight * norm.pdf(increments) / step).sum(axis=1)
         # the trapezoidal rule
-        width = np.full(_GRID, fresh[1] - fresh[0])
+        width = np.full(_GRID, new_grid[1] - new_grid[0])
         width[[0, -1]] /= 2
-        grid = fresh
+        grid = new_grid
         weight = density * width
         before = now
     return tuple(bounds)

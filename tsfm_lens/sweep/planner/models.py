@@ -15,11 +15,8 @@ import torch
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens, load
-from tsfm_lens.sweep.planner.config import ModelConfig
-
-# raised whenever this package would compute other numbers for the same cell, so that
-# cells of earlier versions are not reused
-NUMERICS = 2
+from tsfm_lens.models.checkpoint import without_origin
+from tsfm_lens.sweep.planner.config import NUMERICS, ModelConfig
 
 
 def open_model(config: ModelConfig, device: str | None = None) -> Lens:
@@ -57,8 +54,9 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
         values = tensor.detach().cpu().contiguous().reshape(-1)
         # numpy has no bfloat16, but its bytes
         digest.update(values.view(torch.uint8).numpy().data)
-    # a library's next version may compute other numbers from the same weights
-    packages = sorted({lens.adapter.package, "torch", "transformers"})
+    # a library's next version may compute other numbers from the same weights, or other
+    # scores from the same forecasts
+    packages = sorted({lens.adapter.package, "gluonts", "torch", "transformers"})
     return {
         "weights": digest.hexdigest(),
         "settings": _settings(lens),
@@ -69,10 +67,6 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
         "context_length": find_visible_steps(lens, config),
         "univariate": config.univariate or not lens.adapter.multivariate,
     }
-
-
-# settings of a model's origin, without effect on its forecasts
-_PROVENANCE = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version")
 
 
 def _settings(lens: Lens) -> str:
@@ -102,11 +96,7 @@ def _values(setting: Any) -> Any:
             setting = getattr(setting, "__dict__", {})
         else:
             setting = {}
-    return {
-        str(key): _values(value)
-        for key, value in setting.items()
-        if key not in _PROVENANCE
-    }
+    return {str(key): _values(value) for key, value in without_origin(setting).items()}
 
 
 def find_visible_steps(lens: Lens, config: ModelConfig) -> int:

@@ -1,7 +1,8 @@
 """Orders in which the heads of a layer are ablated.
 
-They follow scores of weights or activations, or chance. Read :func:`rankings` first;
-:func:`head_scores` has the scores, of which the source is in their attributes.
+They follow scores of weights or activations, or are drawn at random. Read
+:func:`rankings` first; :func:`head_scores` computes the scores, with their source as an
+attribute.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tsfm_lens.probes.attention import attention_over_time, head_entropy
 from tsfm_lens.probes.similarity import head_entropy_of_writes, mean_over_tokens
 from tsfm_lens.probes.weights import head_spectra
 
+# which scores come first, after the colon of an order's name
 ENDS = ("low", "high")
 # limit of random orders in one sweep; each takes as many runs as a named order
 MOST_RANDOM = 1000
@@ -66,6 +68,7 @@ def describe_order(order: str) -> str:
 
 
 def _seeds(text: str, rest: str) -> range:
+    """Read the seeds of random orders, such as "0..2", from what follows the colon."""
     # nine digits at most: the length of a range beyond 64 bits is an OverflowError
     numbers = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", rest)
     if numbers is None:
@@ -98,18 +101,19 @@ def head_scores(
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
-    attention, layers = stack.find_layers(attention_over_time(stack))
+    kind, layers = stack.find_layers(attention_over_time(stack))
     measure, source = _SCORES[order]
     if order == "random":
         ranks = [
-            # by layer, so that a layer's order does not depend on how many layers come
-            # before it
+            # a generator for each layer, so that its order does not depend on how many
+            # layers come before it
             np.random.default_rng([seed, layer]).permutation(stack.n_heads)
             for layer in layers
         ]
         scores = _array(np.array(ranks, dtype=float), layers)
     elif measure is None:
-        scores = head_spectra(lens, kind=attention, products=["QK"])["stable_rank"].sel(
+        # the only other score that needs no data
+        scores = head_spectra(lens, kind=kind, products=["QK"])["stable_rank"].sel(
             product="QK", drop=True
         )
     elif series is None:
@@ -123,10 +127,8 @@ def head_scores(
         run = series
         if not isinstance(run, Run):
             run = lens.run(series, horizon, **options)
-        scores = measure(run, attention)
-    return scores.rename(order).assign_attrs(
-        order=order, attention=attention, source=source
-    )
+        scores = measure(run, kind)
+    return scores.rename(order).assign_attrs(order=order, attention=kind, source=source)
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
@@ -164,12 +166,12 @@ def rankings(
     if series is not None and any(map(needs_series, parsed)):
         series = lens.run(series, horizon, rollout=False, seed=seed)
     # both directions of an order have the same scores
-    measured = cache(partial(head_scores, lens, series=series))
+    scores_of = cache(partial(head_scores, lens, series=series))
     by_order = {}
     for order in parsed:
         # what follows the colon is a direction, or the seed of a random order
         name, _, suffix = order.partition(":")
-        scores = measured(name, seed=int(suffix) if name == "random" else seed)
+        scores = scores_of(name, seed=int(suffix) if name == "random" else seed)
         direction = suffix if suffix in ENDS else "low"
         layers = [int(layer) for layer in scores["layer"].values]
         by_order[order] = {layer: ranking(scores, layer, direction) for layer in layers}
@@ -177,24 +179,29 @@ def rankings(
 
 
 def _contribution(run: Run, kind: str) -> xr.DataArray:
+    """Measure by how much each head raises the effective rank of all heads' writes."""
     entropies = mean_over_tokens(run, reduce=_entropies, kind=kind)
-    # the effective rank; column 0 is of all heads, and column 1 + h of all but head h
+    # effective ranks; column 0 is of all heads, and column 1 + h of all but head h
     ranks = np.exp(entropies["over_all"].values)
     return _array(ranks[:, :1] - ranks[:, 1:], entropies["layer"].values)
 
 
 def _entropies(writes: Tensor) -> Tensor:
-    """Compute the entropy of all heads, and of all but one for each head.
+    """Compute the entropy of all heads, and without each head in turn.
 
-    The shapes are (…, head, d_model) to (…, 1 + head).
+    ``writes`` is (…, head, d_model), the result (…, 1 + head).
     """
-    heads = writes.shape[-2]
-    rest = [[h for h in range(heads) if h != out] for out in range(heads)]
-    without = [head_entropy_of_writes(writes[..., subset, :]) for subset in rest]
+    n_heads = writes.shape[-2]
+    subsets = [
+        [head for head in range(n_heads) if head != omitted]
+        for omitted in range(n_heads)
+    ]
+    without = [head_entropy_of_writes(writes[..., subset, :]) for subset in subsets]
     return torch.stack([head_entropy_of_writes(writes), *without], dim=-1)
 
 
 def _norm(run: Run, kind: str) -> xr.DataArray:
+    """Measure the mean norm of what each head writes."""
     norms = mean_over_tokens(
         run, reduce=lambda writes: writes.double().norm(dim=-1), kind=kind, normed=True
     )

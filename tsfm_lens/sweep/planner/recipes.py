@@ -1,8 +1,9 @@
 """Recipes: sets of heads and MLPs to ablate together, from files.
 
 Read :class:`Recipe` first (the fields of a file), then :func:`to_entries` (the variants
-of a recipe on a model). The published recipes and released lists of heads come with the
-package; how heads are ranked is in ``orders.py``.
+of a recipe on a model). Many recipes go by heads@k, the smallest number of heads that a
+layer can keep within a tolerance of the error. The published recipes and released lists
+of heads come with the package; how heads are ranked is in ``orders.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _FOLDER = files("tsfm_lens.sweep.planner")
 
 @dataclass(frozen=True)
 class Released:
-    """heads@1pp of one model as its authors released them.
+    """Heads that each layer of a model keeps (heads@1pp), as its authors released them.
 
     Attributes:
         architecture, model: what they were measured on.
@@ -62,11 +63,13 @@ def released_lists() -> dict[str, Released]:
         file = _FOLDER / "released_lists" / f"{name}.yaml"
         row = yaml.safe_load(file.read_text(encoding="utf-8"))
         ablated_heads = row.pop("heads", None)
-        # None for a list of counts alone; else a layer without an entry loses no head
-        heads = ablated_heads and {
-            layer: tuple(ablated_heads.get(layer, ()))
-            for layer in range(len(row["kept"]))
-        }
+        heads = None
+        if ablated_heads:
+            # a layer without an entry loses no head
+            heads = {
+                layer: tuple(ablated_heads.get(layer, ()))
+                for layer in range(len(row["kept"]))
+            }
         lists[name] = Released(**{**row, "kept": tuple(row["kept"])}, heads=heads)
     return lists
 
@@ -78,10 +81,11 @@ SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
     """Return the layers of a model of another depth that correspond to ``layers``.
 
-    A layer corresponds if its relative middle lies within one of them; if none does,
+    ``layers`` are of a model with ``of`` layers. A layer of this model corresponds if
+    its middle lies, at the same relative depth, within one of them; if there is none,
     the nearest one is returned.
     """
-    # in layers of the other model, whose layer i spans i to i + 1
+    # in units of the layers of the model of ``layers``, whose layer i spans i to i + 1
     middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
     matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
     if matching or not layers:
@@ -103,7 +107,7 @@ def middle_third(n_layers: int) -> list[int]:
             "a statement about middle layers needs three layers or more, this model"
             f" has {n_layers}"
         )
-    # rounded up at both ends, by which the paper's example of 20 layers comes out
+    # both ends are rounded up, which agrees with the paper's example of 20 layers
     return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
 
 
@@ -130,7 +134,7 @@ class Recipe(Strict):
         released: released list that heads@k are taken from; measured on the model if
             None.
         mlps: layers whose MLP is ablated.
-        order: by which heads are chosen where the recipe has only their number.
+        order: in which heads are ablated where the recipe gives only their number.
         scale: whether it is scaled to models of other sizes.
         unknown: why the recipe cannot be run, where its publication leaves it open.
     """
@@ -178,7 +182,8 @@ class Recipe(Strict):
         return value
 
     @model_validator(mode="after")
-    def _once(self) -> Recipe:
+    def _check_layers(self) -> Recipe:
+        """Check that something is ablated, and that no layer is named twice."""
         ablates = self.heads or self.kept_heads or self.layers_at or self.mlps
         if not (self.unknown or ablates):
             raise ValueError(
@@ -200,7 +205,7 @@ class Recipe(Strict):
 
     @property
     def lists(self) -> Released | None:
-        """Released lists that the recipe refers to."""
+        """Released list that the recipe refers to."""
         if self.released:
             return released_lists()[self.released]
         return None
@@ -261,7 +266,10 @@ def select_targets(
     measured: HeadRanking | None = None,
     scale: bool | None = None,
 ) -> tuple[dict[int, list[int]], list[int]]:
-    """Return the heads and MLPs that a recipe ablates in a model."""
+    """Return the heads and MLPs that a recipe ablates in a model.
+
+    ``measured`` has the heads that each layer loses at heads@k, if the recipe needs it.
+    """
     if recipe.unknown:
         raise InputError(f"recipe {recipe.name!r} cannot be run: {recipe.unknown}")
     is_scaled = recipe.scale if scale is None else scale
@@ -276,8 +284,7 @@ def select_targets(
             " same depths"
         )
     fitted = _FittedRecipe(recipe, lens, measured)
-    # in order of layers, and without those that lose nothing, which are no part of a
-    # variant
+    # a layer that loses no head is no part of the variant
     by_layer = {
         layer: indices for layer, indices in sorted(fitted.heads().items()) if indices
     }
@@ -308,7 +315,8 @@ def to_entries(
         selection = "listed"
     else:
         selection = recipe.order.partition(":")[0]
-    # by layer, as the random sets must differ in the choice of heads alone
+    # by layer, so that the random sets differ from the recipe only in which heads they
+    # ablate
     keep = {
         layer: planner.stack.n_heads - len(indices) for layer, indices in heads.items()
     }
@@ -329,6 +337,7 @@ class _FittedRecipe:
         self.measured = measured
         self.stack = lens.wiring.output_stack
         self.fits = is_applicable(recipe, lens)
+        # layers whose attention has heads to ablate
         self.attending = [
             layer
             for layer in range(self.stack.n_layers)
@@ -366,8 +375,8 @@ class _FittedRecipe:
             for layer in self.layers(tuple(counted), self.attending)
         }
         for group in self.recipe.layers_at:
-            # after all layers that are named above or in earlier groups; a later group
-            # takes its layers from these
+            # "others" are the layers without an entry so far; a later group that names
+            # one of them replaces its entry
             if group.layers == "others":
                 layers = [layer for layer in self.attending if layer not in heads]
             else:
@@ -390,7 +399,8 @@ class _FittedRecipe:
                 for layer in at_depth(selection, self.of_layers, self.stack.n_layers)
                 if layer in valid
             ]
-        # a layer that is scaled lies within the model, one that is written may not
+        # ``at_depth`` returns layers of this model, but a recipe may name a layer that
+        # it does not have
         for layer in selection:
             if layer not in valid:
                 label = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
@@ -413,7 +423,7 @@ class _FittedRecipe:
         return self._first(layer, dict(enumerate(lists.kept)))
 
     def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
-        """Return the first heads in the recipe's order, of those that are ablated.
+        """Return the heads of a layer to ablate, the first in the recipe's order.
 
         ``counts`` has the number of heads that stay, by layer of the recipe's model.
         """

@@ -2,7 +2,8 @@
 
 There are an exact scan, a bisection, and sequential tests. Read :class:`Search` first:
 each search is a generator that yields the evaluations that it needs next, is sent their
-answers, and returns the result. It runs no model; ``table.py`` has the answers.
+answers, and returns the result. It runs no model; ``table.py`` has the answers. ``of``
+is the number of heads in the layer, and a count is a number of heads kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tsfm_lens.sweep.planner.looks import (
     student_bound,
 )
 
-_BELOW = 2  # counts just below the result of a bisection that are evaluated, too
+# how many counts just below the result of a bisection are evaluated, too
+_N_BELOW = 2
 
 
 class PairedErrors(NamedTuple):
@@ -31,7 +33,7 @@ class PairedErrors(NamedTuple):
 
 
 Evaluation = tuple[int, int]
-"""(heads kept, look); the look is always 0 where there is but one."""
+"""(heads kept, look); only sequential tests have looks other than 0."""
 Answer = float | PairedErrors
 """Relative change of the error on all windows; for sequential tests, the errors of the
 units that a look adds.
@@ -41,9 +43,9 @@ units that a look adds.
 class SearchResult(NamedTuple):
     """Smallest number of heads kept, with its relative change and the cost.
 
-    ``of`` is the number of heads in the layer. ``evaluations`` counts evaluations of
-    one number of heads on all windows. ``exact`` says that a scan would have the same
-    result for certain.
+    ``evaluations`` is the number of counts that were evaluated; one that was evaluated
+    on a part of the series adds only their share. ``exact`` says that a scan would have
+    the same result for certain.
     """
 
     of: int
@@ -67,10 +69,10 @@ class Search:
 
     def answer(self, values: dict[Evaluation, Answer]) -> None:
         """Hand in the values of all requests."""
-        for (retained, _), value in values.items():
+        for (kept, _), value in values.items():
             if not isinstance(value, PairedErrors) and np.isnan(value):
                 raise InputError(
-                    f"the change with {retained} heads kept is not a number; its error"
+                    f"the change with {kept} heads kept is not a number; its error"
                     " is not defined"
                 )
         try:
@@ -99,9 +101,9 @@ def is_random(order: str) -> bool:
 
 def scan(of: int, tolerance: float) -> Steps:
     """Evaluate all counts; the result is the first that passes."""
-    answers = yield [(retained, 0) for retained in range(of)]
+    answers = yield [(kept, 0) for kept in range(of)]
     changes = _changes(answers)
-    passing = [retained for retained in range(of) if changes[retained] < tolerance]
+    passing = [kept for kept in range(of) if changes[kept] < tolerance]
     return _result(of, min(passing, default=of), changes)
 
 
@@ -111,6 +113,7 @@ def bisection(of: int, tolerance: float) -> Steps:
     It assumes that every count above one that passes would pass, too.
     """
     changes: dict[int, float] = {}
+    # the largest count known to fail, or -1, and the smallest known to pass
     fails = -1
     smallest = of
     while smallest - fails > 1:
@@ -122,26 +125,26 @@ def bisection(of: int, tolerance: float) -> Steps:
         else:
             fails = middle
     # the change need not fall with every head that is kept, so a smaller count may pass
-    while unknown := set(range(max(smallest - _BELOW, 0), smallest)) - set(changes):
-        answers = yield [(retained, 0) for retained in sorted(unknown)]
+    while unknown := set(range(max(smallest - _N_BELOW, 0), smallest)) - set(changes):
+        answers = yield [(kept, 0) for kept in sorted(unknown)]
         changes |= _changes(answers)
-        passing = [retained for retained in unknown if changes[retained] < tolerance]
+        passing = [kept for kept in unknown if changes[kept] < tolerance]
         smallest = min([smallest, *passing])
     return _result(of, smallest, changes)
 
 
 def _changes(answers: Mapping[Evaluation, Answer]) -> dict[int, float]:
     """Return the relative changes on all windows by count."""
-    return {retained: float(value) for (retained, _), value in answers.items()}  # type: ignore[arg-type]
+    return {kept: float(value) for (kept, _), value in answers.items()}  # type: ignore[arg-type]
 
 
-def _result(of: int, retained: int, changes: Mapping[int, float]) -> SearchResult:
+def _result(of: int, kept: int, changes: Mapping[int, float]) -> SearchResult:
     change = 0.0
-    if retained != of:
-        change = changes[retained]
+    if kept != of:
+        change = changes[kept]
     # exact where every smaller count was evaluated, and so is known to fail
-    is_exact = set(range(retained)) <= set(changes)
-    return SearchResult(of, retained, change, float(len(changes)), is_exact)
+    is_exact = set(range(kept)) <= set(changes)
+    return SearchResult(of, kept, change, float(len(changes)), is_exact)
 
 
 def sequential(
@@ -151,20 +154,20 @@ def sequential(
 
     The chance of an answer other than the scan's is ``alpha``.
     """
-    # a count can be misjudged in one direction only, and every count may be the one
-    # that is
+    # a wrong answer takes one misjudged count: each of the ``of`` counts may be it, and
+    # each can be misjudged in one direction only
     bounds = [*spending_bounds(looks.shares, alpha / of), 0.0]
     limit = float(np.log1p(tolerance))
     evaluations = 0
     is_exact = True
-    for retained in range(of):
+    for kept in range(of):
         # NaN for units that no look has added yet
         ablated, plain = np.full((2, looks.total), np.nan)
         visible = np.zeros(looks.total, dtype=bool)
         for look, units in enumerate(looks.added):
-            answers = yield [(retained, look)]
+            answers = yield [(kept, look)]
             evaluations += len(units)
-            ablated[units], plain[units] = answers[retained, look]  # type: ignore[misc]
+            ablated[units], plain[units] = answers[kept, look]  # type: ignore[misc]
             visible[units] = True
             estimate, error, freedom = log_change(ablated, plain, looks.groups, visible)
             # the last bound is 0: once all units are seen, the sign of the difference
@@ -174,7 +177,5 @@ def sequential(
         is_exact = is_exact and look + 1 == len(looks.added)
         if estimate < limit:
             change = float(np.expm1(estimate))
-            return SearchResult(
-                of, retained, change, evaluations / looks.total, is_exact
-            )
+            return SearchResult(of, kept, change, evaluations / looks.total, is_exact)
     return SearchResult(of, of, 0.0, evaluations / looks.total, is_exact)

@@ -1,15 +1,12 @@
 """Plan of a sweep: from a configuration to tables of cells, stage by stage.
 
 Read :func:`plan` first (the cells that need no results), then :meth:`ModelPlan.stages`:
-a later stage depends on the rows of earlier ones, as a search for heads@k does. What
-computes, stores or shows cells reads them from these tables.
+a later stage depends on the rows of earlier ones, as a search for heads@k does. The
+engines compute the cells of these tables, and the store keeps their results by key.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +19,10 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep.data.evaluation import EvaluationSet
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE, EvaluationSet
 from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Schedule
-from tsfm_lens.sweep.planner.config import ModelConfig, SweepConfig
+from tsfm_lens.sweep.planner.config import NUMERICS, ModelConfig, SweepConfig, plan_name
 from tsfm_lens.sweep.planner.models import (
-    NUMERICS,
     find_visible_steps,
     model_fingerprint,
     open_model,
@@ -50,12 +46,7 @@ from tsfm_lens.sweep.planner.search import (
 )
 from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner, VariantSpec
 from tsfm_lens.sweep.statistics.changes import dataset_changes
-from tsfm_lens.sweep.statistics.scores import (
-    PLAIN,
-    SEASONAL_NAIVE,
-    formula,
-    per_series,
-)
+from tsfm_lens.sweep.statistics.scores import PLAIN, formula, per_series
 from tsfm_lens.sweep.store import cell_key
 
 KEPT_COLUMNS = ("key", "model", "variant", "dataset", "chunk", "series")
@@ -63,9 +54,9 @@ KEPT_COLUMNS = ("key", "model", "variant", "dataset", "chunk", "series")
 COLUMNS = (*KEPT_COLUMNS, "spec", "task")
 """Columns of a table of cells in memory, with the two that compute a cell."""
 Rows = Callable[[pd.DataFrame], pd.DataFrame]
-"""Stored rows of the cells of a table."""
+"""Function that reads the stored rows of the cells of a table."""
 _DATASET_FIELDS = ("name", "domain", "source", "horizon", "seasonality", "freq")
-_Site = tuple[int, str]
+_SearchKey = tuple[int, str]
 """Layer and order of one search."""
 
 
@@ -104,13 +95,19 @@ class SweepPlan:
     """Plan of a sweep, model by model.
 
     ``device`` is where this process opens models; the one of the configuration if None.
+    ``sets`` are those of the configuration, where they are read already.
     ``all_cells`` has a row for each cell of each model that needs no results, and
     ``first`` those with distinct keys.
     """
 
-    def __init__(self, config: SweepConfig, device: str | None = None) -> None:
+    def __init__(
+        self,
+        config: SweepConfig,
+        device: str | None = None,
+        sets: Sequence[EvaluationSet] | None = None,
+    ) -> None:
         # what is wrong with data, models or variants shows before anything is written
-        self.sets = config.evaluation_sets()
+        self.sets = config.evaluation_sets() if sets is None else sets
         self.lenses = {
             model.title: open_model(model, device) for model in config.models
         }
@@ -159,18 +156,6 @@ class SweepPlan:
         }
 
 
-def plan_name(config: SweepConfig) -> str:
-    """Name a sweep's plan.
-
-    It is the sweep's name, as files allow it, and a hash of all that determines its
-    results.
-    """
-    content = config.model_dump(mode="json", exclude_none=True, exclude={"devices"})
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
-    return f"{name}-{digest[:8]}"
-
-
 def _check_recipes(sources: Sequence[str], models: Sequence[ModelPlan]) -> None:
     # the report groups variants by the name of their recipe
     counts = Counter(read_recipe(source).name for source in sources)
@@ -206,8 +191,8 @@ def _naive_cells(sets: Sequence[EvaluationSet], size: int) -> pd.DataFrame:
                 dataset=dataset.name,
                 windows=chunk.fingerprint,
             )
-            task = ChunkTask(number, 0, chunk)
-            # the seasonal naive forecast is model and variant at once
+            task = ChunkTask(number, look=0, chunk=chunk)
+            # its name stands in the columns of the model and of the variant
             names = SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name
             rows.append((key, *names, number, chunk.series, None, task))
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -237,7 +222,8 @@ class ModelPlan:
         self.variants = config.variants
         self.planner = VariantPlanner(lens, self.name, config.how, config.seed)
         self.fingerprint = model_fingerprint(lens, model)
-        # tasks are cut by the schedule and searches run along rankings: in this order
+        # in this order: the schedule is needed for tasks and searches, and the rankings
+        # for searches
         heads_at = self.variants.heads_at
         self._schedule = None
         if heads_at is not None and heads_at.search == "sequential":
@@ -256,7 +242,7 @@ class ModelPlan:
                 self._recipes.append(recipe)
             else:
                 self.unfit.append(source)
-        self._exact = heads_at is not None and heads_at.search == "scan"
+        self._scans = heads_at is not None and heads_at.search == "scan"
         dependent = [recipe for recipe in self._recipes if recipe.measured]
         if dependent and not self._searches:
             raise InputError(
@@ -266,7 +252,7 @@ class ModelPlan:
         self.first = self._stage("what is known beforehand", self._first_entries())
         # at most: a search may end early, and a recipe may ablate nothing
         self.later = len(dependent) * (1 + self.variants.random_seeds)
-        if not self._exact:
+        if not self._scans:
             self.later += sum(search.of for search in self._searches.values())
 
     def _chunk_tasks(
@@ -307,8 +293,8 @@ class ModelPlan:
     ) -> Stage:
         """Plan the cells of some variants.
 
-        They are on the windows of the first ``looks``, or on all windows if that is
-        None.
+        Only the windows of the first ``looks`` interim analyses are used, or all
+        windows if that is None.
         """
         specs = {entry.spec.id: entry.spec for entry in entries}
         rows = []
@@ -354,13 +340,13 @@ class ModelPlan:
             *self._static(),
             *self._recipe_entries(measured=False),
         ]
-        for site, search in self._searches.items():
+        for search_key, search in self._searches.items():
             # every curve begins at the plain model; a scan needs all counts whatever
             # they turn out to be
             counts = [0]
-            if self._exact:
+            if self._scans:
                 counts += [search.of - count for count, _ in search.requests]
-            entries += self._counts(site, counts)
+            entries += self._counts(search_key, counts)
         return entries
 
     def stages(self, rows: Rows) -> Iterator[Stage]:
@@ -372,41 +358,45 @@ class ModelPlan:
         round_number = 0
         while any(search.requests for search in self._searches.values()):
             round_number += 1
-            # by look, then by site and number of heads kept
-            requests: dict[int, dict[tuple[_Site, int], PlanEntry]] = defaultdict(dict)
-            for site, search in self._searches.items():
+            # by look, then by search and number of heads kept
+            requests: dict[int, dict[tuple[_SearchKey, int], PlanEntry]] = defaultdict(
+                dict
+            )
+            for search_key, search in self._searches.items():
                 for count, look in search.requests:
                     # a search counts heads that stay, a variant those that are ablated
-                    (entry,) = self._counts(site, [search.of - count])
-                    requests[look][site, count] = entry
+                    (entry,) = self._counts(search_key, [search.of - count])
+                    requests[look][search_key, count] = entry
             title = f"heads@k, round {round_number}"
             stages = {
                 look: self._search_stage(title, look, entries)
                 for look, entries in sorted(requests.items())
             }
-            # those of a scan ran in the first stage
-            if round_number > 1 or not self._exact:
+            # a scan asks once, for variants that ran in the first stage
+            if round_number > 1 or not self._scans:
                 yield from stages.values()
-            answers: dict[_Site, dict[tuple[int, int], Answer]] = defaultdict(dict)
+            answers: dict[_SearchKey, dict[tuple[int, int], Answer]] = defaultdict(dict)
             for look, stage in stages.items():
                 answer = self._make_answer(rows(stage.cells), look)
-                for (site, count), entry in requests[look].items():
-                    answers[site][count, look] = answer(entry.spec.id)
-            for site, values in answers.items():
-                self._searches[site].answer(values)
+                for (search_key, count), entry in requests[look].items():
+                    answers[search_key][count, look] = answer(entry.spec.id)
+            for search_key, values in answers.items():
+                self._searches[search_key].answer(values)
         self.results += [
-            self._result(site, search) for site, search in self._searches.items()
+            self._result(search_key, search)
+            for search_key, search in self._searches.items()
         ]
         if recipes := self._recipe_entries(measured=True):
             yield self._stage("recipes", [self.planner.plain(), *recipes])
 
     def _search_stage(
-        self, title: str, look: int, entries: dict[tuple[_Site, int], PlanEntry]
+        self, title: str, look: int, entries: dict[tuple[_SearchKey, int], PlanEntry]
     ) -> Stage:
         """Plan the evaluations that searches request at a look.
 
         The plain model, with which they are compared, is among them.
         """
+        # the last look has all windows, for which ``_stage`` takes None
         looks = None
         if self._schedule is not None and look + 1 < len(self._schedule.looks.added):
             looks = look + 1
@@ -417,9 +407,9 @@ class ModelPlan:
         assert self.variants.heads_at is not None
         metric = self.variants.heads_at.metric
         if self._schedule is not None:
-            # the first column is the sum of errors; what it is divided by does not
-            # depend on the forecast (SUMS_OF_ERRORS), so it cancels in the relative
-            # change
+            # the first column of a metric in SUMS_OF_ERRORS is the sum of its errors;
+            # the rest of the formula does not depend on the forecast, and cancels in
+            # the relative change
             errors = per_series(rows, [metric]).pivot(
                 index=["dataset", "item"],
                 columns="variant",
@@ -439,9 +429,9 @@ class ModelPlan:
         # the plain model's change is 0
         return lambda variant: float(changes.get(variant, 0.0))
 
-    def _result(self, site: _Site, search: Search) -> dict[str, Any]:
+    def _result(self, search_key: _SearchKey, search: Search) -> dict[str, Any]:
         assert search.result is not None
-        layer, order = site
+        layer, order = search_key
         line = {"model": self.name, "layer": layer, "order": order}
         return {**line, **search.result._asdict(), "total": search.result.of}
 
@@ -458,17 +448,18 @@ class ModelPlan:
         series = None
         horizon = None
         if any(map(needs_series, parse_orders(names))):
+            # default of heads_at.windows_for_orders
             count = 16
             if heads_at:
                 count = heads_at.windows_for_orders
             series, horizon = _windows_for_orders(self.lens, sets, count, seed)
         return rankings(self.lens, names, series, horizon, seed=seed)
 
-    def _begun_searches(self) -> dict[_Site, Search]:
+    def _begun_searches(self) -> dict[_SearchKey, Search]:
         settings = self.variants.heads_at
         if settings is None:
             return {}
-        searches: dict[_Site, Search] = {}
+        searches: dict[_SearchKey, Search] = {}
         for order in parse_orders(settings.orders):
             for layer, heads in self._rankings[order].items():
                 if settings.layers is not None and layer not in settings.layers:
@@ -517,8 +508,8 @@ class ModelPlan:
     def _recipe_entries(self, *, measured: bool) -> list[PlanEntry]:
         """Plan recipes, each with random sets of as many heads.
 
-        They are the recipes that need heads@k as measured, if ``measured``, or those
-        that do not.
+        If ``measured``, they are the recipes that need heads@k measured on this model,
+        else the other ones.
         """
         if measured:
             heads_at_k = self._heads_at_k()
@@ -532,7 +523,8 @@ class ModelPlan:
                 "measured": heads_at_k,
                 "scale": self._is_scaled(recipe),
             }
-            # where every head of its layers is needed, it would be the plain model
+            # if its layers need all of their heads, the recipe ablates nothing, as the
+            # plain model does
             if measured and not any(select_targets(recipe, self.lens, **options)):
                 continue
             seeds = range(self.variants.random_seeds)
@@ -552,8 +544,8 @@ class ModelPlan:
             ablated[layer] = self._rankings[order][layer][: best.of - best.kept]
         return ablated
 
-    def _counts(self, site: _Site, counts: Iterable[int]) -> list[PlanEntry]:
-        layer, order = site
+    def _counts(self, search_key: _SearchKey, counts: Iterable[int]) -> list[PlanEntry]:
+        layer, order = search_key
         heads = self._rankings[order][layer]
         return self.planner.head_counts(layer, order, heads, list(counts))
 
@@ -565,7 +557,8 @@ def _windows_for_orders(
 
     Returned with them is a horizon of one pass.
     """
-    # as many from each set; of more sets than windows, the first ones alone
+    # equally many windows from each set, and at least one; if there are more sets than
+    # windows, one from each of the first sets
     share = max(1, count // len(sets))
     batches = []
     for dataset in list(sets)[:count]:

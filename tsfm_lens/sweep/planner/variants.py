@@ -16,10 +16,17 @@ from typing import Any, Literal
 import pandas as pd
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.core.choices import checked_how
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component, components
 from tsfm_lens.hooks.wiring import Attention, Stack
-from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations
+from tsfm_lens.models.ablating import (
+    DRAWING,
+    KINDS,
+    draw_options,
+    knock_outs,
+    reference_activations,
+)
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share, random_heads
@@ -27,18 +34,20 @@ from tsfm_lens.sweep.planner.orders import describe_order
 from tsfm_lens.sweep.statistics.scores import PLAIN
 
 PARTS = ("both", "heads", "mlp")
+# way in which a range grows -> the ends that move, in turn
 _MOVES = {"outward": ("up", "down"), "up": ("up",), "down": ("down",)}
 TAGS = (
     *("part", "first", "last", "layer", "kind", "head", "order"),
     *("ablated", "of", "recipe", "selection", "seed", "mlps"),
 )
+"""Columns of a plan that say what its entries ablate; each family has some of them."""
 
 
 @dataclass(frozen=True)
 class VariantSpec:
     """Ablated components of a model.
 
-    The variant's name and the order of the components do not matter.
+    Specs with the same components in another order have the same ``id``.
     """
 
     components: tuple[str, ...] = ()
@@ -53,7 +62,7 @@ class VariantSpec:
             object.__setattr__(self, "how", "zero")
         # nor does the seed matter where nothing is drawn: sweeps with other seeds then
         # share the cells
-        if self.how not in ("resample", "noise"):
+        if self.how not in DRAWING:
             object.__setattr__(self, "seed", 0)
 
     @property
@@ -70,15 +79,13 @@ class VariantSpec:
         """Return the variant as interventions on a lens."""
         if not self.components:
             return Variant(PLAIN, ())
-        options: dict[str, Any] = {}
-        if self.how in ("mean", "resample"):
+        options = draw_options(self.how, self.seed)
+        if checked_how(self.how):
             # activations that are recorded already are returned as they are, so that
             # all variants of a chunk share one recording
             options["reference"] = reference_activations(
                 lens, self.how, reference, horizon
             )
-        if self.how in ("resample", "noise"):
-            options["seed"] = self.seed
         interventions = knock_outs(lens, self.components, self.how, **options)
         return Variant(self.id, tuple(interventions))
 
@@ -97,14 +104,15 @@ class PlanEntry:
 def variant_spec(
     lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0
 ) -> VariantSpec:
-    """Specify the variant without some components, or globs of them.
+    """Specify the variant in which some components are ablated.
 
-    Their order and overlaps do not matter.
+    They are given by name or as globs, whose order and overlaps do not matter.
     """
     pattern_list = list(patterns)
     subset: set[Component] = set()
     # without patterns, a lens gives all of its components
     for component in lens.components(*pattern_list) if pattern_list else []:
+        # each row of a wiring is a branch: an attention, or the MLP
         rows = lens.wiring.stack(component.stack).rows(component.layer)
         branches = {
             Component(component.stack, component.layer, row.kind) for row in rows
@@ -112,8 +120,8 @@ def variant_spec(
         # a layer is the same variant as the set of its branches
         subset |= {component} if component.kind else branches
     if how != "noise":
-        # what replaces a branch's write leaves nothing of its heads; noise is added to
-        # it
+        # in an ablated branch nothing is left of its heads, so that they need not be
+        # ablated as well; noise is different, as it is added to what both write
         subset = {
             c
             for c in subset
@@ -154,8 +162,8 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
 def list_kinds(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
     """Return the kinds of attention of a layer whose heads are selected.
 
-    If ``paired``, they are the kinds over time, or all kinds of a stack that has none
-    over time; otherwise they are one kind.
+    If ``paired``, they are all kinds that attend over time, or all kinds if the stack
+    has none of these; otherwise only the one of :func:`attention_over_time`.
     """
     layer_kinds = [row.kind for row in stack.attentions(layer)]
     if paired:
@@ -256,10 +264,11 @@ class VariantPlanner:
         They end when they reach the ends of the stack.
         """
         top = self.stack.n_layers - 1
-        # the range of one layer with which each way of growing begins
-        first = last = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}[grow]
+        starts = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}
+        first = last = starts[grow]
         spans = [(first, last)]
-        # a move beyond an end stands still, so that the other side goes on alone
+        # these are more moves than are needed: an end of the range that has reached the
+        # end of the stack stays there, and the other one moves on
         for move in _MOVES[grow] * self.stack.n_layers:
             if move == "up":
                 last = min(last + 1, top)
@@ -269,7 +278,7 @@ class VariantPlanner:
         return [
             entry
             for part in parts
-            # a range that stood still at an end is in the list twice
+            # a move that changed nothing has repeated a range
             for span in dict.fromkeys(spans)
             for entry in self._span("ranges", part, *span)
         ]
@@ -314,7 +323,11 @@ class VariantPlanner:
         return [self._entry(family, label, components, part=part, **tags)]
 
     def heads(self, *, paired: bool = False) -> list[PlanEntry]:
-        """Plan every head by itself."""
+        """Plan every head by itself.
+
+        If ``paired``, heads of one index in several kinds of attention are ablated
+        together.
+        """
         stack = self.stack
         entries = []
         for layer in range(stack.n_layers):
@@ -431,8 +444,8 @@ class VariantPlanner:
         layers_with_heads = sum(
             bool(list_kinds(stack, layer)) for layer in range(stack.n_layers)
         )
-        # heads of one index in several kinds are ablated together and count once, and
-        # layers without such heads have none to count
+        # heads of one index in several kinds of attention are ablated together, and
+        # count as one
         total = stack.n_heads * layers_with_heads
         count = sum(len(set(indices)) for indices in heads.values())
         n_mlps = len(set(mlps))
@@ -482,6 +495,7 @@ class VariantPlanner:
 
 
 def _in_layer(layer: int, kinds: str) -> dict[str, str | int]:
+    """Return the tags of an entry that ablates heads of one layer."""
     return {
         "part": "heads",
         "first": layer,

@@ -16,15 +16,11 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.stats import holm
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 from tsfm_lens.sweep.planner.config import Statistics
 from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.statistics.changes import SIZES, changes, difference, leaders
-from tsfm_lens.sweep.statistics.scores import (
-    PLAIN,
-    SEASONAL_NAIVE,
-    dataset_metrics,
-    normalised,
-)
+from tsfm_lens.sweep.statistics.scores import PLAIN, dataset_metrics, normalised
 
 LEADS = ("leads", "lead_share")
 """Columns of ``leaders``."""
@@ -41,12 +37,12 @@ class SweepResults:
     """Sums and plan of a sweep, finished or not, with its tests.
 
     Attributes:
-        sums: of each series, by model, variant and dataset.
+        sums: a row per model, variant, dataset and series, with the sums of its errors.
         plan: entries of the sweep.
         layers: number of layers of each model.
         statistics: confidence of intervals and tests.
-        limits: the number of heads to keep by layer and order, if it was searched; see
-            :func:`better_orders`.
+        limits: the number of heads to keep, a row per model, layer and order, if it was
+            searched; see :func:`better_orders`.
         judged_by: the metric of that search.
         attrs: of all tables.
     """
@@ -70,7 +66,7 @@ class SweepResults:
     def by_model(self, *families: str) -> Iterator[tuple[str, pd.DataFrame]]:
         """Yield each model with its entries in some families.
 
-        A model that has none but the plain one there is left out.
+        A model is left out if these families have no variant of it but the plain one.
         """
         for model in self.plan["model"].unique():
             entries = self.of(model, *families)
@@ -98,12 +94,13 @@ class SweepResults:
         Their tests are corrected as one family.
 
         Returns:
-            A row per variant; below them the tests between choices, with the choice
-            ``of`` which they are.
+            A row per variant, with "" in the column ``of``; below them a row per test
+            between choices, whose name is in ``of``.
         """
         if (model, metric) not in self._cache:
-            # what no report shows is not tested, since every test of a family weakens
-            # the others
+            # only what a report shows of this metric is tested, since every test in the
+            # correction weakens the others: tables of heavy ablations show all metrics,
+            # the others MASE, the distance, or the metric of the search
             families: tuple[str, ...] = HEAVY
             if metric == "MASE":
                 families = tuple(self.plan["family"].unique())
@@ -137,10 +134,10 @@ class SweepResults:
     def _contrasts(
         self, model: str, metric: str
     ) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield each choice with its name and the variants that it is compared with.
+        """Yield the name of each choice, its variant, and those to compare it with.
 
-        An order of heads is compared with each of the other orders, a recipe with
-        random heads.
+        An order of heads is compared with each of the other orders, one by one, and a
+        recipe with all random choices of heads at once.
         """
         if self.limits is not None and metric == self.judged_by:
             counts = self.of(model, "head_counts")
@@ -155,7 +152,8 @@ class SweepResults:
                 is_drawn = same_count["order"].map(is_random)
                 in_order = same_count.loc[is_best, "variant"]
                 rest = same_count.loc[~is_best & ~is_drawn, "variant"]
-                # all heads of a layer are the same in any order
+                # with all heads of a layer ablated, every order is the same variant, so
+                # that there is nothing to compare
                 if len(in_order) and not set(in_order) & set(rest):
                     yield from (
                         (f"order in {row['layer']}", in_order.iloc[0], [other])
@@ -193,9 +191,9 @@ class SweepResults:
         # the plain model changes nothing, for certain
         result.loc[plain, list(SIZES)] = 0.0
         result.loc[plain, ["p_value", "p_holm"]] = 1.0
-        # the plain model is in no test, and takes these from any entry that is
-        test = ["tests", "unit", "units"]
-        result[test] = result[test].bfill().ffill()
+        # the plain model is in no test, and takes these from an entry that is in one
+        test_columns = ["tests", "unit", "units"]
+        result[test_columns] = result[test_columns].bfill().ffill()
         return result.assign(significant=result["significant"].eq(True))
 
     def with_mase(self, entries: pd.DataFrame) -> pd.DataFrame:
@@ -210,7 +208,7 @@ class SweepResults:
             # could be compared
             usable = ratios[ratios[PLAIN].gt(0)]
             logs: Any = np.log(usable.where(usable.gt(0) & np.isfinite(usable)))
-            # a variant without a metric on one of them has no mean over all of them
+            # a variant that lacks a ratio on any of these datasets has no mean
             self._cache[model] = np.exp(logs.mean(skipna=False))
         mase = self._cache[model]
         return entries.assign(

@@ -1,8 +1,9 @@
 """Results for figures, tables and reports, from a store.
 
 Read :func:`gather` first; each function that it calls builds the table for one
-question. Cells that are missing are left out so that all variants are compared on the
-same windows, and notes say so.
+question, whose kind is its ``attrs["kind"]``. A cell is a variant of a model on one
+chunk of a dataset's windows. As cells may be missing, only those are used in which all
+variants of a model have the same windows, and notes say so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.results.families import (
@@ -31,19 +33,19 @@ from tsfm_lens.sweep.statistics.scores import (
     DISTANCES,
     KEYS,
     PLAIN,
-    SEASONAL_NAIVE,
     SUMS,
     formula,
     per_series,
 )
 from tsfm_lens.sweep.store import KEY_COLUMNS, SavedPlan, Store
 
-# what heads_at has by default, for a sweep without that family
+# default of ``heads_at.tolerance``, for a sweep without heads_at
 TOLERANCE = 0.01
 # datasets whose rows are held at once
 _BLOCK_DATASETS = 10
 SOURCE = "tsfm-lens paper, sections 3 and 5"
 TABLE_METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
+# column of the tested distance -> end of its name in the tables
 _DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
 # which type pandas gives a column depends on which entries lack a value; the columns of
 # these names have one type in the tables of every sweep
@@ -91,14 +93,14 @@ _INTEGER_COLUMNS = (
 def effects(results: SweepResults) -> pd.DataFrame | None:
     """Tabulate the effects of layers, groups, ranges and sets of components.
 
-    The kind is "sweep_effects".
+    Its kind is "sweep_effects".
     """
     parts = []
     for model, entries in results.by_model(*EFFECTS):
         entries = entries.assign(
             part=entries["part"].fillna("both"), n_layers=results.layers[model]
         )
-        # one of a kind and part may lead
+        # the largest effect is sought within one family and part
         parts += [
             _with_distance(results, group)
             for _, group in entries.groupby(["family", "part"], sort=False)
@@ -117,7 +119,7 @@ def effects(results: SweepResults) -> pd.DataFrame | None:
 
 
 def single_heads(results: SweepResults) -> pd.DataFrame | None:
-    """Tabulate the effect of every single head; the kind is "sweep_heads"."""
+    """Tabulate the effect of every single head; its kind is "sweep_heads"."""
     parts = [
         _with_distance(results, entries.rename(columns={"kind": "attention"}))
         for _, entries in results.by_model("heads")
@@ -154,7 +156,7 @@ def curves(
 ) -> pd.DataFrame | None:
     """Tabulate the error over the number of heads ablated, by layer and order.
 
-    The kind is "sweep_curves".
+    Its kind is "sweep_curves".
     """
     parts = [
         results.with_mase(results.measured(entries))
@@ -163,14 +165,14 @@ def curves(
     if not parts:
         return None
     table = pd.concat(parts, ignore_index=True)
-    # tags are columns of objects, since other families may lack them
+    # both are columns of objects, since entries of other families lack them
     table["share"] = table["ablated"].astype(float) / table["of"].astype(float)
     if kept is None:
         best = pd.DataFrame(columns=_BETTER_COLUMNS)
     else:
         best = kept[kept["better"]][_BETTER_COLUMNS]
-    # the leads of single counts give way to those of the layer, which the search's
-    # table has under the same names
+    # a curve shows the leads of its whole layer, which are columns of ``kept``, instead
+    # of those of single counts, which have the same names
     table = table.drop(columns=list(LEADS)).merge(
         best.rename(columns={"order": "better_order", "ablated": "within"}),
         on=["model", "layer"],
@@ -215,9 +217,9 @@ def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """
     table = pd.DataFrame(search_rows)
     table["ablated"] = table["of"] - table["kept"]
-    # as search.better chooses, which decided the recipes that were run: the order that
-    # keeps fewest heads, then changes least; random orders come after all others, and
-    # of equal ones the first counts
+    # must agree with search.better, by which the planner chose the heads of recipes: of
+    # the orders that keep fewest heads, the one with the smallest change; random orders
+    # come after all others, and of equal ones the first counts
     ranked = table.assign(random=table["order"].map(is_random)).sort_values(
         ["random", "kept", "change"], kind="stable"
     )
@@ -230,7 +232,7 @@ def tabulate_heads(
 ) -> pd.DataFrame | None:
     """Tabulate the number of heads that each layer must keep in each order.
 
-    The kind is "sweep_heads_at".
+    Its kind is "sweep_heads_at".
     """
     if results.limits is None:
         return None
@@ -244,26 +246,28 @@ def tabulate_heads(
         counts = results.of(str(model), "head_counts")
         # the variant of each layer without all of its heads, which is the same in every
         # order
-        bare = (
+        without_heads = (
             counts[counts["ablated"] == counts["of"]]
             .drop_duplicates("layer")
             .set_index("layer")["variant"]
         )
-        if len(bare):
-            leads = results.leads(counts[counts["variant"].isin(bare)])
+        if len(without_heads):
+            leads = results.leads(counts[counts["variant"].isin(without_heads)])
         else:
             leads = pd.DataFrame(columns=LEADS)
         for name in LEADS:
-            table.loc[rows.index, name] = rows["layer"].map(bare.map(leads[name]))
+            by_layer = without_heads.map(leads[name])
+            table.loc[rows.index, name] = rows["layer"].map(by_layer)
         if set(counts["variant"]) - {PLAIN}:
             tests = results.tested(str(model), results.judged_by)
             # without another order to compare with, there is no column of differences
             is_lower = tests["significant"] & (tests.get("difference", 0.0) < 0)
-            # better than the others is better than each of them
-            won = is_lower.groupby(tests["of"]).all()
-            choices = "order in " + rows["layer"].astype(str)
-            mark = rows["better"] & choices.map(won).eq(True)
-            table.loc[rows.index, "order_significant"] = mark
+            # an order has a test against each other one, and must have a significantly
+            # lower error in all of them
+            beats_all = is_lower.groupby(tests["of"]).all()
+            test_names = "order in " + rows["layer"].astype(str)
+            is_significant = rows["better"] & test_names.map(beats_all).eq(True)
+            table.loc[rows.index, "order_significant"] = is_significant
     names = [
         "model",
         "layer",
@@ -289,33 +293,37 @@ def tabulate_heads(
 
 
 def by_dataset(
-    results: SweepResults, kept: pd.DataFrame, tolerance: float, cap: float = 0.25
+    results: SweepResults, kept: pd.DataFrame, tolerance: float
 ) -> pd.DataFrame | None:
     """Tabulate the error on every dataset, for two layers of each model.
 
-    They are the layers that keep the most and the fewest heads. ``tolerance`` and
-    ``cap`` become attributes of the table; ``largest_within`` is the largest number of
-    heads of the layer whose ablation changes the error by less than the tolerance.
+    They are the layers that keep the most and the fewest heads. ``tolerance`` becomes
+    an attribute of the table; ``largest_within`` is the largest number of heads of the
+    layer whose ablation changes the error by less than the tolerance.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
         best = kept[kept["better"] & (kept["model"] == model)]
         changes = results.tested(model)["change"]
-        bare = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
+        without_heads = entries[entries["ablated"] == entries["of"]].drop_duplicates(
+            "layer"
+        )
         # the curve of the better order may end before this variant, which all orders
         # share
-        change_of_all = bare.set_index("layer")["variant"].map(changes)
-        # among layers that keep as many heads, by the change without all heads
+        change_of_all = without_heads.set_index("layer")["variant"].map(changes)
+        # layers that keep equally many heads are ranked by the change when all of their
+        # heads are ablated
         layers = best.assign(
             change_of_all=best["layer"].map(change_of_all).astype(float)
         ).sort_values(["kept", "change_of_all"])
-        # the last and the first, or the only layer
-        for row in layers.iloc[[-1, 0][: len(layers)]].to_dict("records"):
+        # a model with a single layer has one panel
+        most_and_fewest = [-1, 0][: len(layers)]
+        for row in layers.iloc[most_and_fewest].to_dict("records"):
             in_layer = entries["layer"] == row["layer"]
-            line = entries[in_layer & (entries["order"] == row["order"])]
-            line = line.sort_values("ablated")
-            if len(line):
-                parts.append(_panel(results, line, tolerance).assign(kept=row["kept"]))
+            curve = entries[in_layer & (entries["order"] == row["order"])]
+            curve = curve.sort_values("ablated")
+            if len(curve):
+                parts.append(_panel(results, curve, tolerance).assign(kept=row["kept"]))
     names = [
         "model",
         "layer",
@@ -329,23 +337,24 @@ def by_dataset(
         "largest_within",
     ]
     title = "Error on each dataset over heads ablated"
-    about = {"tolerance": tolerance, "cap": cap}
-    return _table(results, "datasets", title, parts, names, **about)
+    return _table(results, "datasets", title, parts, names, tolerance=tolerance)
 
 
-def _panel(results: SweepResults, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+def _panel(
+    results: SweepResults, curve: pd.DataFrame, tolerance: float
+) -> pd.DataFrame:
     """Return a row per dataset and number of heads ablated.
 
-    The heads are those of one layer, in one order.
+    The entries of ``curve`` ablate heads of one layer, in one order.
     """
-    model = line["model"].iloc[0]
-    changes = dataset_changes(results.rows(model, list(line["variant"])))
+    model = curve["model"].iloc[0]
+    changes = dataset_changes(results.rows(model, list(curve["variant"])))
     mase = (
         results.mase_ratios(model)
         .reset_index()
         .melt("dataset", var_name="variant", value_name="mase")
     )
-    table = line.merge(mase, on="variant").merge(
+    table = curve.merge(mase, on="variant").merge(
         changes[["variant", "dataset", "change"]],
         on=["variant", "dataset"],
         how="left",
@@ -362,7 +371,7 @@ def _panel(results: SweepResults, line: pd.DataFrame, tolerance: float) -> pd.Da
 def recipes(results: SweepResults) -> pd.DataFrame | None:
     """Tabulate the change of every metric by heavy ablations.
 
-    The kind is "sweep_recipes".
+    Its kind is "sweep_recipes".
     """
     parts = []
     for model, entries in results.by_model(*HEAVY):
@@ -402,20 +411,23 @@ def recipes(results: SweepResults) -> pd.DataFrame | None:
     )
 
 
+# tag of an entry -> its column in the table of recipes
 _COUNTS = {"ablated": "heads_ablated", "of": "heads_total", "mlps": "n_mlps"}
+# column of the table of selections -> column of the test behind it
 _DIFFERENCE = {
     "diff": "difference",
     "diff_lower": "lower",
     "diff_upper": "upper",
     "diff_p": "p_value",
+    "diff_significant": "significant",
+    "n_worse": "n_worse",
 }
-_DIFFERENCE |= {"diff_significant": "significant", "n_worse": "n_worse"}
 
 
 def selection(results: SweepResults) -> pd.DataFrame | None:
     """Compare heads chosen by a rule with as many random heads.
 
-    The kind is "sweep_selection".
+    Its kind is "sweep_selection".
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("recipes", "random"):
@@ -465,8 +477,9 @@ def _table(
     about: dict[str, Any] = {"kind": f"sweep_{kind}", "title": title, "source": SOURCE}
     about["confidence"] = results.statistics.confidence
     if "unit" in table:
-        counts = dict.fromkeys(zip(table["units"], table["unit"], strict=True))
-        units = [f"{count} {unit}" for count, unit in counts if unit]
+        # distinct pairs, such as (12, "sources"); entries without a test have no unit
+        pairs = dict.fromkeys(zip(table["units"], table["unit"], strict=True))
+        units = [f"{count} {unit}" for count, unit in pairs if unit]
         about |= {
             "test": f"exact sign test over {' or '.join(units)}",
             "correction": "Holm",
@@ -538,6 +551,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     search_rows = about["heads_at"]
     judged_by = "MASE"
     tolerance = TOLERANCE
+    # what the searches for heads@k found
     limits = None
     if settings is not None:
         judged_by = settings.metric
@@ -557,17 +571,17 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     results = SweepResults(
         sums, plan, layers, config.statistics, limits, judged_by, attrs
     )
-    retained = None
+    kept = None
     if settings is not None:
-        retained = tabulate_heads(results, tolerance, settings.search)
+        kept = tabulate_heads(results, tolerance, settings.search)
     panels = None
-    if retained is not None:
-        panels = by_dataset(results, retained, tolerance)
+    if kept is not None:
+        panels = by_dataset(results, kept, tolerance)
     by_name = {
         "effects": effects(results),
         "heads": single_heads(results),
-        "curves": curves(results, retained, tolerance),
-        "heads_at": retained,
+        "curves": curves(results, kept, tolerance),
+        "heads_at": kept,
         "datasets": panels,
         "recipes": recipes(results),
         "selection": selection(results),
@@ -587,12 +601,12 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
 def _comparable(
     cells: pd.DataFrame, is_finished: pd.Series
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Select the finished cells that can be compared.
+    """Select the finished cells that can be compared, and say what is left out.
 
     For each model, they are cells of variants that all have the same windows.
     """
     parts = []
-    texts = []
+    gaps = []
     for model, model_cells in cells.groupby("model", sort=False):
         flags = is_finished[model_cells.index]
         variants = model_cells["variant"]
@@ -600,17 +614,18 @@ def _comparable(
         # a search may have run a variant on a part of the windows only
         n_finished = flags.groupby(variants).sum()
         is_complete = n_finished == model_cells["chunk"].nunique()
-        has_any = variants.map(flags.groupby(variants).any())
-        is_full = flags[has_any].groupby(datasets[has_any]).all()
-        # either the variants that have all windows, or the datasets that all variants
-        # have, whichever are more cells
-        across = variants.map(is_complete)
-        within = has_any & datasets.map(is_full).eq(True)
+        is_begun = variants.map(flags.groupby(variants).any())
+        is_full = flags[is_begun].groupby(datasets[is_begun]).all()
+        # two ways to have the same windows for all: only the variants that are finished
+        # everywhere, or only the datasets on which every variant begun is finished; the
+        # way with more cells is taken
+        of_complete_variants = variants.map(is_complete)
+        on_full_datasets = is_begun & datasets.map(is_full).eq(True)
         # every change is one from the plain model; the seasonal naive forecast has none
         needs_plain = (variants == PLAIN).any()
         usable = [
             mask
-            for mask in (across & flags, within & flags)
+            for mask in (of_complete_variants & flags, on_full_datasets & flags)
             if not needs_plain or (variants[mask] == PLAIN).any()
         ]
         if not usable:
@@ -619,16 +634,17 @@ def _comparable(
         count = parts[-1]["dataset"].nunique()
         total = datasets.nunique()
         if count < total and len(parts[-1]):
-            texts.append(
+            gaps.append(
                 f"{model} is shown on the {count} of {total} datasets that are finished"
             )
     # without any usable model the table is empty, but has its columns
-    return pd.concat([*parts, cells[:0]]), texts
+    return pd.concat([*parts, cells[:0]]), gaps
 
 
 def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
-    """Sum each series, with models by their names in the configuration."""
+    """Add up each series, under its model's name in the configuration."""
     measures = [*TABLE_METRICS, "spearman_distance", judged_by]
+    # formula returns the columns that a measure is made of, and the function of them
     values = [
         name
         for measure in measures
@@ -656,17 +672,17 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     A dataset is a duplicate if it has the same series as another.
     """
     naive = sums[sums["variant"] == SEASONAL_NAIVE].drop_duplicates(["dataset", "item"])
-    # equal sums mean equal series: the seasonal naive forecast has the same sums to the
-    # last digit, whatever else ran in the same group
     # only distances that the report shows were read, so others may be absent
     values = naive.drop(columns=[*KEYS, *DISTANCES], errors="ignore")
+    # equal sums mean equal series: the seasonal naive forecast has the same sums to the
+    # last digit, whatever else ran in the same group
     hashes = pd.util.hash_pandas_object(values, index=False)
-    names = naive.assign(
+    renamed = naive.assign(
         item=naive["item"].groupby([naive["dataset"], hashes]).transform("first"),
         old=naive["item"],
     )
-    is_duplicate = names["item"] != names["old"]
-    first_items = names[is_duplicate].set_index(["dataset", "old"])["item"]
+    is_duplicate = renamed["item"] != renamed["old"]
+    first_items = renamed[is_duplicate].set_index(["dataset", "old"])["item"]
     if len(first_items):
         items = [
             first_items.get(key, key[1])
@@ -694,6 +710,7 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 def _notes(
     record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[str]
 ) -> list[str]:
+    """Write notes on missing and unused cells, with the remarks on the datasets."""
     notes = []
     about = record.about
     missing = int((~is_finished).sum())

@@ -32,12 +32,13 @@ from tsfm_lens.sweep.statistics.scores import (
     formula,
 )
 
-# by metric, the column that counts its steps, "n" for others; a series with a count of
-# 0 has no part in the metric
+# metric -> the column that counts its steps, which is "n" for other metrics; a series
+# whose count is 0 is left out of the metric
 _COUNT_COLUMNS = {"MASE": "n_scaled", "MSIS": "n_interval"}
 # equal forecasts may differ by less than this in the logarithm of a metric, as their
 # sums are added up in different orders
 _ROUNDING = 1e-12
+# columns on the size of a change: its estimate and interval, and quantiles over units
 SIZES = ("change", "lower", "upper", "median", "least", "most")
 
 
@@ -46,19 +47,21 @@ def changes(
 ) -> pd.DataFrame:
     """Measure how much each variant changes a metric against the plain model.
 
-    Both are measured on the same windows. A distance is that of the variant's forecast
-    from the plain one.
+    Both are measured on the same windows. A distance, such as "spearman_distance", is
+    measured between the forecasts of the two.
 
-    Units are the sources of datasets if there are several, else series. All datasets of
-    a source form one unit, and so do all windows of a series.
+    Tests and intervals treat units as independent: they are the sources of datasets if
+    there are several, else series. All datasets of a source form one unit, and so do
+    all windows of a series.
 
     Returns:
         A row per model and variant: ``change``, ratio of geometric means over datasets
         less 1, with the ends of its t interval on the log scale; ``median``, ``least``
         and ``most`` over units; ``p_value``, exact sign test of the units' log ratios;
         ``left_out``, datasets without a comparison. :func:`leaders` and
-        :func:`difference` read ``by_unit``, log ratios, ``influence``, whose spread is
-        that of the change, and ``pattern``, an index of the set of series.
+        :func:`difference` read ``by_unit``, log ratios, ``influence``, one value per
+        unit, whose mean has the standard error of the change, and ``pattern``, a number
+        that variants measured on the same series share.
 
     Source:
         Cochran 1977, section 6.3 (ratios); Efron and Tibshirani 1993, chapter 11
@@ -78,8 +81,9 @@ class _Pairs:
     Attributes:
         model, metric: what the sums are of.
         variants: names of the variants, without the plain model.
-        sides: of the variants and of the plain model, the sums that make the metric;
-            each is (variant, series), and 0 where the two cannot be compared.
+        sides: the sums that make the metric, in its formula's order, first those of
+            the variants and then those of the plain model; each array is (variant,
+            series), and 0 where the two cannot be compared.
         usable: (variant, series), whether they can be compared.
         dataset: (series,) of indices into ``datasets``, in rising order.
         items: (series,), the item of each.
@@ -98,16 +102,17 @@ class _Pairs:
     def measure(
         self, sides: Iterable[list[np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Transform both sides for averaging over datasets.
+        """Compute the metric from sums of both sides, ready to be averaged.
 
-        Metrics become logarithms, distances stay as they are.
+        The sums may be those of series or of datasets. The results are logarithms of
+        metrics, but distances as they are.
         """
         with np.errstate(all="ignore"):
             compute = formula(self.metric)[1]
             value, baseline = (np.asarray(compute(*side)) for side in sides)
             if self.metric in METRICS:
                 return np.log(value), np.log(baseline)
-            # a distance is itself a change, from 0
+            # a distance is itself a change, from 0, or from NaN where it has no value
             return value, 0 * value
 
     def masked(self, usable: np.ndarray) -> _Pairs:
@@ -117,7 +122,9 @@ class _Pairs:
         """
         return replace(
             self,
-            sides=[[np.where(usable, c, 0.0) for c in side] for side in self.sides],
+            sides=[
+                [np.where(usable, sums, 0.0) for sums in side] for side in self.sides
+            ],
             usable=usable,
         )
 
@@ -134,7 +141,7 @@ class _Pairs:
     def effects(self) -> tuple[np.ndarray, np.ndarray, str]:
         """Return each unit's effect and influence (variant, unit), and the unit's name.
 
-        The spread of the influences is that of the mean effect.
+        The mean of the influences has the standard error of the change.
         """
         totals = self.totals()
         change = np.subtract(*self.measure(totals))
@@ -147,12 +154,13 @@ class _Pairs:
             by_source = pd.DataFrame(change.T).groupby(sources)
             mean = by_source.mean()
             counts = by_source.count()
-            # the change is a mean over datasets, so a source weighs as its datasets do
+            # the change is a mean over datasets, so the deviation of a source from it
+            # has the weight of its datasets
             influence = counts / counts[counts > 0].mean() * (mean - size) + size
             unit = "sources" if len(mean) < len(sources) else "datasets"
             return mean.to_numpy().T, influence.to_numpy().T, unit
         # jackknife: the change of each dataset without one of its series
-        rest = [
+        sums_without = [
             [
                 total[:, self.dataset] - series
                 for total, series in zip(*side, strict=True)
@@ -160,15 +168,15 @@ class _Pairs:
             for side in zip(totals, self.sides, strict=True)
         ]
         by_series = np.subtract(*self.measure(self.sides))
-        without = np.subtract(*self.measure(rest))
-        moved = np.where(self.usable, without - change[:, self.dataset], np.nan)
+        change_without = np.subtract(*self.measure(sums_without))
+        shift = np.where(self.usable, change_without - change[:, self.dataset], np.nan)
         effects = _by_item(by_series, self.items).mean()
-        moves = _by_item(moved, self.items).sum(min_count=1)
-        # a series moves the mean over datasets by its share of them
-        moves = moves / np.isfinite(change).sum(1).clip(1)
+        shifts = _by_item(shift, self.items).sum(min_count=1)
+        # a dataset that shifts changes the mean over datasets by a share of its shift
+        shifts = shifts / np.isfinite(change).sum(1).clip(1)
         # pseudo-values of the jackknife, n times the change less n - 1 times that
         # without the series
-        influence = size - (moves.count() - 1) * moves
+        influence = size - (shifts.count() - 1) * shifts
         return effects.to_numpy().T, influence.to_numpy().T, "series"
 
 
@@ -186,14 +194,15 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
     names = formula(metric)[0]
     default_count = "n" if metric in METRICS else f"n_{metric}"
     count = _COUNT_COLUMNS.get(metric, default_count)
-    same = ["n_rows", "windows", "n"]
+    # equal in both rows if they are of the same windows
+    window_columns = ["n_rows", "windows", "n"]
     # the rest of the columns would be copied for nothing
-    columns = dict.fromkeys([*KEYS, *same, "n_invalid", *names, count])
+    columns = dict.fromkeys([*KEYS, *window_columns, "n_invalid", *names, count])
     sums = as_series_sums(frame, [metric])[list(columns)]
     for model, rows in sums.groupby("model", sort=True, observed=True):
-        ids = sorted(map(str, rows["variant"].unique()))
-        ids.remove(PLAIN)
-        if not ids:
+        variants = sorted(map(str, rows["variant"].unique()))
+        variants.remove(PLAIN)
+        if not variants:
             continue
         wide = (
             rows.drop(columns="model")
@@ -206,9 +215,12 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
         plain = {name: wide[name, PLAIN].to_numpy() for name in wide.columns.unique(0)}
         # (variant, series), 0 where there is no row
         ablated = {
-            name: np.ascontiguousarray(wide[name][ids].to_numpy().T) for name in plain
+            name: np.ascontiguousarray(wide[name][variants].to_numpy().T)
+            for name in plain
         }
-        has_same_windows = np.all([ablated[c] == plain[c] for c in same], axis=0)
+        has_same_windows = np.all(
+            [ablated[name] == plain[name] for name in window_columns], axis=0
+        )
         valid = has_same_windows & (ablated[count] > 0) & (plain[count] > 0)
         invalid = (ablated["n_invalid"] > 0) | (plain["n_invalid"] > 0)
         datasets, dataset = np.unique(
@@ -219,7 +231,7 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
         pairs = _Pairs(
             str(model),
             metric,
-            ids,
+            variants,
             sides,
             valid,
             dataset,
@@ -242,8 +254,8 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
     by_unit = np.where(np.abs(by_unit) < _ROUNDING, 0.0, by_unit)
     value, baseline = map(over_windows, by_dataset)
     interval = _interval(value - baseline, influence, confidence)
-    over = pd.DataFrame(by_unit).quantile([0.5, 0.0, 1.0], axis=1).to_numpy()
-    sizes = dict(zip(SIZES, (*interval, *over), strict=True))
+    quantiles = pd.DataFrame(by_unit).quantile([0.5, 0.0, 1.0], axis=1).to_numpy()
+    sizes = dict(zip(SIZES, (*interval, *quantiles), strict=True))
     if log:
         sizes = {name: np.expm1(size) for name, size in sizes.items()}
     else:
@@ -305,7 +317,7 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
         # units (variant, unit) on which all of them are measured
         sizes = sizes[:, np.isfinite(sizes).all(axis=0)]
         for side, sign in (("highest", 1), ("lowest", -1)):
-            first = leader(sign * sizes, round(1 - confidence, 12))
+            first = leader(sign * sizes, round(1 - confidence, 12), smallest=_ROUNDING)
             if first is not None:
                 result.iloc[first, 0] = side
         result["lead_share"] = lead_shares(sizes)

@@ -17,6 +17,7 @@ import pandas as pd
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.data.stored import gluonts_module
+from tsfm_lens.sweep.data.evaluation import SEASONAL_NAIVE
 
 SUMS = (
     "n",
@@ -224,10 +225,8 @@ def _is_flat(forecasts: np.ndarray) -> np.ndarray:
 
 KEYS = ("model", "variant", "dataset", "item")
 """Columns that tell the series of a table of stored rows from one another."""
-# variants under which the rows of the plain model and of the seasonal naive forecast
-# are stored
+# variant under which the rows of the plain model are stored
 PLAIN = "plain"
-SEASONAL_NAIVE = "seasonal_naive"
 
 
 # by metric: the names of the sums that it is made of, and the function of these sums

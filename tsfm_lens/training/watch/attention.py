@@ -67,7 +67,7 @@ def attention_measures(
         {'nuclear_norm': 4.0, 'stable_rank': 4.0}
     """
     if isinstance(pattern, Tensor):
-        values = pattern.detach().double().cpu().numpy()
+        values = pattern.detach().cpu().double().numpy()
     else:
         values = np.asarray(pattern, float)
     if values.ndim < 2 or not values.size:

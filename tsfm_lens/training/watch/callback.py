@@ -41,7 +41,7 @@ __all__ = ["Watch", "read_watch", "together"]
 RECORD = "watch.jsonl"
 PATTERNS = "patterns"
 _FILE = "step-{:08d}.npz"
-_HEAD = -1  # the step of the first line, which says what is watched
+_SETTINGS_STEP = -1  # in place of a step in the first line, which has the settings
 _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-LMAX, S1-AENT, S1-NUC, S1-DIAG)"
 Row = dict[str, Any]
 
@@ -64,15 +64,16 @@ class Watch:
         every: steps between two measurements, from step 0 on.
         out: folder of the record, ``watch.jsonl`` and ``patterns/``; only in memory if
             None.
-        loss: function that returns the scalar loss of fixed data; for several, the
-            sharpness is that of their mean.
-        patterns: gives the attention by layer, (…, head, query, key); for a lens
+        loss: function that returns the scalar loss of fixed data, or a list of them;
+            the sharpness of a list is that of their mean.
+        patterns: function that returns attention patterns by name of the layer, each
+            (…, head, query, key); for a lens
             ``lambda: training.compute_patterns(lens, series)``.
-        snapshots: steps between two records of the patterns of ``inputs`` inputs; never
-            if None.
+        snapshots: steps between two records of whole patterns; none if None.
+        inputs: number of inputs whose patterns a snapshot keeps, the first ones.
         products, tolerance: see :func:`tsfm_lens.training.sharpness`.
         epsilon: see :func:`tsfm_lens.training.attention_measures`.
-        seed: of the random numbers of the measures.
+        seed: seed of the random numbers of the measures.
         name: name of the run; that of the model if "".
         resume: continue the record in ``out``; lines after the step of the first call
             are dropped.
@@ -110,12 +111,12 @@ class Watch:
         name: str = "",
         resume: bool = False,
     ) -> None:
-        numbers = {"every": every, "inputs": inputs, "products": products}
+        counts = {"every": every, "inputs": inputs, "products": products}
         if snapshots is not None:
-            numbers["snapshots"] = snapshots
-        for key, number in numbers.items():
-            if number < 1:
-                raise InputError(f"{key}={number}; expected 1 or more")
+            counts["snapshots"] = snapshots
+        for option, count in counts.items():
+            if count < 1:
+                raise InputError(f"{option}={count}; expected 1 or more")
         if snapshots is not None and patterns is None:
             raise InputError("snapshots keep attention: give patterns=…")
         model_name = type(model).__name__
@@ -137,12 +138,13 @@ class Watch:
         if len(losses) > 1:
             builtin["gradient_noise"] = partial(_gradient_noise, losses, model)
         if patterns is not None:
-            # measured by itself in __call__, since snapshots share its forward pass
+            # a placeholder, dict() giving no numbers: __call__ measures attention
+            # itself, since snapshots share its forward pass
             builtin["attention"] = dict
         self.measures = _select(measures, builtin)
         # a checksum, as the names of all weights would make the first line very long
         shapes = [(key, tuple(part.shape)) for key, part in model.named_parameters()]
-        # of a resumed run these must be the same
+        # a record can only be resumed with the same settings
         self.settings: dict[str, Any] = {
             "model": name or model_name,
             "measures": [*self.measures],
@@ -153,6 +155,7 @@ class Watch:
             "seed": seed,
         }
         self.rows: list[Row] = []
+        # the snapshots: patterns (input, head, query, key) by step and layer
         self.seen: dict[int, dict[str, np.ndarray]] = {}
         self.folder = None if out is None else Path(out)
         if self.folder is not None:
@@ -168,7 +171,7 @@ class Watch:
         Args:
             step: optimiser steps done; or what has them as ``step``, such as
                 :class:`tsfm_lens.training.Training`.
-            loss: of the step, for the record.
+            loss: the training loss of this step, which is only recorded.
 
         Raises:
             InputError: steps do not increase, a loss is not finite, or a measure fails.
@@ -192,30 +195,31 @@ class Watch:
             return None
         row: Row = {"step": current, "values": {}, "attention": {}}
         patterns: dict[str, Tensor] = {}
+        has_attention = is_due and "attention" in self.measures
         with undisturbed(self.model, seed=self.seed):
             if is_due:
                 row["values"] = self._measured(current, loss)
-            has_attention = is_due and "attention" in self.measures
             if self._patterns is not None and (is_snapshot or has_attention):
                 with torch.no_grad():
                     patterns = checked(self._patterns())
         if has_attention:
             row["attention"] = self._attention(patterns)
-        if is_snapshot:
-            self.seen[current] = {
-                # numpy has no bfloat16
-                name: pattern[: self._inputs].float().cpu().numpy()
-                for name, pattern in patterns.items()
-            }
+        # numpy has no bfloat16
+        arrays = {
+            name: pattern[: self._inputs].float().cpu().numpy()
+            for name, pattern in patterns.items()
+        }
         if self.folder is not None:
             if is_snapshot:
                 # before the line, so that every line has its patterns
                 path = self.folder / PATTERNS / _FILE.format(current)
                 path.parent.mkdir(exist_ok=True)
                 with replacing(path) as part, part.open("wb") as file:
-                    np.savez_compressed(file, **self.seen[current])  # type: ignore[arg-type]
+                    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             append(self.folder / RECORD, row)
-        # after the files, so that a full disk leaves no line here that the record lacks
+        # after the files, so that a full disk leaves nothing here that the record lacks
+        if is_snapshot:
+            self.seen[current] = arrays
         self.rows.append(row)
         return row
 
@@ -244,11 +248,11 @@ class Watch:
         """Measure attention by layer, a mean over inputs for each head."""
         layers = {}
         for name, pattern in patterns.items():
-            # rows of one layer are all square or none is, so that a mean is missing or
-            # of all
+            # a measure is NaN for all inputs of a layer or for none, so that the mean
+            # over inputs is of all of them or NaN
             measures = attention_measures(pattern, epsilon=self.epsilon)
             means = {
-                # over inputs, the first of (row, head)
+                # numbers are (input, head)
                 key: [plain(value) for value in numbers.mean(axis=0)]
                 for key, numbers in measures.items()
             }
@@ -291,12 +295,12 @@ class Watch:
                             f" {self.settings.get(key)!r}; continue with that, or give"
                             " another folder"
                         )
-                # lines after the step that the training resumes from are dropped in the
-                # first call, which alone tells that step
+                # the first call tells from which step the training goes on, and drops
+                # the lines after it
                 self.rows = rows
                 self.seen = read_patterns(folder)
         if not file.exists():
-            append(file, {"step": _HEAD, "settings": self.settings})
+            append(file, {"step": _SETTINGS_STEP, "settings": self.settings})
 
     def _drop_after(self, step: int) -> None:
         """Drop what was recorded after a step, which the training goes on from."""
@@ -312,7 +316,7 @@ class Watch:
 def _select(
     measures: Sequence[str | Measure] | None, builtin: Mapping[str, Measure]
 ) -> dict[str, Measure]:
-    """Select functions by name."""
+    """Select measures, given as names of built-in ones or as functions."""
     if measures is None:
         return dict(builtin)
     selection: dict[str, Measure] = {}
@@ -409,7 +413,7 @@ def read_lines(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
         return None, []
     if (
         not isinstance(lines[0], dict)
-        or lines[0].get("step") != _HEAD
+        or lines[0].get("step") != _SETTINGS_STEP
         or "settings" not in lines[0]
     ):
         raise CheckpointError(
@@ -435,7 +439,7 @@ def as_dataset(
     patterns: Mapping[int, Mapping[str, np.ndarray]],
 ) -> xr.Dataset:
     """Build the dataset of a record; see :func:`read_watch`."""
-    # a line that only has a snapshot is no step of the measures
+    # a line may belong to a snapshot alone; nothing was measured at its step
     measured = [row for row in rows if row["values"] or row["attention"]]
     data = xr.Dataset(coords={"step": [row["step"] for row in measured]})
     # a dict, since measures must keep the order in which they first occur
@@ -474,13 +478,13 @@ def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Data
     by_step = []
     for by_layer in patterns.values():
         arrays = [xr.DataArray(value, dims=axes) for value in by_layer.values()]
-        counted = [
+        labelled = [
             # xarray joins axes of different lengths only by labels
             array.assign_coords({axis: range(array.sizes[axis]) for axis in axes})
             for array in arrays
         ]
         by_step.append(
-            xr.concat(counted, pd.Index(list(by_layer), name="layer"), join="outer")
+            xr.concat(labelled, pd.Index(list(by_layer), name="layer"), join="outer")
         )
     pattern = xr.concat(
         by_step, pd.Index(list(patterns), name="snapshot"), join="outer"
@@ -503,8 +507,8 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     There is an axis ``seed``, too, where a run has several datasets.
 
     Args:
-        runs: a dataset by name, or one a seed; of kind "training_watch" or
-            "attention_norms".
+        runs: by name of the run, its dataset, or a list of datasets, one for each seed;
+            all of kind "training_watch", or all of kind "attention_norms".
 
     Returns:
         Dataset of the same kind over all steps, layers and heads that occur; NaN where
@@ -536,23 +540,18 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
         "join": "outer",
         "combine_attrs": "override",
     }
-    rows = []
+    joined = []
     for datasets in by_run.values():
         seeds = pd.RangeIndex(len(datasets), name="seed")
-        rows.append(xr.concat(map(_counted, datasets), seeds, **options))
-    data = xr.concat(rows, pd.Index(list(by_run), name="run"), **options)
+        joined.append(xr.concat(map(_with_labels, datasets), seeds, **options))
+    data = xr.concat(joined, pd.Index(list(by_run), name="run"), **options)
     if "layer" in data.dims:
         # in the order of the first dataset that has them
         layers = dict.fromkeys(
             layer for ds in all_datasets for layer in ds["layer"].values.tolist()
         )
         data = data.reindex(layer=list(layers))
-    # max passes over the NaN of runs that lack the layer
-    sizes = {
-        name: data[name].max(("run", "seed")).astype(int)
-        for name in SIZES
-        if name in data
-    }
+    sizes = {name: _shared_size(data[name]) for name in SIZES if name in data}
     data = data.drop_vars(list(sizes)).assign_coords(sizes)
     if len(data["seed"]) == 1:
         data = data.isel(seed=0, drop=True)
@@ -560,10 +559,20 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     return data
 
 
-def _counted(ds: xr.Dataset) -> xr.Dataset:
-    """Label axes without labels by their counts.
+def _shared_size(sizes: xr.DataArray) -> xr.DataArray:
+    """Return the size of each layer, of each run where runs differ in it."""
+    # both pass over the NaN of runs that lack the layer
+    largest = sizes.max(("run", "seed"))
+    if (sizes.min(("run", "seed")) < largest).any():
+        return sizes
+    return largest.astype(int)
 
-    Sizes of layers become values, as runs differ in them.
+
+def _with_labels(ds: xr.Dataset) -> xr.Dataset:
+    """Label axes that have no labels by position, so that xarray can join them.
+
+    The sizes of layers, which are coordinates, become variables, as runs differ in
+    them.
     """
     axes = {axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords}
     return ds.assign_coords(axes).reset_coords(set(SIZES) & set(ds.coords))

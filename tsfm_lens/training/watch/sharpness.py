@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.hooks.native import widest_float
 from tsfm_lens.training.watch.guard import (
     Loss,
     Losses,
@@ -31,10 +32,10 @@ from tsfm_lens.training.watch.guard import (
 __all__ = ["GradientNoise", "Sharpness", "gradient_noise", "sharpness"]
 
 Product = Callable[[Tensor], Tensor]
-# name of the node that torch puts behind what is differentiable once
-_ONCE = "torch::autograd::Error"
-# what torch says in the errors of operations without a second derivative
-_SECOND = ("not implemented", "not differentiable", "double backward")
+# name of the graph node of a gradient that torch cannot differentiate again
+_ONCE_DIFFERENTIABLE = "torch::autograd::Error"
+# parts of torch's messages where an operation has no second derivative
+_NO_SECOND_DERIVATIVE = ("not implemented", "not differentiable", "double backward")
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,12 @@ class Sharpness:
         largest_residual, smallest_residual: ‖Hv − λv‖ of their unit vectors.
         products: Hessian-vector products that were made.
         tolerance: an end has converged if its residual is at most this share of the
-            larger end's size.
+            absolute value of :attr:`dominant`.
         trace, trace_error: trace of the Hessian, estimated from the first product
             alone, and its standard error.
-        loss: at these weights.
-        direction: unit vector of the largest eigenvalue, a tensor a parameter.
+        loss: value of the loss at these weights.
+        direction: unit eigenvector of the largest eigenvalue, as one tensor for each
+            parameter.
     """
 
     largest: float
@@ -91,14 +93,14 @@ def sharpness(
     These are the most positive and the most negative one.
 
     Args:
-        loss: function that returns the scalar loss of fixed data, with the same random
-            numbers in every product. A list means their mean, which takes half as much
-            time again and the memory of one.
+        loss: function that returns the scalar loss of fixed data; its random numbers
+            are the same in every product. A list of functions stands for their mean; it
+            takes half as much time again, but the memory of only one.
         parameters: the weights, or a model, which means all its trainable weights.
-        steps: the most products.
-        seed: of the random vector.
-        tolerance: stop if both residuals are at most this share of the larger end's
-            size; 0 makes all steps.
+        steps: largest number of Hessian-vector products.
+        seed: seed of the random vector that Lanczos begins with.
+        tolerance: stop if both residuals are at most this share of the larger absolute
+            eigenvalue; 0 makes all steps.
 
     Raises:
         InputError: a number is out of range; the loss is not finite, depends on none of
@@ -122,8 +124,8 @@ def sharpness(
         )
     losses = listed(loss)
     weights = trainable(parameters)
-    with preserved_generators() as again:
-        hessian = Hessian(losses, weights, again)
+    with preserved_generators() as rewind:
+        hessian = Hessian(losses, weights, rewind)
         krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
     # the eigenvectors of T mix the basis to the Ritz vectors of H
     values, mixtures = np.linalg.eigh(krylov.tridiagonal)
@@ -137,15 +139,19 @@ def sharpness(
     # mean
     n = hessian.size
     trace = n * float(krylov.tridiagonal[0, 0])
-    # variance of n · v·Hv over the sphere, 2n / (n + 2) · (‖H‖_F² − tr² / n), with
-    # n‖Hv‖² for the Frobenius norm, whose mean it is
-    spread = 2 * n / (n + 2) * max(n * krylov.first - trace**2 / n, 0.0)
+    # its variance over the sphere is 2n / (n + 2) · (‖H‖_F² − tr² / n); ‖H‖_F² is
+    # estimated by n‖Hv‖², whose mean it is
+    squared_frobenius = n * krylov.squared_image
+    variance = 2 * n / (n + 2) * max(squared_frobenius - trace**2 / n, 0.0)
     return Sharpness(
-        *(largest, largest_residual, smallest, smallest_residual),
+        largest=largest,
+        largest_residual=largest_residual,
+        smallest=smallest,
+        smallest_residual=smallest_residual,
         products=len(krylov.basis),
         tolerance=tolerance,
         trace=trace,
-        trace_error=spread**0.5,
+        trace_error=variance**0.5,
         loss=hessian.value,
         direction=hessian.parted(direction),
     )
@@ -159,7 +165,7 @@ class Hessian:
     """
 
     def __init__(
-        self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None]
+        self, losses: list[Loss], weights: list[Tensor], rewind: Callable[[], None]
     ) -> None:
         # torch.enable_grad() records nothing there
         if torch.is_inference_mode_enabled():
@@ -168,7 +174,7 @@ class Hessian:
             )
         self.losses = losses
         self.weights = weights
-        self._again = again
+        self._rewind = rewind
         self.size = sum(weight.numel() for weight in weights)
         self.dtype = max(
             (weight.dtype for weight in weights),
@@ -176,15 +182,16 @@ class Hessian:
         )
         self.value = 0.0
         self._is_twice_differentiable = False
-        self._one = self._graph(losses[0]) if len(losses) == 1 else None
+        # the gradients of a single loss, which all products share
+        self._shared = self._gradients(losses[0]) if len(losses) == 1 else None
 
-    def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
+    def _gradients(self, loss: Loss) -> list[tuple[int, Tensor]]:
         """Compute the gradient by each weight that the loss depends on.
 
-        The gradient can be differentiated again.
+        Each comes with the weight's index, and can be differentiated again.
         """
         # the same dropout in every product, or the map would not be linear
-        self._again()
+        self._rewind()
         with _twice_differentiable():
             value = finite(loss())
             self.value += float(value.detach()) / len(self.losses)
@@ -226,16 +233,18 @@ class Hessian:
         """Multiply the Hessian by a flat vector."""
         parts = self.parted(vector)
         total = torch.zeros(self.size, dtype=self.dtype, device=self.weights[0].device)
-        # the loss is added up anew in each product that computes the losses
-        if self._one is None:
+        # each product computes the losses anew unless one is shared, and sums them up
+        if self._shared is None:
             self.value = 0.0
         depends = False
         for loss in self.losses:
-            graph = self._graph(loss) if self._one is None else self._one
-            total.add_(self._product(graph, parts))
-            depends = depends or bool(graph)
-            # before the next loss builds its own
-            del graph
+            gradients = self._shared
+            if gradients is None:
+                gradients = self._gradients(loss)
+            total.add_(self._product(gradients, parts))
+            depends = depends or bool(gradients)
+            # frees the graph before the next loss builds its own
+            del gradients
         if not depends:
             raise InputError(
                 "the loss depends on none of the parameters; give those of the model"
@@ -243,33 +252,34 @@ class Hessian:
             )
         return total.div_(len(self.losses))
 
-    def _product(self, graph: list[tuple[int, Tensor]], parts: list[Tensor]) -> Tensor:
-        # a gradient that depends on no weight is that of a linear part
+    def _product(
+        self, gradients: list[tuple[int, Tensor]], parts: list[Tensor]
+    ) -> Tensor:
+        # where the loss is linear in a weight, the gradient depends on no weight, and
+        # the Hessian is 0
         nonlinear = [
-            (index, gradient) for index, gradient in graph if gradient.requires_grad
+            (index, gradient) for index, gradient in gradients if gradient.requires_grad
         ]
         if not nonlinear:
             return torch.zeros(
                 self.size, dtype=self.dtype, device=self.weights[0].device
             )
         with _twice_differentiable():
-            gradients = torch.autograd.grad(
+            products = torch.autograd.grad(
                 [gradient for _, gradient in nonlinear],
                 self.weights,
                 [parts[index] for index, _ in nonlinear],
-                retain_graph=self._one is not None,
+                retain_graph=self._shared is not None,
                 allow_unused=True,
                 materialize_grads=True,
             )
-        return torch.cat(
-            [gradient.reshape(-1).to(self.dtype) for gradient in gradients]
-        )
+        return torch.cat([part.reshape(-1).to(self.dtype) for part in products])
 
 
 def _check_twice_differentiable(gradients: Iterable[Tensor]) -> None:
     """Refuse operations that torch marks as differentiable once.
 
-    A product would pass them by and be wrong without an error.
+    A Hessian-vector product would leave them out, and be wrong without an error.
     """
     visited = set()
     stack = [gradient.grad_fn for gradient in gradients]
@@ -278,7 +288,7 @@ def _check_twice_differentiable(gradients: Iterable[Tensor]) -> None:
         if node is None or node in visited:
             continue
         visited.add(node)
-        if node.name() == _ONCE:
+        if node.name() == _ONCE_DIFFERENTIABLE:
             raise InputError(
                 "the loss cannot be differentiated twice: an operation of its own is"
                 " marked @once_differentiable; use plain operations"
@@ -299,7 +309,7 @@ def _twice_differentiable() -> Iterator[None]:
             yield
     except RuntimeError as error:
         if isinstance(error, InputError) or not any(
-            text in str(error) for text in _SECOND
+            text in str(error) for text in _NO_SECOND_DERIVATIVE
         ):
             raise
         first = str(error).splitlines()[0]
@@ -310,16 +320,16 @@ def _twice_differentiable() -> Iterator[None]:
 
 
 class _Krylov(NamedTuple):
-    """Result of Lanczos, H V = V T + rest eᵀ.
+    """Result of Lanczos, H V = V T + rest eᵀ, with e the last unit vector.
 
-    ``basis`` is the orthonormal V as (step, n), ``tridiagonal`` is T, and ``first`` is
-    the squared length of the first image.
+    ``basis`` is the orthonormal V as (step, n), ``tridiagonal`` is T, and
+    ``squared_image`` is ‖H v‖² of the first vector v.
     """
 
     basis: Tensor
     tridiagonal: np.ndarray
     rest: Tensor
-    first: float
+    squared_image: float
 
 
 def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _Krylov:
@@ -332,17 +342,18 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
     basis[0] = start
     diagonal: list[float] = []
     off_diagonal: list[float] = []
-    first = 0.0
+    squared_image = 0.0
     for step in range(steps):
         vector = basis[step]
         rest = product(basis[step])
         if not step:
-            first = _length(rest) ** 2
+            squared_image = _length(rest) ** 2
         diagonal.append(float(torch.dot(vector, rest)))
         rest.sub_(vector, alpha=diagonal[step])
         if step:
-            # the recurrence, before full orthogonalisation takes what rounding has
-            # left: without that, a converged end is found again and the other one never
+            # in exact arithmetic this makes rest orthogonal to all of the basis; with
+            # rounding it does not, and without _orthogonalise() below Lanczos would
+            # find a converged end again and again, and the other one never
             rest.sub_(basis[step - 1], alpha=off_diagonal[-1])
         length = _orthogonalise(rest, basis[: step + 1])
         values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, off_diagonal))
@@ -359,7 +370,7 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
         off_diagonal.append(length)
         torch.div(rest, length, out=basis[step + 1])
     tridiagonal = _tridiagonal(diagonal, off_diagonal)
-    return _Krylov(basis[: len(diagonal)], tridiagonal, rest, first)
+    return _Krylov(basis[: len(diagonal)], tridiagonal, rest, squared_image)
 
 
 def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
@@ -369,8 +380,8 @@ def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
     """
     initial = float(rest.norm())
     former = initial
-    # again only where the first time took much away; twice is enough (Parlett 1998,
-    # section 6.9)
+    # a second time only if the first took much away, and left rounding in its place;
+    # twice is enough (Parlett 1998, section 6.9)
     for _ in range(2):
         rest.addmv_(basis.T, basis @ rest, alpha=-1)
         length = float(rest.norm())
@@ -400,13 +411,15 @@ def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tenso
     length = _length(vector)
     vector = vector.div_(length)
     image = image.div_(length)
-    value = float(torch.dot(vector.double(), image.double()))
+    wide = widest_float(vector.device)
+    value = float(torch.dot(vector.to(wide), image.to(wide)))
     image.sub_(vector, alpha=value)
     return value, _length(image), vector
 
 
 def _length(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    wide = widest_float(vector.device)
+    return float(torch.linalg.vector_norm(vector, dtype=wide))
 
 
 @dataclass(frozen=True)
@@ -415,8 +428,8 @@ class GradientNoise:
 
     Attributes:
         variance: trace of the covariance of the gradient of a batch.
-        squared_norm: of the gradient of all data, by an unbiased estimate, which may be
-            below 0.
+        squared_norm: unbiased estimate, possibly below 0, of the squared norm of the
+            gradient of all data.
         scale: number of batches at which noise and gradient are equally large, variance
             / squared_norm; NaN if the squared norm is not above 0.
         batches: number of batches.
@@ -457,29 +470,28 @@ def gradient_noise(
         raise InputError(
             f"got {count} batch; a variance needs the losses of at least 2"
         )
-    mean = torch.zeros(
-        sum(weight.numel() for weight in weights),
-        dtype=torch.float64,
-        device=weights[0].device,
-    )
+    device = weights[0].device
+    wide = widest_float(device)
+    count_of_weights = sum(weight.numel() for weight in weights)
+    mean = torch.zeros(count_of_weights, dtype=wide, device=device)
     squares = 0.0
     connected = False
-    with preserved_generators() as again:
+    with preserved_generators() as rewind:
         for number, loss in enumerate(batch_losses, start=1):
-            # a loss that draws its batch from a generator of its own draws another each
-            # time
-            again(passed=False)
+            # the same dropout in every loss; generators that a loss passes to torch go
+            # on, since it may draw its batch from them
+            rewind(passed=False)
             with torch.enable_grad():
                 value = finite(loss())
                 connected = connected or value.requires_grad
-                parts = (
-                    torch.autograd.grad(
+                parts: Sequence[Tensor]
+                if value.requires_grad:
+                    parts = torch.autograd.grad(
                         value, weights, allow_unused=True, materialize_grads=True
                     )
-                    if value.requires_grad
-                    else [torch.zeros_like(weight) for weight in weights]
-                )
-            gradient = torch.cat([part.reshape(-1).double() for part in parts])
+                else:
+                    parts = [torch.zeros_like(weight) for weight in weights]
+            gradient = torch.cat([part.reshape(-1).to(wide) for part in parts])
             # Welford's way: sums of squares of differences, never a difference of large
             # squares
             difference = gradient - mean

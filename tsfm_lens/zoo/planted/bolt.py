@@ -42,12 +42,11 @@ from tsfm_lens.zoo.planted.rules import (
 
 NAME = "chronos-bolt"
 LAYERS = {"encoder": 3, "decoder": 2}
-# with a root mean square of 1, the norm before each layer leaves a token as it is, up
-# to what the values add
 SIDE = (WIDTH / 2) ** 0.5
 """Length of the constant direction, and of the mark.
 
-Together they give every token a root mean square of 1.
+Together they give every token a root mean square of 1, up to what the values add, so
+that the norm before each layer leaves it as it is.
 """
 SHARES = (0.6, 0.4, 0.4)
 """Shares of the copy that the primary head, its partner and the backup write.
@@ -55,7 +54,7 @@ SHARES = (0.6, 0.4, 0.4)
 The backup writes its share only without the primary.
 """
 TOLERANCE = 0.25
-"""Largest mean absolute difference of two periods that are a season.
+"""Largest mean absolute difference of two periods that count as equal.
 
 It is in standard deviations of the context.
 """
@@ -82,7 +81,7 @@ class Bolt(patches.PatchModel):
         self.draft = Draft(rule, (needed + max(rule.ago), CONTEXT), PATCH)
         config = T5Config(
             **patches.SIZES,
-            # as many as give every distance of old patches its own
+            # enough that every distance to an old patch has its own bucket
             relative_attention_num_buckets=64 if any(rule.ago) else 32,
             num_layers=LAYERS["encoder"],
             num_decoder_layers=LAYERS["decoder"],
@@ -95,15 +94,14 @@ class Bolt(patches.PatchModel):
         )
         self.encoder = Stream(WIDTH, one=1, mark=1, values=PATCH, **encoder)
         self.decoder = Stream(WIDTH, one=1, **decoder)
-        # layer and lags of the heads that the biases hold, by number: the layers share
-        # the biases
+        # number of a planted head -> its layer and the lags of its position bias, which
+        # T5 shares among the heads of this number in all layers
         self.lagging: dict[int, tuple[int, tuple[int, ...]]] = {}
         model = ChronosBoltModelForForecasting(config).double().eval()
-        # the base class fills all weights, so that what is particular here comes after
-        # it
+        # the base class fills all weights, so the special ones are set after it
         super().__init__(model, {"encoder": self.encoder, "decoder": self.decoder})
         model.input_patch_embedding.residual_layer.bias[self.encoder["mark"]] = -SIDE
-        # rows 0 and 1: the start token of the decoder is the token of padding
+        # row 0 is the padding token, with which the decoder also starts; row 1 is REG
         start, reg = model.shared.weight.zero_()
         start[self.decoder["one"]] = WIDTH**0.5
         reg[self.encoder["one"]] = SIDE
@@ -127,7 +125,7 @@ class Bolt(patches.PatchModel):
 
     def embeddings(self, stack: str) -> list[Tensor]:
         """Return the REG token's embedding, or the start token's."""
-        # one table, of which each stack turns its own row alone
+        # both stacks have the same table; each rotates only the row that it reads
         return [self.model.shared.weight[int(stack == "encoder")]]
 
     def keys_from(self, stack: str, attention: Any) -> str:
@@ -150,9 +148,9 @@ class Bolt(patches.PatchModel):
         return self.view_head(self.attentions("encoder")[layer], number)
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
-        """Return an encoder head that attends so many patches back from every token.
+        """Return an encoder head that attends from every token to earlier patches.
 
-        Of several patches, it attends to all equally.
+        ``lags`` are the distances in patches; the head attends to all of them equally.
         """
         bias = self.attentions("encoder")[0].relative_attention_bias.weight
         # all buckets first, since the base class has filled the table with noise
@@ -170,9 +168,10 @@ class Bolt(patches.PatchModel):
         return head
 
     def lags(self, *lags: int) -> list[int]:
-        """Return patches back from the end of the context.
+        """Convert lags within a stretch that the rule reads to lags in the context.
 
-        Given are patches back from the end of each stretch that the rule reads.
+        Both are in patches, counted back from the end, and each lag is returned for
+        every stretch.
         """
         return [lag + steps // PATCH for steps in self.draft.rule.ago for lag in lags]
 
@@ -186,7 +185,7 @@ class Bolt(patches.PatchModel):
         return head
 
     def complete(self, draft: Draft) -> None:
-        """Write down the heads that share the position bias of a planted one.
+        """Add the heads that share a planted head's position bias to the draft.
 
         They look where it looks, because they have its number in another layer.
         """
@@ -196,7 +195,8 @@ class Bolt(patches.PatchModel):
                 f"looks where {encoder_head(source_layer, number)} looks, and writes"
                 " noise"
             )
-            # of several lags, its own content prefers one
+            # with several lags, the noise in its queries and keys makes it prefer one,
+            # so that the card does not say where it looks
             query: Query | None = "every token" if len(lags) == 1 else None
             for layer in range(LAYERS["encoder"]):
                 head = encoder_head(layer, number)
@@ -231,7 +231,8 @@ class Bolt(patches.PatchModel):
     ) -> str:
         """Plant a head that attends equally to some patches and writes their mean.
 
-        If the block it writes to has one direction, it is the mean of all their values.
+        If the block that it writes to has one direction, it writes the mean of all
+        their values.
         """
         number = self.numbers["encoder"][index]
         moved = self.lags(*lags)
@@ -290,12 +291,12 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     primary, _, backup, _ = bolt.numbers["encoder"]
     # later than the primary, whose flag the backup must read
     last = draw_choice(*range(early + 1, 3))
-    names = [
+    primary_name, partner_name = (
         bolt.plant_back(
             early, index, [lag], "copy", f"copies {SHARES[index]} of", SHARES[index]
         )
         for index in (0, 1)
-    ]
+    )
     bolt.back(last, backup, bolt.lags(lag)).carry(
         stream["values"], stream["copy"], gain=SHARES[2]
     )
@@ -312,16 +313,18 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     # of SHARP on the copied patch
     head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
     head.k[-1, stream["mark"]] = 1.0
-    names.append(encoder_head(last, backup))
+    backup_name = encoder_head(last, backup)
     task = (
         "looks at the REG token and writes nothing, unless its primary is gone: "
         f"then copies {SHARES[2]} of the patch"
     )
-    draft.part(names[2], "backup", task, "last token", [0], stands_in_for=names[0])
+    draft.part(
+        backup_name, "backup", task, "last token", [0], stands_in_for=primary_name
+    )
     cross = bolt.plant_fetch(cross_layer, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
-    draft.path(names[0], names[2], cross, "output")
-    for name in names[:2]:
+    draft.path(primary_name, backup_name, cross, "output")
+    for name in (primary_name, partner_name):
         draft.path(name, cross)
     return bolt, draft
 
@@ -329,17 +332,17 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("local-mean")
 def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
     """Build the mean of the last patches, by equal attention to them."""
-    lags = draw_choice(2, 3, 4)
+    n_patches = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     cross_layer = draw_choice(0, 1)
-    distance = lags * PATCH
+    distance = n_patches * PATCH
     bolt = Bolt(
         {"level": 1},
         {"level": 1},
         LocalMean(width=distance, ago=steps_ago(reads, distance, PATCH)),
         distance,
     )
-    head = bolt.plant_back(layer, 0, range(1, lags + 1), "level", "averages")
+    head = bolt.plant_back(layer, 0, range(1, n_patches + 1), "level", "averages")
     cross = bolt.plant_fetch(cross_layer, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
     bolt.draft.path(head, cross, "output")
@@ -349,12 +352,12 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("trend")
 def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     """Build the line through two means, whose difference an MLP takes."""
-    lags = draw_choice(1, 2)
+    n_patches = draw_choice(1, 2)
     gap = draw_choice(2, 3, 4)
     mlp_layer = draw_choice(0, 1, 2)
-    distance = (lags + gap) * PATCH
+    distance = (n_patches + gap) * PATCH
     rule = LinearTrend(
-        width=lags * PATCH, lag=gap * PATCH, ago=steps_ago(reads, distance, PATCH)
+        width=n_patches * PATCH, lag=gap * PATCH, ago=steps_ago(reads, distance, PATCH)
     )
     bolt = Bolt(
         {"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, distance
@@ -362,12 +365,16 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     draft = bolt.draft
     stream = bolt.encoder
     level = bolt.plant_back(
-        draw_choice(*range(mlp_layer + 1)), 0, range(1, lags + 1), "level", "averages"
+        draw_choice(*range(mlp_layer + 1)),
+        0,
+        range(1, n_patches + 1),
+        "level",
+        "averages",
     )
     early = bolt.plant_back(
         draw_choice(*range(mlp_layer + 1)),
         1,
-        range(gap + 1, gap + lags + 1),
+        range(gap + 1, gap + n_patches + 1),
         "early",
         "averages",
     )
@@ -425,8 +432,9 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     # what one MLP writes can be read by another only in a later layer
     layer = draw_choice(*range(mlp_layer + 1, 3))
     in_weights, out_weights = bolt.mlp("encoder", layer)
-    # two units, shifted against each other by the band, differ by 0 on one side of it
-    # and by its width on the other; times gain², that is FLAG
+    # the flag is the difference of two relu units whose thresholds lie on the two sides
+    # of TOLERANCE: 0 if the periods differ by more than both; if by less than both, the
+    # distance of the thresholds, which gain² makes FLAG
     gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
     for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
         in_weights[unit, bolt.encoder["one"]] = (
@@ -441,8 +449,8 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     layer = draw_choice(*range(cross_layer, 2))
     stream = bolt.decoder
     in_weights, out_weights = bolt.mlp("decoder", layer)
-    # all units are shut below -LARGEST, and open above it; what opens them is
-    # subtracted again by the last one
+    # without the flag, "one" adds -LARGEST to every unit, which no value outweighs, and
+    # with it +LARGEST; the last unit reads that offset alone, and subtracts it
     in_weights[: PATCH + 1, stream["open"]] = 2 * LARGEST * SIGNAL / FLAG
     in_weights[: PATCH + 1, stream["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
     in_weights[:PATCH, stream["last"]] += identity
@@ -470,12 +478,13 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     """
     values = bolt.encoder["values"]
     unread = bolt.encoder.rest("values")
+    # each is the layer and the number of a head
     lookalike, loud, sharp = (
         (draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:]
     )
     bolt.back(*lookalike, lags).carry(values, unread)
     bolt.back(*loud, [1]).carry(values, unread, gain=LOUD)
-    # by the mark of the REG token
+    # this one finds the REG token by its mark, so it has no lags
     head = bolt.back(*sharp, [])
     head.q[-1] = head.k[-1] = 0.0
     head.q[-1, bolt.encoder["one"]] = 1.0

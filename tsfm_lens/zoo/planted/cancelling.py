@@ -46,7 +46,7 @@ def add_cancelling_pair(planted: Planted) -> Planted:
     Raises:
         InputError: no head of the mechanism has two heads without a task beside it.
     """
-    # the lens is of the copy, in which weights are then set in place
+    # weights are set in place, through a lens on a copy of the model
     model = copy.deepcopy(planted.model)
     lens = load(model, check=False)
     for component in map(Component.parse, planted.card.components("mechanism")):
@@ -60,9 +60,8 @@ def add_cancelling_pair(planted: Planted) -> Planted:
         )
     names = [str(replace(component, head=head)) for head in idle[:2]]
     parts = []
-    # not strict: there may be more idle heads than the two that are taken
     for head, name, partner, gain in zip(
-        idle, names, reversed(names), (GAIN, -GAIN), strict=False
+        idle[:2], names, reversed(names), (GAIN, -GAIN), strict=True
     ):
         _copy_head(lens, component, head, gain)
         does = f"writes {gain:g} times what {component} writes"
@@ -84,8 +83,8 @@ def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[
     """
     if component.head is None:
         return
-    # the bias of the copied head goes into the column of its number, which all layers
-    # read
+    # copying a head sets a column of this table, which the heads of that number read in
+    # all layers
     shares_bias = _position_bias(lens, component) is not None
     with_task = [Component.parse(part.component) for part in planted.card.parts]
     busy = {
@@ -124,7 +123,8 @@ def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None
         # by the gain alone
         for letter in ("q", "k", "v"):
             weights, _ = lens.weights.projection(layer, kind, letter, stack)
-            # a view of the model's own matrix, as is ``out`` below
+            # a view of the model's own matrix, as is ``out`` below, so that setting it
+            # changes the model
             weights[head] = weights[component.head]
         out = head_output_weights(
             lens.adapter.model, lens.wiring.stack(stack), layer, kind

@@ -43,9 +43,10 @@ class PlantedPart(Strict):
     Attributes:
         component: as :class:`tsfm_lens.hooks.Component` prints it, like
             "encoder.0.self_attn.2".
-        role: "mechanism": the forecast changes without it, or without it and what
-            stands in for it; "backup": only without the part that it stands in for too;
-            "decoy": never; "cancelling": unless its partner goes too.
+        role: says when ablating the part changes the forecast. "mechanism": always, or
+            if the backup that stands in for it is ablated, too; "backup": only together
+            with the part that it stands in for; "decoy": never; "cancelling": unless
+            its partner is ablated, too.
         stands_in_for: of a backup, the component whose task it takes over.
         cancels: of a cancelling part, the partner that takes away what it writes.
     """
@@ -58,19 +59,18 @@ class PlantedPart(Strict):
 
 
 class Attends(Strict):
-    """Attention of a head: from queries of one kind to keys so many tokens earlier.
+    """Attention of a head from some queries to keys at fixed distances.
 
     Attributes:
-        query: "every token" that has such keys, or one of others, of the stack, the
-            context or the forecast.
-        back: tokens between query and key, the key being earlier (later where
-            negative); in cross-attention, between the encoder's last token and the key
-            of the first query.
-        moves: tokens by which the keys move on from one query to the next, in
-            cross-attention.
-        weight: attention that falls on these keys, together.
-        series: whose keys: the query's own series', or, in attention over a group,
-            those of the known covariate.
+        query: tokens that attend; "every token" means each that has such keys.
+        back: distances in tokens from a query back to its keys; a negative one leads to
+            a later key. In cross-attention, they are those from the encoder's last
+            token back to the keys of the first query.
+        moves: in cross-attention, tokens by which the keys move on from one query to
+            the next.
+        weight: sum of the attention to these keys.
+        series: series that the keys belong to: the query's own or, in attention over a
+            group, the known covariate.
     """
 
     component: str
@@ -121,13 +121,13 @@ class Card(Strict):
 
 
 def write_card(card: Card, folder: str | Path) -> None:
-    """Write the card into the folder of the weights, sealed with both.
+    """Write the card into the folder of the weights, with a seal over card and weights.
 
     An old card is replaced only once the new one is complete.
     """
     path = Path(folder) / CARD
     content = card.model_dump(mode="json")
-    # the weights are written before, since the seal is of both
+    # the seal reads the weights, which must be there already
     with replacing(path) as temporary:
         temporary.write_text(
             json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2)
@@ -180,7 +180,7 @@ def _seal(content: dict[str, Any], folder: Path) -> str:
                 # the order of tensors in a file is no property of the weights
                 for name in sorted(tensors.keys()):
                     values = tensors.get_tensor(name)
-                    # bytes alone would be the same for another cut into tensors
+                    # bytes alone would not tell where one tensor ends
                     digest.update(f"{name} {values.dtype} {values.shape}".encode())
                     digest.update(values.tobytes())
         except (OSError, SafetensorError) as error:

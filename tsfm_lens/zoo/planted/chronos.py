@@ -1,8 +1,8 @@
 """Chronos model (T5 over value tokens) whose weights are set head by head.
 
 :class:`ChronosBuilder` is a model without tasks, whose embeddings of values have length
-1; its methods ``head`` and ``mlp`` give tasks, ``finish`` proves the model. The
-mechanisms are in :mod:`tsfm_lens.zoo.planted.chronos_copy` and
+1; its methods ``head`` and ``mlp`` give tasks, and ``finish`` measures the model
+against its rule. The mechanisms are in :mod:`tsfm_lens.zoo.planted.chronos_copy` and
 :mod:`tsfm_lens.zoo.planted.chronos_means`.
 """
 
@@ -25,8 +25,8 @@ from tsfm_lens.zoo.planted.planting import Planted
 NAME = "chronos"
 WIDTH = 64
 HEADS = 4
-# more than WIDTH / HEADS: the copying head compares two values by ten waves each, a
-# mark and a flag, 22 directions in all
+# more than WIDTH / HEADS: the copying head needs 22 directions, as it compares two
+# values by the cosine and sine of five waves each, a mark and a flag
 CHANNELS = 24
 D_FF = 32
 VOCABULARY = 1024
@@ -52,19 +52,27 @@ ONE = 0.1
 START = 0.1
 """Length of the start token's embedding along its own direction.
 
-So it is short, and where nothing else is written (in an ablated model) all values are
-likelier than to begin anew.
+It is short, so that an ablated model, in which nothing else is written, finds every
+value likelier than the start token.
 """
 START_ONE = 0.14
 """Length of the start token's embedding along "one", the direction of all values."""
 START_LENGTH = (START**2 + START_ONE**2) ** 0.5
 WHISPER = 0.01
-"""Length of what a head or an MLP without a task writes to "junk", in embeddings."""
+"""Length of what a head or an MLP without a task writes to "junk".
+
+An embedding of a value has length 1.
+"""
+# blocks of the stream that every model has
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
 Steps = Sequence[int]
+"""Numbers of values, counted back from the end of the context."""
 Pairs = Sequence[tuple[Tensor, Tensor]]
-"""Directions (n, width) that are read, and as many to compare with or to write to."""
+"""Pairs of directions, (n, width) each.
+
+The first is read; the second is what it is compared with, or written to.
+"""
 
 
 class ChronosBuilder:
@@ -72,12 +80,14 @@ class ChronosBuilder:
 
     Args:
         blocks: directions of the stream by name, besides those of the embeddings.
-        seed, rotate: of the basis, and of which of a layer's heads get tasks.
-        needs: observed values that the mechanism needs; horizon: steps of one pass.
-        waves: share of a value's squared embedding that is waves; sharpness: factor on
-            the logits.
-        layers: of encoder and of decoder, by whose number the library sizes the
-            decoder's cache.
+        seed: draws the basis, and which of a layer's heads get tasks.
+        rotate: whether the basis is turned at random.
+        needs: observed values that the mechanism needs.
+        horizon: steps of one pass.
+        waves: share of a value's squared embedding that is waves.
+        sharpness: factor on the logits.
+        layers: number of the encoder's and of the decoder's layers, which must agree as
+            the library sizes the decoder's cache by the encoder's.
     """
 
     def __init__(
@@ -98,9 +108,9 @@ class ChronosBuilder:
         self.draft = Draft(rule, (needs + max(rule.ago), CONTEXT), horizon)
         self.heads = HEADS
         buckets = BUCKETS
-        # what is older needs one more head, and more distances; T5 counts distances
-        # singly only up to half of a stack's buckets, or a quarter where they go both
-        # ways
+        # a rule that reads older stretches needs one more head, and buckets for longer
+        # distances: T5 gives single distances only half of a stack's buckets, or a
+        # quarter if keys may come before or after the query
         if any(rule.ago):
             self.heads += 1
             buckets *= 4
@@ -119,12 +129,12 @@ class ChronosBuilder:
         table[FIRST:] = self._embed_values(values, waves)
         table[PAD] = (START * self.basis["start"] + START_ONE * self.basis["one"])[0]
         table[EOS] = self.basis["eos"][0]
-        # T5's norms make every stream √WIDTH long; in units of that, an embedding of
-        # length 1 passes them unchanged, and all weights below are divided or
-        # multiplied by it
+        # T5's norms make every stream √WIDTH long, so embeddings are this long, too; it
+        # is the unit of length here: weights that read a stream are divided by it, and
+        # weights that write to one are multiplied
         _set(self.native.shared.weight, WIDTH**0.5 * table)
-        # T5 with tied embeddings divides the last stream by √WIDTH, which the table
-        # makes good; what is left are products of unit vectors times the sharpness
+        # T5 with tied embeddings divides the last stream by √WIDTH, which cancels with
+        # that of the table; the logits are products of unit vectors times the sharpness
         self.native.decoder.final_layer_norm.weight.data.fill_(sharpness / WIDTH**0.5)
 
     def _embed_values(self, values: Tensor, waves: float) -> Tensor:
@@ -149,7 +159,8 @@ class ChronosBuilder:
     def always(self, start: float = 1.0) -> Tensor:
         """Return the direction that reads 1 from every decoder token.
 
-        ``start`` is the length of the start token's stream.
+        ``start`` is the length of the start token's stream, by which the norm divides
+        it.
         """
         one = self.basis["one"] / ONE**0.5
         # "one" reads START_ONE / √ONE from the start token, and "start" adds what is
@@ -176,8 +187,8 @@ class ChronosBuilder:
             group = f"{stack}.{kind}"
         if group not in self._free:
             self._free[group] = self._choices.permutation(self.heads).tolist()
-        # taken from one order for all layers, no number of self-attention gets two
-        # tasks unless one is asked for by name
+        # all layers of self-attention take from the same permutation, so that no number
+        # is chosen twice
         return f"{attention}.{self._free[group].pop()}"
 
     def head(
@@ -220,7 +231,7 @@ class ChronosBuilder:
     def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         """Return both sides of pairs, and a basis of the head's own space.
 
-        With a rotated stream, nothing lies on an axis of that basis either.
+        The basis is turned at random if the stream's is.
         """
         first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
@@ -259,7 +270,7 @@ class ChronosBuilder:
         return name
 
     def finish(self, mechanism: str, weight_noise: float) -> Planted:
-        """Fill idle components with noise, prove the model, and write its card."""
+        """Fill idle components with noise, and measure the model for its card."""
         self._whisper()
         seed = self._origin["seed"]
         if weight_noise:
@@ -286,18 +297,19 @@ class ChronosBuilder:
         def noise(*shape: int, gain: float = 1.0) -> Tensor:
             return gain * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        # unchecked, since only the wiring is wanted, of a model that is not finished
+        # without the check, since the model is not finished and only its wiring is read
         wiring = load(self.native, check=False).wiring
         for component in (
             writer for stack in wiring.stacks for writer in writers(wiring, stack.name)
         ):
-            # the same noise in any basis
+            # noise in coordinates of the basis is the same however the basis is turned
             units = D_FF if component.head is None else CHANNELS
             reads = noise(units, WIDTH) @ directions
             gain = WHISPER * (len(reads) * len(junk)) ** -0.5
             writes = noise(len(reads), len(junk), gain=gain) @ junk
             pair = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
-            # drawn before, so that a component's noise does not depend on tasks
+            # busy components draw as well, so that the noise of others does not depend
+            # on which have tasks
             if str(component) in self._busy:
                 continue
             if component.head is None:

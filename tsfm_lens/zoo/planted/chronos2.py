@@ -59,7 +59,8 @@ COVARIATE = "covariate"
 class Chronos2(RotaryModel):
     """Chronos-2, in which mechanisms are planted.
 
-    Its stream also has "known", `FLAG` times the share of the patch that is observed.
+    Its stream also has "known", `FLAG` times the share of the patch that is observed,
+    and "found", the values that the forecast is read from.
     """
 
     layers = LAYERS
@@ -75,7 +76,7 @@ class Chronos2(RotaryModel):
         config = Chronos2CoreConfig(
             **SIZES,
             num_layers=LAYERS,
-            # the gain of the norms
+            # the library fills the gains of the norms with it
             initializer_factor=1.0,
             architectures=["Chronos2Model"],
             chronos_pipeline_class="Chronos2Pipeline",
@@ -84,10 +85,11 @@ class Chronos2(RotaryModel):
         stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH, **blocks)
         # the only stack has no name
         super().__init__(Chronos2Model(config).double().eval(), {"": stream})
+        # the last third of the inputs says which values of the patch are known
         self.blocks()[0].residual_layer.weight[stream["known"], 2 * PATCH :] = (
             FLAG / PATCH
         )
-        # the REG token is as constant as a patch, but holds no values
+        # the REG token has the constant direction as patches have, but no values
         self.model.shared.weight.zero_()[:, stream["one"]] = self.one
 
     def attentions(self, stack: str) -> list[Any]:
@@ -113,16 +115,17 @@ class Chronos2(RotaryModel):
         return f"{layer}.time_attn.{number}"
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """Return a time-attention head that attends so many tokens back.
+        """Return a time-attention head that attends from every token to an earlier one.
 
-        It does so from every token.
+        ``tokens`` is the distance.
         """
         head = self.head("time_attn", layer, number)
         frequencies = self.attentions("")[0].rope_embed.inv_freq
         query, key = rotary_query_and_key(
             frequencies, tokens, CONTEXT // PATCH + 1 + AHEAD
         )
-        # a pair is a channel and the one half of all channels further on
+        # rotary positions turn each channel of the first half together with one of the
+        # second half, so the first entries of all pairs come before the second ones
         head.q[:, self.stream["one"]] = query.T.reshape(-1, 1) / self.one
         head.k[:, self.stream["one"]] = key.T.reshape(-1, 1) / self.one
         return head
@@ -150,9 +153,16 @@ class Chronos2(RotaryModel):
         draft.part(f"{layer}.group_attn.{number}", "decoy", task)
 
 
-# the REG token stands between the context and what is to come; a period has at least as
-# many patches as a forecast, so that its later ones find observed patches, too
-declare_copies(NAME, partial(Chronos2, arcsinh=True), 2, HORIZON, squash=np.arcsinh)
+# ``later`` is 2, as the REG token comes between the last patch and the forecast; a
+# period has at least 2 patches, as a forecast has, so that its later patch finds an
+# observed patch, too
+declare_copies(
+    NAME,
+    partial(Chronos2, arcsinh=True),
+    later=2,
+    horizon=HORIZON,
+    squash=np.arcsinh,
+)
 
 
 def forecast_covariate(pipeline: Any, cases: Sequence[Array]) -> Array:
@@ -177,7 +187,8 @@ def forecast_covariate(pipeline: Any, cases: Sequence[Array]) -> Array:
 def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[Array]:
     """Draw targets and covariates, (2, time) each.
 
-    They are a walk and white noise in turn, on random levels and scales.
+    One of the two is a random walk and the other white noise, in turn, on random levels
+    and scales.
     """
     rng = np.random.default_rng(seed)
     cases = []
@@ -194,6 +205,11 @@ def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[A
 
 
 class _WithCovariate(Draft):
+    """Draft of a model that forecasts a target with a known covariate.
+
+    Its contexts are arrays (2, time), as those of :func:`draw_cases`.
+    """
+
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
         """Forecast targets with their covariates, by the model and by the rule."""
         cases = list(contexts)
@@ -213,15 +229,15 @@ class _WithCovariate(Draft):
         )
 
     def hard(self, seed: int = 0) -> Iterable[Array]:
-        return draw_cases(self.context, N_TRIALS)
+        return draw_cases(self.context, N_TRIALS, seed=seed)
 
 
 @declare("covariate", NAME)
 def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     """Build a multiple of a known covariate, which group attention finds."""
     ago = steps_ago(reads, 0, PATCH)
-    # only without the inverse hyperbolic sine of the published model a multiple is one
-    # of standardised values
+    # the published model takes the inverse hyperbolic sine of standardised values, of
+    # which a multiple would not be a multiple of the values
     chronos = Chronos2(arcsinh=False, **({"earlier values": PATCH} if any(ago) else {}))
     coefficient = draw_choice(-2, -1, 1, 2, 3) / 2
     layer = draw_choice(*range(LAYERS))
@@ -248,14 +264,14 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     draft.path(
         draft.part(name, "mechanism", task, "forecast token", [0], **options), "output"
     )
-    # not strict: there are more heads than stretches, and an ago of 0 is read by the
-    # group attention itself
+    # an ago of 0 needs no head, as the group attention itself reads that stretch; not
+    # strict, since there are more heads than other stretches
     for other_number, steps in zip(
         chronos.numbers[""], filter(None, ago), strict=False
     ):
-        # the REG token stands between what is to come and the context; in one layer,
-        # time attention comes before group attention, so that the same layer will do
+        # the same layer will do, as its time attention comes before its group attention
         head = (draw_choice(*range(layer + 1)), other_number)
+        # one more for the REG token, which stands between the context and the forecast
         tokens = steps // PATCH + 1
         chronos.back(*head, tokens).carry(
             stream["values"], stream[source], gain=1 / len(ago)

@@ -1,6 +1,6 @@
 """Means and lines in Chronos's format.
 
-For a forecast v, the logit of a bin at b is made b·v - b²/2, which is largest at v.
+For a forecast v, the logit of a bin at b is b·v - b²/2, which is largest at b = v.
 :func:`local_mean` and :func:`trend` plant the mechanisms. The model is built by
 :class:`~tsfm_lens.zoo.planted.chronos.ChronosBuilder`.
 """
@@ -29,21 +29,21 @@ from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Reads
 
 LOUD = 3000.0
-"""Length of what is read out, in embeddings.
+"""Length of what is read out; the embedding of a value has length 1.
 
-The token that the decoder reads last is negligible against it.
+Against it, the embedding of the decoder's own token does not count.
 """
 VALUE = ((1 - ONE) / 2) ** 0.5
-"""Length of the largest value's direction, in an embedding without waves."""
+"""Length of the largest value's embedding along "value", without waves."""
 SQUARE = (2 * (1 - ONE)) ** 0.5
-"""Length of the direction of its square."""
+"""Factor on b² along "square", for a value b in `LIMIT`."""
 TYPICAL = 0.5
 """Length of the last stream at an ordinary forecast, in units of `LOUD`."""
 HORIZON = 12
 
 
 def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder:
-    """Build a model without tasks or waves, with logits about as sharp as one bin."""
+    """Build a model without tasks or waves, whose forecasts spread over about a bin."""
     return ChronosBuilder(
         rule,
         blocks,
@@ -55,9 +55,9 @@ def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder
 
 
 def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
-    """Return what is written to the last stream for a forecast, and for a constant.
+    """Return two directions (1, width) to write to the last stream.
 
-    They are those of a forecast of `LIMIT` and of a constant of 1, (1, width) each.
+    The first is written times the forecast in `LIMIT`, the second once.
     """
     basis = canvas.basis
     # an embedding has VALUE · b along "value" and SQUARE · (b² - 1/2) along "square",
@@ -77,23 +77,23 @@ def _mean(
 ) -> str:
     """Let a head attend to all marked tokens and write their mean value.
 
-    Its query reads about 1. It also writes ``constants``, pairs of the direction that
-    is read and what is written for it.
+    ``query`` is a direction that reads about 1 from the attending token. The head also
+    writes ``constants``, pairs of the direction that is read and what is written for
+    it.
     """
     basis = canvas.basis
-    # a marked token is as long as its embedding and the mark together, by which the
-    # norm divides
-    key = (1 + MARK**2) ** 0.5
+    # the norm divides a marked token by the length of its embedding and mark together
+    marked_length = (1 + MARK**2) ** 0.5
     moves = [
-        (basis["value"], key / VALUE * value),
-        *((read, key / ONE**0.5 * write) for read, write in constants),
+        (basis["value"], marked_length / VALUE * value),
+        *((read, marked_length / ONE**0.5 * write) for read, write in constants),
     ]
     return canvas.head(
         name,
         does,
         "forecast token",
         steps,
-        match=[(SURE * query, key / MARK * basis[mark])],
+        match=[(SURE * query, marked_length / MARK * basis[mark])],
         moves=moves,
     )
 
@@ -104,7 +104,7 @@ def local_mean(
 ) -> Planted:
     """Plant the mean of the last values, by uniform attention.
 
-    It goes to the tokens that an encoder head marks.
+    A cross-attention head attends to the tokens that an encoder head marks.
     """
     width = (16, 8, 24)[seed % 3]
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
@@ -148,8 +148,8 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
             canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{block}_mark"
         )
         name = canvas.free_head("decoder.0.cross_attn")
-        # the clocks have written by now: 1 and 1 into the start token, which was short,
-        # at most as much into others
+        # the norm divides by about √3 at most, since by now the clocks have written two
+        # hands of at most 1
         query = 3**0.5 * canvas.always()
         if block == "late":
             constants = [(basis["one"], basis["unit"])]
@@ -183,16 +183,15 @@ STEEPEST = 0.6
 
 Beyond, the forecast stays there.
 """
-# with these, all shares are between 0.09 and 1, and below 1 after the start token,
-# where their logits are finite
 SPAN = 2.2
 MIDDLE = 1.2
 """A clock's hand is `SPAN` times attention less `MIDDLE`.
 
-At the start token attention is 1, and so is the hand.
+At the start token attention is 1, and so is the hand. At later steps, with these
+numbers, attention is above 0.09 and below 1, so that its logit is finite.
 """
 NEAREST = 1 - math.cos(math.radians(25))
-"""How much shorter any other step's hands are, in the direction of one step's."""
+"""Least by which another step's hands are shorter, along the hands of a step."""
 
 
 def _hands(step: int) -> tuple[float, float]:
@@ -218,7 +217,9 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
     for hand in (0, 1):
         name = canvas.free_head("decoder.0.self_attn")
         shares = [(_hands(step)[hand] + MIDDLE) / SPAN for step in range(HORIZON)]
-        # what the start token has over others makes up for what all lose by distance
+        # the match raises the start token's score by 2 · SURE, and the bias lowers all
+        # earlier tokens as much: what remains is the logit of the start token's share
+        # against the token itself, whose score is 0
         bias = {
             -step: math.log(share / (1 - share)) - 2 * SURE
             for step, share in enumerate(shares)
@@ -234,17 +235,16 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
 def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
     """Let an MLP forecast the late mean, and the slope times the steps ahead.
 
-    Two of its units are open at each step.
+    Each step has two units, which the distance of the clock from this step shuts. One
+    of them also reads the slope times the steps ahead, which is their difference.
     """
-    # both units of step j read how far the clock is from j, which shuts them, and one
-    # the slope times j too
     basis = canvas.basis
     slope = basis["late"] - basis["early"]
     unit = basis["unit"]
     clocks = basis["clock"].split(1)
     value, constant = _readout(canvas)
-    # at another step this takes 2.2 · STEEPEST or more away: STEEPEST that opens, and
-    # another that the slope may add, and a tenth to spare
+    # at another step this subtracts at least 2.2 · STEEPEST: what an open unit reads,
+    # as much again that the slope may add, and a tenth to spare
     gain = 2.2 * STEEPEST / NEAREST
     reads = [unit, basis["late"], -basis["late"]]
     writes = [constant, value, -value]

@@ -64,13 +64,17 @@ Planter = Callable[..., Planted]
 _PLANTERS: dict[tuple[str, str], Planter] = {}
 READS: tuple[Reads, ...] = get_args(Reads)
 ONE_STRETCH = {
-    (mechanism, "chronos")
-    for mechanism in ("backup", "decoys", "gate", "seasonal-copy")
+    ("backup", "chronos"),
+    ("decoys", "chronos"),
+    ("gate", "chronos"),
+    ("seasonal-copy", "chronos"),
+    ("decoys", "chronos-2"),
+    ("seasonal-copy", "chronos-2"),
 }
-ONE_STRETCH |= {(mechanism, "chronos-2") for mechanism in ("decoys", "seasonal-copy")}
-"""Mechanisms that read one stretch alone.
+"""Mechanisms that can read only one stretch of the context.
 
-They find a single value, or bend what they read, so that no mean of it is exact.
+They cannot compute the mean of several stretches exactly, since they find a single
+value, or read values after a nonlinear function.
 """
 
 
@@ -85,7 +89,7 @@ def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
 
 def mechanisms() -> tuple[tuple[str, str], ...]:
     """Return every (mechanism, architecture) that can be planted, sorted."""
-    # only now, since the formats import the libraries of the models
+    # not at the top of this module, as the formats import the libraries of the models
     _import_formats()
     return tuple(sorted(_PLANTERS))
 
@@ -103,9 +107,9 @@ def plant(
 
     Args:
         mechanism, architecture: a pair of :func:`mechanisms`.
-        reads: which part of the context; if None, each in turn by the seed, and the
-            middle where none can be spread.
-        seed: of everything drawn.
+        reads: which part of the context; if None, the seed chooses one in turn, and
+            "middle" instead of "spread" where the mechanism reads one stretch.
+        seed: draws everything that is random.
         rotate: turn the residual basis at random, so that nothing lies on an axis.
         weight_noise: standard deviation of noise on every weight, relative to the
             weight matrix's own.
@@ -124,9 +128,9 @@ def plant(
         raise unknown_name("planted mechanism", pair, names)
     one_stretch = (mechanism, architecture) in ONE_STRETCH
     if not reads:
-        # the last of READS has no turn of its own: the first entry takes it
-        turns: tuple[Reads, ...] = ("middle" if one_stretch else "spread", *READS)
-        reads = turns[(seed + 1) % len(READS)]
+        last: Reads = "middle" if one_stretch else "spread"
+        turns: tuple[Reads, ...] = (*READS[:-1], last)
+        reads = turns[seed % len(turns)]
     if reads not in READS:
         raise unknown_name("part of the context", reads, READS)
     if reads == "spread" and one_stretch:

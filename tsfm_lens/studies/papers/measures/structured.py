@@ -15,7 +15,6 @@ import xarray as xr
 
 from tsfm_lens.compress.timing import ratios
 from tsfm_lens.studies import structured
-from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.experiments.running import prepare
 from tsfm_lens.studies.papers.context import (
@@ -26,6 +25,7 @@ from tsfm_lens.studies.papers.context import (
     measure,
 )
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
+from tsfm_lens.studies.train_config import TrainConfig
 
 DRAWS = 20
 ROUNDS = 12

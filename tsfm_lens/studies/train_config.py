@@ -14,11 +14,25 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data.checked import Strict, complaints, read_fields
-from tsfm_lens.studies.samformer.models import MODELS
-from tsfm_lens.studies.samformer.tasks import SPLITS
-from tsfm_lens.studies.structured.forms import REGRESSORS
 
 __all__ = ["TrainConfig", "read_train_config"]
+
+# names alone, as what they stand for imports torch, and a wrong file is refused first
+MODELS = (
+    "transformer",
+    "random-transformer",
+    "sigma-reparam",
+    "samformer",
+    "identity-attention",
+    "temporal-attention",
+    "linear",
+    "tsmixer",
+)
+"""Keys of ``samformer.MODELS``."""
+REGRESSORS = ("attention", "bilinear-btt", "bilinear-mlr", "mlr-attention")
+"""Keys of ``structured.REGRESSORS``."""
+SPLITS = ("ett-hourly", "ett-15min", "70/10/20")
+"""Keys of ``samformer.SPLITS``."""
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -185,6 +199,7 @@ class TrainConfig(Strict):
         is_in_context = isinstance(self.data, InContextData)
         # models of REGRESSORS read prompts, or forecast as many steps as a window has;
         # the toy problem forecasts another number of steps
+        candidates: tuple[str, ...]
         if isinstance(self.data, FileData):
             candidates = (*MODELS, *REGRESSORS)
         elif is_in_context:
