@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+import tsfm_lens
 from refusals import expect_error
 from tiny_lenses import lens_of
+from tsfm_lens.cli import app
 from tsfm_lens.core.errors import StoreError
 from tsfm_lens.data import SeriesBatch, read_series
 from tsfm_lens.sweep import Store, read_embeddings, write_embeddings
@@ -197,3 +201,16 @@ def test_files_without_ids_are_read_whole(tmp_path: Path) -> None:
     outcome = write(path, tmp_path / "out", 1)
     assert outcome.series == 3
     assert set(read_embeddings(outcome.folder)["id"]) == {"u", "v", "w"}
+
+
+def test_the_command_writes_what_the_library_gives(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "vectors"
+    words = ["embed", "bolt-nano", str(file), "--layer", "0", "--pool", "last"]
+    done = CliRunner().invoke(app, [*words, "--out", str(folder), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["series"] == len(LENGTHS)
+    expected = tsfm_lens.load("bolt-nano").embed(read_series(file), 0, pool="last")
+    assert_same_frames(read_embeddings(folder), expected)
+    again = CliRunner().invoke(app, [*words[:3], "--out", str(folder)])
+    assert again.exit_code == 1
+    assert "give a new folder" in again.stderr
