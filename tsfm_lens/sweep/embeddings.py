@@ -180,6 +180,12 @@ def iter_embeddings(folder: str | Path) -> Iterator[pd.DataFrame]:
 
     Raises:
         StoreError: the folder holds none, or their run was not finished.
+
+    Example:
+        >>> series = tsfm_lens.bundled("nile", "elnino")
+        >>> done = sweep.write_embeddings(lens, series, folder / "parts", rows=1)
+        >>> len(list(sweep.iter_embeddings(done.folder)))
+        2
     """
     store = Store(folder, create=False, layout=LAYOUT)
     plan = _saved_plan(store)
@@ -203,6 +209,12 @@ def read_embeddings(folder: str | Path) -> pd.DataFrame:
     """Read all embeddings of a folder as one frame, as ``lens.embed`` gives it.
 
     ``attrs`` has the origin. Errors are those of :func:`iter_embeddings`.
+
+    Example:
+        >>> series = tsfm_lens.bundled("nile")
+        >>> done = sweep.write_embeddings(lens, series, folder / "pooled", pool="mean")
+        >>> sweep.read_embeddings(done.folder)["end"][0].year
+        1971
     """
     frame = pd.concat(iter_embeddings(folder), ignore_index=True)
     plan = _saved_plan(Store(folder, create=False, layout=LAYOUT))
