@@ -19,7 +19,12 @@ ROOT = Path(tsfm_lens.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
 # the packages of a package, each of which imports only those before it
-FOLLOWING = {"sweep": ("data", "statistics", "store", "planner", "engine", "results")}
+FOLLOWING = {
+    "sweep": (
+        *("data", "statistics", "store", "planner"),
+        *("embeddings", "engine", "results"),
+    )
+}
 
 
 def find_package(file: Path) -> str:

@@ -32,8 +32,8 @@ from tsfm_lens.data.frames import (
 from tsfm_lens.data.text import TextTable, read_table
 from tsfm_lens.data.values import from_arrow, name_lists, texts
 
-_PARQUET = (".parquet", ".pq")
-READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *_PARQUET)
+PARQUET = (".parquet", ".pq")
+READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *PARQUET)
 _LARGE = 2**25
 """Bytes of a file that is not read again and again to find all its faults."""
 _MAX_FILES = 5  # files that a message names, the nearest first
@@ -115,7 +115,7 @@ def _read(
 ) -> SeriesBatch:
     """Read the series of a file; the first thing that cannot be decided is refused."""
     columns = name_lists(columns)
-    if file.suffix.lower() in _PARQUET:
+    if file.suffix.lower() in PARQUET:
         # its columns have types, and text has none
         return from_frame(_parquet(file), **columns)
     table = read_table(file, delimiter, decimal, thousands, encoding, header)
@@ -178,7 +178,7 @@ def list_columns(path: str | Path) -> list[str]:
     Values are not converted into numbers.
     """
     file = regular_file(path, READABLE)
-    if file.suffix.lower() in _PARQUET:
+    if file.suffix.lower() in PARQUET:
         return list(map(str, _parquet(file).columns))
     return list(read_table(file).columns)
 
@@ -194,15 +194,15 @@ def _parquet(file: Path) -> pd.DataFrame:
 
 def _from_table(table: TextTable, options: Mapping[str, Any]) -> SeriesBatch:
     try:
-        return from_frame(_frame(table, options), **options)
+        return from_frame(text_frame(table, options), **options)
     except InputError:
         # a message may name columns of ids, which are found among those that nobody
         # reads, too
-        from_frame(_frame(table, options, unread=True), **options)
+        from_frame(text_frame(table, options, unread=True), **options)
         raise
 
 
-def _frame(
+def text_frame(
     table: TextTable, options: Mapping[str, Any], *, unread: bool = False
 ) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written.

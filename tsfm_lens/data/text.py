@@ -12,9 +12,11 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -321,6 +323,80 @@ def read_table(
         InputError: the file is damaged, or can be read in two ways and an option must
             decide.
     """
+    _check_signs(decimal, thousands)
+    text = _decode(file_content(file), encoding)
+    return _table(text, file, delimiter, decimal, thousands, header)
+
+
+def read_tables(
+    file: Path,
+    rows: int,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    thousands: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+) -> Iterator[TextTable]:
+    """Read a delimited file as tables of at most about ``rows`` rows, one by one.
+
+    No more than one of them is in memory. Arguments and errors are those of
+    :func:`read_table`, which decides by each table what it decides by the file.
+    """
+    _check_signs(decimal, thousands)
+    head = ""
+    n_before = 0
+    for text in _parts(file, rows, encoding):
+        if not n_before:
+            table = _table(text, file, delimiter, decimal, thousands, header)
+            first = _FIRST_LINE.match(text)
+            if first is not None and header is not False:
+                head = first[0]
+        else:
+            if not text.strip():
+                continue
+            try:
+                table = _table(head + text, file, delimiter, decimal, thousands, header)
+            except InputError as error:
+                raise InputError(
+                    f"{error} (rows are counted from row {n_before} of the file)"
+                ) from error
+            table = replace(table, first_row=table.first_row + n_before)
+        n_before += len(next(iter(table.columns.values())))
+        yield table
+
+
+# with the line of Excel that names the delimiter, where there is one
+_FIRST_LINE = re.compile(r"(?:sep=.\r?\n)?[^\r\n]*(?:\r\n|\r|\n)")
+
+
+def _parts(file: Path, rows: int, encoding: str | None) -> Iterator[str]:
+    """Yield the text of a file in parts of ``rows`` lines."""
+    is_zipped = file.name.lower().endswith(".gz")
+    opened: Any = gzip.open if is_zipped else open
+    with opened(file, "rb") as binary:
+        mark = binary.read(2)
+        binary.seek(0)
+        name = encoding or _default_encoding(mark)
+        try:
+            lines = io.TextIOWrapper(binary, encoding=name, newline="")
+            while part := "".join(islice(lines, rows)):
+                # a quoted cell may hold line breaks, and is not cut in two
+                while part.count('"') % 2 and (line := lines.readline()):
+                    part += line
+                yield _checked_text(part)
+        except (UnicodeError, LookupError):
+            # the message needs all bytes before the wrong one
+            _decode(file_content(file), encoding)
+            raise
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(
+                f"its compressed content is damaged or cut short ({error}); copy it"
+                " again"
+            ) from error
+
+
+def _check_signs(decimal: str | None, thousands: str | None) -> None:
+    """Refuse signs in numbers that are none, or that contradict each other."""
     if decimal not in (None, ".", ","):
         raise InputError(
             f"decimal={decimal!r} is not a decimal sign; expected '.' or ','"
@@ -331,8 +407,17 @@ def read_table(
             " separator; expected '.', ',', \"'\" or 'space', and decimal='.' or"
             " decimal=',' with it"
         )
-    content = file_content(file)
-    text = _decode(content, encoding)
+
+
+def _table(
+    text: str,
+    file: Path,
+    delimiter: str | None,
+    decimal: str | None,
+    thousands: str | None,
+    header: bool | None,
+) -> TextTable:
+    """Cut text into cells; arguments and errors as :func:`read_table`."""
     declaration = re.match(r"sep=(.)\r?\n", text)
     if declaration:
         # in files for Excel, a first line such as sep=; names the delimiter
@@ -384,10 +469,7 @@ def read_table(
 
 def _decode(content: bytes, encoding: str | None) -> str:
     """Decode by the encoding that is given, by a byte order mark, or as UTF-8."""
-    # utf-8-sig drops a byte order mark, and reads text without one
-    name = encoding or (
-        "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    )
+    name = encoding or _default_encoding(content)
     try:
         text = content.decode(name)
     except UnicodeError as error:
@@ -405,15 +487,28 @@ def _decode(content: bytes, encoding: str | None) -> str:
         raise InputError(
             f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'"
         ).with_cures(*_encodings(content)) from error
+    text = _checked_text(text)
+    if not text.strip():
+        raise InputError("the file is empty")
+    return text
+
+
+def _default_encoding(content: bytes) -> str:
+    """Return the encoding that the first bytes of a file speak for."""
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    # it drops a byte order mark, and reads text without one
+    return "utf-8-sig"
+
+
+def _checked_text(text: str) -> str:
+    """Refuse what is no text, and drop a byte order mark and empty lines before it."""
     # UTF-16 without a byte order mark decodes as UTF-8, with a NUL beside each letter
     if "\0" in text:
         row = text.partition("\0")[0].count("\n") + 1
         raise InputError(f"row {row} holds a NUL: this is not a text file")
     # an encoding that is given, such as utf-8, leaves the mark in the text
-    text = text.removeprefix("\ufeff").lstrip("\r\n")
-    if not text.strip():
-        raise InputError("the file is empty")
-    return text
+    return text.removeprefix("\ufeff").lstrip("\r\n")
 
 
 def _encodings(content: bytes) -> list[dict[str, str]]:

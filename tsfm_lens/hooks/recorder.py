@@ -25,7 +25,6 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point, select
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.scopes import Hook, HookScope
-from tsfm_lens.hooks.wiring import Wiring
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
 Reducer = Callable[[Tensor], Tensor]
@@ -219,8 +218,14 @@ class _Arrival(Exception):
     """Arrival of the stream at a layer, raised to leave the native model."""
 
 
-def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
-    """Return the hook point at which a forward ends that stops at a layer."""
+def _stopping_point(registry: HookRegistry, layer: int | str | Component) -> str:
+    """Return the hook point at which a forward ends that stops at a layer.
+
+    The name of a hook point means itself.
+    """
+    if isinstance(layer, str) and layer in registry.points:
+        return layer
+    wiring = registry.wiring
     if isinstance(layer, int):
         stack = wiring.output_stack
         index = layer
@@ -249,7 +254,7 @@ def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
 def passed_before(registry: HookRegistry, layer: int | str | Component) -> list[str]:
     """Return every hook point that a forward has passed when it ends at a layer."""
     names = list(registry.points)
-    return names[: names.index(_stopping_point(registry.wiring, layer)) + 1]
+    return names[: names.index(_stopping_point(registry, layer)) + 1]
 
 
 def record_stream(
@@ -266,7 +271,7 @@ def record_stream(
         raise _Arrival(value)
 
     stop.reads_only = True  # type: ignore[attr-defined]
-    point = _stopping_point(registry.wiring, layer)
+    point = _stopping_point(registry, layer)
     with Block(HookScope(registry, None, [(point, stop, "fwd")])):
         try:
             run()

@@ -169,12 +169,9 @@ LENS = {
         "lens.reset_hooks(including_permanent=True) takes all hooks off"
     ),
     "close": "a lens holds nothing open; lens.reset_hooks() takes hooks off",
-    "embed": (
-        "hook_embed is the stream's first value, and lens.weights.W_E the matrix of"
-        " token models; the embed() of the Chronos pipelines is the activation"
-        " encoder.ln_final.hook_normalized"
+    "encoder_output": (
+        "lens.embed(series), or the activation encoder.ln_final.hook_normalized"
     ),
-    "encoder_output": "the activation encoder.ln_final.hook_normalized",
     "fold_layer_norm": (
         "the native model stays as it is; lens.weights.heads(layer, fold_norm=True) has"
         " it folded"

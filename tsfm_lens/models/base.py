@@ -463,13 +463,14 @@ class LensBase(NativeModule):
             series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
             future, tokens, horizon: see :meth:`encode`.
             stop_at_layer: do not run this layer and later ones: an index in the output
-                stack, from its end if below 0, or a layer by name ("encoder.1").
+                stack, from its end if below 0, a layer by name ("encoder.1"), or the
+                hook point of a stream.
 
         Returns:
             Token models: logits (series, step, vocabulary). Patch models: quantiles in
             data units (series, quantile, step); models with a distribution head: its
             mean, with a single quantile entry. With ``stop_at_layer`` the stream that
-            enters it, (row, pos, d_model).
+            enters it, or is at the hook point, (row, pos, d_model).
 
         Raises:
             UnknownNameError: no such layer.

@@ -13,6 +13,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import OF_A_FORECAST, HookList, LensBase, check_unknown
 from tsfm_lens.models.batching import check_request, forecast_in_parts
 from tsfm_lens.models.devices import checked_device
+from tsfm_lens.models.embedding import embed_batch, embedding_stack
 from tsfm_lens.models.forecast import Forecast, check_finite
 from tsfm_lens.models.recording import Capture, check_recordable, select_names
 from tsfm_lens.models.unread import unread_notes
@@ -131,6 +133,69 @@ class Lens(LensBase):
         if notes:
             return replace(forecast, context=forecast.context.noted(notes))
         return forecast
+
+    def embed(
+        self,
+        series: Any,
+        layer: int | None = None,
+        *,
+        stack: str | None = None,
+        pool: str | None = None,
+        **columns: Any,
+    ) -> pd.DataFrame:
+        """Return the vector of every token of series, with the times that it covers.
+
+        Hooks that are set act on it. Padding is left out. Of files larger than memory,
+        :func:`tsfm_lens.sweep.write_embeddings` makes the same.
+
+        Args:
+            series: anything that :func:`tsfm_lens.data.as_series` takes.
+            layer: the residual stream after this layer; -1 for the embedding, before
+                the first one. None for what leaves the stack, after its last norm, as
+                the Chronos pipelines' own ``embed`` gives it.
+            stack: of a model that has several, by name. By default the encoder, which
+                reads the series, and the last one where it has levels.
+            pool: "mean", "max", "first" or "last": one vector of each series, over its
+                tokens that are not special. None for all tokens.
+            columns: further arguments of :func:`tsfm_lens.data.as_series`, such as
+                ``targets`` or ``known``.
+
+        Returns:
+            A frame with a row for each token, and the columns ``id``, ``group`` and
+            ``variate`` of items with several variates, ``role`` beside covariates,
+            ``token`` (counted from the first of the series), ``start`` and ``end``,
+            ``special`` and ``vector``, (d_model,) in float32. A token covers the steps
+            from ``start`` up to ``end``, which is the first step after it: timestamps
+            where the series have them, else steps counted from the first value.
+            ``special`` is "" for a token of the series, else its kind, such as "REG",
+            "EOS", or "FORECAST" where it stands for steps to come. Pooled frames have
+            no ``token`` and no ``special``. ``attrs`` has the origin.
+
+        Raises:
+            UnknownNameError: no such stack or way of pooling.
+            InputError: no such layer, or a series without a token to pool.
+
+        Example:
+            >>> frame = lens.embed(tsfm_lens.bundled("nile"), layer=1, pool="mean")
+            >>> frame["id"].tolist(), frame["vector"][0].shape
+            (['nile'], (96,))
+        """
+        check_unknown(columns, "call of embed", ["layer", "stack", "pool", *READING])
+        if isinstance(series, SeriesBatch) and not columns:
+            batch = series
+        else:
+            batch = as_series(series, **columns)
+        embeddings = embed_batch(self, batch, layer, stack, pool)
+        frame = embeddings.to_frame()
+        attrs: dict[str, Any] = {
+            **self.provenance(),
+            "layer": layer,
+            "stack": embedding_stack(self.wiring, stack).name,
+            "pool": pool,
+            "notes": [*batch.notes, *embeddings.notes],
+        }
+        frame.attrs.update(attrs)
+        return frame
 
     def run_with_hooks(
         self,

@@ -4,6 +4,7 @@ Read :func:`run_sweep` first: it plans the cells of a configuration (:func:`plan
 computes those that the store lacks (:func:`run`) and follows up on their results.
 :func:`gather` then makes the tables with intervals and tests. The figures of these
 tables are in :mod:`tsfm_lens.viz`, the page in :mod:`tsfm_lens.report.sweep`.
+:func:`write_embeddings` keeps embeddings of a file in the same kind of store.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
         gift_eval,
         gift_eval_configs,
         gift_eval_folder,
+    )
+    from tsfm_lens.sweep.embeddings import (
+        EmbeddingsOutcome,
+        iter_embeddings,
+        read_embeddings,
+        write_embeddings,
     )
     from tsfm_lens.sweep.engine.cells import run
     from tsfm_lens.sweep.engine.sweeping import Outcome, plan_sweep, run_sweep
@@ -39,6 +46,12 @@ _NAMES = {
         "gift_eval_configs",
         "gift_eval_folder",
     ),
+    "embeddings": (
+        "EmbeddingsOutcome",
+        "iter_embeddings",
+        "read_embeddings",
+        "write_embeddings",
+    ),
     "engine.cells": ("run",),
     "planner.table": ("plan",),
     "planner.config": ("SweepConfig", "parse_config", "read_config"),
@@ -48,6 +61,7 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
+    "EmbeddingsOutcome",
     "EvaluationSet",
     "Gathered",
     "GiftEvalConfig",
@@ -63,12 +77,15 @@ __all__ = [
     "gift_eval_folder",
     "gluonts_set",
     "holdout_sets",
+    "iter_embeddings",
     "parse_config",
     "plan",
     "plan_sweep",
     "read_config",
+    "read_embeddings",
     "run",
     "run_sweep",
+    "write_embeddings",
 ]
 
 

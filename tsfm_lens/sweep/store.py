@@ -1,9 +1,10 @@
-"""Store of a sweep: a folder of Parquet files, one per finished group of cells.
+"""Store of results: a folder of Parquet files, one per finished group of cells.
 
 Read :class:`Store` first. Each file is written once, as a whole, and never changed. A
-file that cannot be read counts as one that is not there: a warning names it, and a
-sweep computes its cells again. The store knows nothing of models: a cell is a key with
-its rows, and a group is the cells that a worker computes together.
+file that cannot be read counts as one that is not there: a warning names it, and the
+next run computes its cells again. The store knows nothing of models: a cell is a key
+with its rows, whose columns a :class:`RowLayout` describes, ``SWEEP`` for sweeps. A
+group is the cells that a worker computes together.
 """
 
 from __future__ import annotations
@@ -40,6 +41,67 @@ TEXT_COLUMNS = ("cell", "model", "variant", "dataset", "item")
 # numbers of the window within its item, and of the variate
 COUNT_COLUMNS = ("window", "variate")
 KEY_COLUMNS = TEXT_COLUMNS + COUNT_COLUMNS
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Kind of rows that a store keeps.
+
+    Attributes:
+        format: text in store.json that tells stores of this kind from others.
+        version: of the columns; a store of another version is refused.
+        noun: what the rows are of, with its article.
+        command: makes such a store, before the path of its folder.
+        types: of columns by name, each one or several that a file may have; all others
+            are double.
+        required: columns that all rows have, without missing values.
+        identity: columns by which rows of a cell differ, as far as a table has them.
+    """
+
+    format: str
+    version: int
+    noun: str
+    command: str
+    types: Mapping[str, tuple[pa.DataType, ...]]
+    required: tuple[str, ...]
+    identity: tuple[str, ...]
+
+    def schema(self, names: Iterable[str], given: pa.Schema | None = None) -> pa.Schema:
+        """Return columns with their types.
+
+        Of several types that a column may have, it is the one of the ``given`` columns.
+        """
+        fields = []
+        for name in names:
+            kinds = self.types.get(name, (pa.float64(),))
+            kind = kinds[0]
+            if given is not None and name in given.names:
+                own = given.field(name).type
+                kind = own if own in kinds else kind
+            fields.append((name, kind))
+        return pa.schema(fields)
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns of text that all rows have; texts repeat themselves."""
+        return [name for name in self.required if self.types[name] == (pa.string(),)]
+
+
+SWEEP = RowLayout(
+    format=FORMAT,
+    version=SCHEMA_VERSION,
+    noun="a sweep",
+    command="tsfm-lens sweep CONFIG --store",
+    types={
+        **dict.fromkeys(TEXT_COLUMNS, (pa.string(),)),
+        **dict.fromkeys(COUNT_COLUMNS, (pa.int32(),)),
+    },
+    required=KEY_COLUMNS,
+    identity=("cell", "item", "window", "variate"),
+)
+"""Rows of a sweep: the scores of a series and window, under a cell's model, variant and
+dataset.
+"""
 _FOLDERS = ("cells", "plans", "locks")
 _FOOTER = "tsfm_lens.cells"
 # 128 bits: no two of 10^15 cells share a key by chance
@@ -101,7 +163,7 @@ class SavedPlan:
 
 
 class Store:
-    """Results of sweeps in a folder.
+    """Results of sweeps, or other rows of cells, in a folder.
 
     Files appear when they are complete and never change::
 
@@ -117,22 +179,30 @@ class Store:
         path: the folder.
         create: make it if it does not exist. If False, opening the store writes
             nothing.
+        layout: kind of rows, by default those of a sweep.
 
     Raises:
         StoreError: the folder is missing, is not a store, or has another schema
             version.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        layout: RowLayout = SWEEP,
+    ) -> None:
         self.path = Path(path).absolute()
+        self.layout = layout
         # by file: its time and size when it was read, and its cells
         self._files: dict[Path, tuple[tuple[int, int], tuple[str, ...]]] = {}
         with as_store_error(self.path):
             schema = self._open(create)
-        if schema != SCHEMA_VERSION:
+        if schema != layout.version:
             raise StoreError(
                 f"{self.path} has schema version {schema}, and this tsfm-lens reads"
-                f" version {SCHEMA_VERSION}: report on it with the tsfm-lens that wrote"
+                f" version {layout.version}: report on it with the tsfm-lens that wrote"
                 " it (its version is in store.json), or choose another folder."
             )
 
@@ -142,19 +212,19 @@ class Store:
         The description of a new store is written first.
         """
         marker = self.path / "store.json"
-        about = _read_marker(marker)
+        about = _read_marker(marker, self.layout)
         if about is None:
             if not create:
                 raise StoreError(
-                    f"{self.path} is not a store of a sweep: it has no store.json that"
-                    " can be read. Start one with tsfm-lens sweep CONFIG --store"
-                    f" {shlex.quote(str(self.path))}"
+                    f"{self.path} is not a store of {self.layout.noun}: it has no"
+                    " store.json that can be read. Start one with"
+                    f" {self.layout.command} {shlex.quote(str(self.path))}"
                 )
             # before the folder is touched, so that a wrong path changes nothing
             self._check_folder()
             about = {
-                "format": FORMAT,
-                "schema": SCHEMA_VERSION,
+                "format": self.layout.format,
+                "schema": self.layout.version,
                 "created_by": f"tsfm-lens {VERSION}",
             }
             self.path.mkdir(parents=True, exist_ok=True)
@@ -167,9 +237,11 @@ class Store:
     def _check_folder(self) -> None:
         """Raise StoreError for a folder of other files.
 
-        A folder without a description must be empty, or have the cells of a sweep.
+        A folder without a description must be empty, or have cells whose description
+        was lost.
         """
-        if (self.path / "cells").exists() or not self.path.exists():
+        is_ours = (self.path / "cells").exists() and not self._is_other_store()
+        if is_ours or not self.path.exists():
             return
         # another process may be making the same store: its temporary file is hidden
         foreign = sorted(
@@ -179,9 +251,18 @@ class Store:
         )
         if foreign:
             raise StoreError(
-                f"{self.path} is not a store of a sweep but holds {foreign[0]}: give a"
-                " new or empty folder"
+                f"{self.path} is not a store of {self.layout.noun} but holds"
+                f" {foreign[0]}: give a new or empty folder"
             )
+
+    def _is_other_store(self) -> bool:
+        """Test if the folder is a store of another kind of rows."""
+        try:
+            about = json.loads((self.path / "store.json").read_bytes())
+        except (OSError, ValueError):
+            return False
+        form = about.get("format") if isinstance(about, dict) else None
+        return isinstance(form, str) and form != self.layout.format
 
     def remove_leftovers(self) -> None:
         """Remove files over an hour old that killed processes left half written."""
@@ -195,15 +276,16 @@ class Store:
         """Write the rows of a finished group of cells, and return the path.
 
         Args:
-            rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers,
-                one row per series and window.
+            rows: pyarrow table or pandas frame with the columns that the layout
+                requires, and others of numbers; of sweeps, one row per series and
+                window.
             cells: keys of the cells; the rows hold each of them, and no other.
 
         Raises:
             InputError: the rows are not those of the cells, or a column is wrong.
             StoreError: no space, or no right to write; earlier files are untouched.
         """
-        content = _encode(_checked(rows, cells), cells)
+        content = _encode(_checked(rows, cells, self.layout), cells, self.layout)
         path = self._path(cells)
         _write(path, content)
         # only spares a later reading: the file itself is safe on disk by now
@@ -253,7 +335,7 @@ class Store:
             if known is not None and known[0] == stamp:
                 return known[1]
             try:
-                cells, _ = _read_group(path)
+                cells, _ = _read_group(path, self.layout)
             # a file without the right to read it is whole: computing its cells again
             # would not help, so this is an error and not a missing cell
             except PermissionError:
@@ -261,7 +343,7 @@ class Store:
             except _UNREADABLE as error:
                 warnings.warn(
                     f"{path} cannot be read ({error}): its cells count as missing, and"
-                    " a sweep computes them again",
+                    f" {self.layout.noun} computes them again",
                     stacklevel=2,
                 )
                 cells = ()
@@ -297,12 +379,13 @@ class Store:
                 " report of what is there."
             )
         if not wanted:
-            return _schema(KEY_COLUMNS if columns is None else columns).empty_table()
+            names = self.layout.required if columns is None else columns
+            return self.layout.schema(names).empty_table()
 
         def read_rows(selection: tuple[Path, list[str]]) -> pa.Table:
             path, file_cells = selection
             with as_store_error(path):
-                return _read_group(path, file_cells, columns)[1]
+                return _read_group(path, self.layout, file_cells, columns)[1]
 
         # Arrow reads and decompresses without holding the interpreter's lock
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -314,6 +397,21 @@ class Store:
             raise StoreError(
                 f"files of {self.path} have different columns: choose a new folder."
             ) from None
+
+    def read_group(self, cells: Sequence[str]) -> pa.Table:
+        """Read the rows of exactly this group, from its own file.
+
+        Raises:
+            StoreError: it is not finished, or its file cannot be read.
+        """
+        path = self._path(cells)
+        try:
+            return _read_group(path, self.layout)[1]
+        except _UNREADABLE as error:
+            raise StoreError(
+                f"{path} cannot be read: {error}. Run the same command again, which"
+                " computes it again"
+            ) from error
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
@@ -418,14 +516,14 @@ class Store:
         return self.path / "plans" / f"{name}.plan"
 
 
-def _read_marker(path: Path) -> dict[str, Any] | None:
+def _read_marker(path: Path, layout: RowLayout) -> dict[str, Any] | None:
     """Read the description of a store.
 
     It is None if there is none, or none that can be read.
     """
     try:
         about = json.loads(path.read_bytes())
-        if about["format"] == FORMAT and "schema" in about:
+        if about["format"] == layout.format and "schema" in about:
             return about
         return None
     except PermissionError:
@@ -468,7 +566,7 @@ def as_store_error(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _checked(rows: Any, cells: Sequence[str]) -> pa.Table:
+def _checked(rows: Any, cells: Sequence[str], layout: RowLayout) -> pa.Table:
     """Convert the rows of a group to the store's columns, cell by cell.
 
     Raises InputError if they are not the rows of these cells.
@@ -477,37 +575,33 @@ def _checked(rows: Any, cells: Sequence[str]) -> pa.Table:
     if isinstance(rows, pd.DataFrame):
         table = pa.Table.from_pandas(rows, preserve_index=False)
     names = table.column_names
-    if missing := sorted(set(KEY_COLUMNS) - set(names)):
+    if missing := sorted(set(layout.required) - set(names)):
         raise InputError(
-            f"rows of a sweep have the columns {', '.join(sorted(names))}; missing:"
-            f" {missing}"
+            f"rows of {layout.noun} have the columns {', '.join(sorted(names))};"
+            f" missing: {missing}"
         )
-    numbers = [name for name in names if name not in KEY_COLUMNS]
-    schema = _schema([*KEY_COLUMNS, *numbers])
+    numbers = [name for name in names if name not in layout.types]
+    described = [name for name in layout.types if name in names]
+    schema = layout.schema([*described, *numbers], table.schema)
     try:
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"a column of a sweep's rows is of a wrong type: {error}"
+            f"a column of the rows of {layout.noun} is of a wrong type: {error}"
         ) from None
-    if any(table.column(name).null_count for name in KEY_COLUMNS):
-        raise InputError("a key column of a sweep's rows has missing values")
+    if any(table.column(name).null_count for name in layout.required):
+        raise InputError(
+            f"a required column of the rows of {layout.noun} has missing values"
+        )
     for name in numbers:
         # the store marks missing numbers by NaN alone, of which Arrow makes nulls where
         # it converts a pandas frame
         filled = pc.fill_null(table.column(name), float("nan"))
         table = table.set_column(schema.get_field_index(name), name, filled)
-    return _in_order(table, cells)
+    return _in_order(table, cells, layout)
 
 
-def _schema(names: Iterable[str]) -> pa.Schema:
-    """Return the columns of a store with their types."""
-    types = dict.fromkeys(TEXT_COLUMNS, pa.string())
-    types |= dict.fromkeys(COUNT_COLUMNS, pa.int32())
-    return pa.schema([(name, types.get(name, pa.float64())) for name in names])
-
-
-def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
+def _in_order(table: pa.Table, cells: Sequence[str], layout: RowLayout) -> pa.Table:
     """Check that the rows are those of the cells, and sort them cell by cell."""
     if not cells or len(set(cells)) != len(cells):
         raise InputError(
@@ -528,16 +622,20 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
         raise InputError(
             f"the cell {cells[int(counts.argmin())]} of the group has no row"
         )
-    identity = ["cell", "item", "window", "variate"]
+    identity = [name for name in layout.identity if name in table.column_names]
     # a grouping without aggregates has a row for each distinct identity
     if table.group_by(identity).aggregate([]).num_rows != table.num_rows:
-        raise InputError(f"two rows of a sweep are of the same {', '.join(identity)}")
+        raise InputError(
+            f"two rows of {layout.noun} are of the same {', '.join(identity)}"
+        )
     # cell by cell, as the counts in the footer describe them; stable, so that the rows
     # of a cell stay in order
+    if (np.diff(order) >= 0).all():
+        return table
     return table.take(pa.array(np.argsort(order, kind="stable")))
 
 
-def _encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
+def _encode(table: pa.Table, cells: Sequence[str], layout: RowLayout) -> memoryview:
     """Encode rows that ``_checked`` gave as a Parquet file, in memory."""
     indices = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
     counts = np.bincount(indices, minlength=len(cells)).tolist()
@@ -550,7 +648,7 @@ def _encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
         sink,
         table.schema.remove_metadata(),
         compression="zstd",
-        use_dictionary=list(TEXT_COLUMNS),
+        use_dictionary=layout.text_columns,
         write_statistics=False,
         store_schema=False,
         write_page_checksum=True,
@@ -562,6 +660,7 @@ def _encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
 
 def _read_group(
     path: Path,
+    layout: RowLayout,
     cells: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], pa.Table]:
@@ -571,7 +670,7 @@ def _read_group(
     list, or that the file does not have the list's name.
     """
     with pq.ParquetFile(
-        path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)
+        path, page_checksum_verification=True, read_dictionary=layout.text_columns
     ) as file:
         footer = json.loads(file.metadata.metadata[_FOOTER.encode()])
         held = tuple(footer["cells"])
@@ -580,7 +679,7 @@ def _read_group(
         schema = file.metadata.schema.to_arrow_schema()
         # a file that was renamed over another would answer for the cells of that one
         is_valid = path.stem == group_key(held) and (
-            schema.equals(_schema(footer["columns"]))
+            schema.equals(layout.schema(footer["columns"], schema))
         )
         # one thread a file, since the files are read in parallel
         table = file.read(
