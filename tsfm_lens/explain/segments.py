@@ -32,6 +32,9 @@ WAYS = ("past and future", "whole", "stretches")
 """How series other than the target are cut."""
 EXACT = 12
 """Largest number of segments for which all 2 ** n masks are run."""
+# six halvings take a context of 512 steps to a season of 12; more stretches would hold
+# effects that no test of faithfulness can tell from zero
+_MOST_REFINED = 8
 _FEWEST = 4  # stretches of the target's past at least, whatever other series there are
 
 
@@ -258,9 +261,9 @@ def refined_cuts(
 ) -> list[int]:
     """Return cuts of the target's past that are close where its effects are.
 
-    From few stretches on, the one of largest effect is halved, until there are as many
-    as :func:`segments` makes. Whole seasons, or whole tokens where there is none, are
-    never cut, and so neither are the last steps before the forecast.
+    From few stretches on, the one of largest effect is halved, until there are 8, or as
+    many as :func:`segments` makes. Whole seasons, or whole tokens where there is none,
+    are never cut, and so neither are the last steps before the forecast.
 
     Args:
         run: of one item.
@@ -270,7 +273,7 @@ def refined_cuts(
     row = target_row(run.batch, target)
     period = run.batch.seasonalities[row] if season is None else season
     even = segments(run, target=target, season=season, others=others)
-    count = sum(part.row == row for part in even)
+    count = min(_MOST_REFINED, sum(part.row == row for part in even))
     coarse = segments(
         run, target=target, parts=max(1, count // 3), season=season, others=others
     )
