@@ -122,6 +122,19 @@ ASKED = {
             " --known weekend"
         ),
     ),
+    "compare_models": (
+        (
+            "from tsfm_lens import probes\n\nseveral ="
+            ' tsfm_lens.bundled("co2", "elnino", "nile")\nruns = [\n'
+            "    tsfm_lens.load(name).run(several, 12, holdout=True)\n    for name in"
+            ' ("bolt-nano", "chronos2-nano")\n]\n'
+            "viz.removal_curves(probes.compare_models(runs, draws=3))"
+        ),
+        (
+            "tsfm-lens figure removal_curves bolt-nano chronos2-nano --data"
+            " bundled:co2 --data bundled:nile --horizon 12 --holdout"
+        ),
+    ),
     "what_if": (
         'viz.what_if_lines(run.what_if(item=0, weekend="=1"))',
         (
