@@ -20,6 +20,8 @@ from tsfm_lens.core.extensions import MEASUREMENTS, extension_modules
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = ("probes", "explain", "compress", "zoo", "viz")
 """Packages whose modules declare measurements and figures."""
+# what a measurement of several models takes
+_OF_SEVERAL = ("lenses", "runs")
 _WORDS = ("probe(", "measurement(", "figure(")
 
 
@@ -148,12 +150,12 @@ def _kinds(node: ast.stmt) -> Iterator[DeclaredKind]:
         first = call.args[0] if call.args else _keyword(call, "takes")
         assert isinstance(node, ast.FunctionDef)
         needs = _text(_keyword(call, "needs"))
-        yield DeclaredKind(node.name, needs, of_run=_text(first) != "lenses")
+        yield DeclaredKind(node.name, needs, of_run=_text(first) not in _OF_SEVERAL)
     for call in _calls(node, "measurement"):
         has_function = _keyword(call, "function") is not None
         takes = _text(_keyword(call, "takes"))
         needs = _text(_keyword(call, "needs"))
-        of_run = has_function and takes != "lenses"
+        of_run = has_function and takes not in _OF_SEVERAL
         yield DeclaredKind(_text(call.args[0]), needs, of_run)
 
 

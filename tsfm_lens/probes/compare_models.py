@@ -159,7 +159,8 @@ def compare_models(
 
 def _check_runs(runs: Any) -> dict[str, Run]:
     """Return runs by the name of their model; refuse what cannot be compared."""
-    if isinstance(runs, Run):
+    # a single thing, so that what is no run is refused as what it is
+    if not isinstance(runs, list | tuple):
         runs = [runs]
     models: dict[str, Run] = {}
     for run in runs:
