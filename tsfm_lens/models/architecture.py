@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -23,17 +23,16 @@ from torch import Tensor
 
 from tsfm_lens.core.errors import InputError, WiringError, unknown_name
 from tsfm_lens.core.extensions import WIRINGS, load_all
-from tsfm_lens.core.needs import TABLE_TRAITS, Needs
+from tsfm_lens.core.needs import Needs
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.frequencies import read_offset
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.tl_names import refuse_shape
 from tsfm_lens.models.cards import (
+    KnownArchitecture,
     Readout,
-    name_extra,
     no_config,
     reading_traits,
-    ships_nothing,
 )
 from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.models.extras import Extra
@@ -284,8 +283,8 @@ def _no_tensors(names: frozenset[str]) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Architecture:
+@dataclass(frozen=True, kw_only=True)
+class Architecture(KnownArchitecture):
     """One entry of ``tsfm-lens models``, which :func:`register` makes known.
 
     Attributes:
@@ -322,25 +321,18 @@ class Architecture:
             config.json does not tell.
     """
 
-    title: str
     adapter: Any
     classes: tuple[str, ...]
-    published: Mapping[str, str] = field(default_factory=dict)
-    claims: Callable[[Mapping[str, Any]], bool] = no_config
     open: Any = None
     blank: Any = None
     keys: dict[str, Any] | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any], str], None] = lambda config, where: None
     wrap: Callable[[Any], Any] = lambda native: native
-    notes: str = ""
     save: Callable[[Any, Path], None] | None = None
-    library: Extra | None = None
-    table_traits: Set[str] = TABLE_TRAITS
     renamed: Mapping[str, str] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
     among: Callable[[Any], bool] = lambda native: True
-    inside: Callable[[str], Path | None] = ships_nothing
     claims_tensors: Callable[[frozenset[str]], bool] = _no_tensors
 
     @property
@@ -368,23 +360,9 @@ class Architecture:
         return result
 
     @property
-    def extra(self) -> str:
-        """Name of the extra of its optional library, "" if it needs none."""
-        return name_extra(self.library)
-
-    @property
-    def importable(self) -> bool:
-        """True if its library is installed; nothing is imported."""
-        return self.library is None or self.library.importable
-
-    @property
-    def traits(self) -> frozenset[str]:
-        """Traits that a model of this architecture can have before it is open.
-
-        An open model has ``lens.traits``.
-        """
-        # whether a training was recorded depends on the checkpoint
-        return adapter_traits(self.adapter) | self.table_traits | {"training_record"}
+    def reading_traits(self) -> frozenset[str]:
+        """Traits that say what series, tokens and covariates its models take."""
+        return adapter_traits(self.adapter)
 
     def matches_object(self, native: object) -> bool:
         """Return whether an object is one of its native models or pipelines."""

@@ -10,7 +10,7 @@ imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,35 +132,27 @@ def _fracast_weights(name: str) -> Path | None:
     return Path(spec.origin).parent / "weights"
 
 
-@dataclass(frozen=True)
-class ModelCard:
-    """What is known of an architecture before its library is imported.
+@dataclass(frozen=True, kw_only=True)
+class KnownArchitecture:
+    """What is known of any architecture before its models are opened.
 
-    Attributes:
-        name: key of the architecture in the registry.
-        title, published, claims, notes, library, table_traits, inside: see
-            :class:`tsfm_lens.models.Architecture`.
-        readout, covariates, integers: see :class:`tsfm_lens.models.Adapter`.
-        takes_tokens: whether its adapter encodes ids of tokens.
+    The attributes are those of :class:`tsfm_lens.models.Architecture`.
     """
 
-    name: str
     title: str
-    published: Mapping[str, str]
+    published: Mapping[str, str] = field(default_factory=dict)
     claims: Callable[[Mapping[str, Any]], bool] = no_config
     notes: str = ""
     library: Extra | None = None
     table_traits: Set[str] = TABLE_TRAITS
     inside: Callable[[str], Path | None] = ships_nothing
-    readout: Readout = "quantile"
-    covariates: tuple[str, ...] = ()
-    integers: bool = False
-    takes_tokens: bool = False
 
     @property
     def extra(self) -> str:
         """Name of the extra of its optional library, "" if it needs none."""
-        return name_extra(self.library)
+        if self.library is None:
+            return ""
+        return self.library.name
 
     @property
     def importable(self) -> bool:
@@ -168,25 +160,48 @@ class ModelCard:
         return self.library is None or self.library.importable
 
     @property
+    def reading_traits(self) -> frozenset[str]:
+        """Traits that say what series, tokens and covariates its models take."""
+        raise NotImplementedError
+
+    @property
     def traits(self) -> frozenset[str]:
-        """Traits that a model of this architecture can have before it is open."""
-        own = reading_traits(
+        """Traits that a model of this architecture can have before it is open.
+
+        An open model has ``lens.traits``.
+        """
+        # whether a training was recorded depends on the checkpoint
+        return self.reading_traits | self.table_traits | {"training_record"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard(KnownArchitecture):
+    """What is known of an architecture before its library is imported.
+
+    Attributes:
+        name: key of the architecture in the registry.
+        readout, covariates, integers: see :class:`tsfm_lens.models.Adapter`.
+        takes_tokens: whether its adapter encodes ids of tokens.
+    """
+
+    name: str
+    readout: Readout = "quantile"
+    covariates: tuple[str, ...] = ()
+    integers: bool = False
+    takes_tokens: bool = False
+
+    @property
+    def reading_traits(self) -> frozenset[str]:
+        """Traits that say what series, tokens and covariates its models take."""
+        return reading_traits(
             self.readout, self.covariates, self.integers, self.takes_tokens
         )
-        return own | self.table_traits | {"training_record"}
 
     @property
     def fields(self) -> dict[str, Any]:
         """Arguments of the :class:`tsfm_lens.models.Architecture` of this card."""
-        names = ("title", "published", "claims", "notes", "library", "table_traits")
-        return {name: getattr(self, name) for name in (*names, "inside")}
-
-
-def name_extra(library: Extra | None) -> str:
-    """Return the name of the extra of an optional library, "" if there is none."""
-    if library is None:
-        return ""
-    return library.name
+        shared = fields(KnownArchitecture)
+        return {item.name: getattr(self, item.name) for item in shared}
 
 
 def reading_traits(
@@ -217,9 +232,11 @@ _DECODER = frozenset({"attention", "additive", "gradients"})
 
 _ALL = (
     ModelCard(
-        "chronos",
-        "Chronos (T5)",
-        _sized("amazon/chronos-t5-", "tiny", "mini", "small", "base", "large"),
+        name="chronos",
+        title="Chronos (T5)",
+        published=_sized(
+            "amazon/chronos-t5-", "tiny", "mini", "small", "base", "large"
+        ),
         claims=lambda config: (
             "chronos_config" in config
             and config.get("chronos_pipeline_class", "ChronosPipeline")
@@ -229,9 +246,9 @@ _ALL = (
         takes_tokens=True,
     ),
     ModelCard(
-        "chronos-2",
-        "Chronos-2",
-        {"base": "amazon/chronos-2"},
+        name="chronos-2",
+        title="Chronos-2",
+        published={"base": "amazon/chronos-2"},
         claims=lambda config: (
             config.get("chronos_pipeline_class") == "Chronos2Pipeline"
         ),
@@ -239,26 +256,26 @@ _ALL = (
         covariates=("past", "known", "categories"),
     ),
     ModelCard(
-        "chronos-bolt",
-        "Chronos-Bolt",
-        _sized("amazon/chronos-bolt-", "tiny", "mini", "small", "base"),
+        name="chronos-bolt",
+        title="Chronos-Bolt",
+        published=_sized("amazon/chronos-bolt-", "tiny", "mini", "small", "base"),
         claims=lambda config: (
             config.get("chronos_pipeline_class") == "ChronosBoltPipeline"
         ),
     ),
     ModelCard(
-        "fracast",
-        "Fracast",
-        {"0": FRACAST_HUB},
+        name="fracast",
+        title="Fracast",
+        published={"0": FRACAST_HUB},
         claims=_is_fracast,
         library=FRACAST,
         table_traits=frozenset({"gradients"}),
         inside=_fracast_weights,
     ),
     ModelCard(
-        "moirai-1.1",
-        "Moirai 1.1-R",
-        _sized("Salesforce/moirai-1.1-R-", "small", "base", "large"),
+        name="moirai-1.1",
+        title="Moirai 1.1-R",
+        published=_sized("Salesforce/moirai-1.1-R-", "small", "base", "large"),
         claims=lambda config: "patch_sizes" in config and "distr_output" in config,
         notes="one fixed patch size, 32 if the model has it",
         library=MOIRAI,
@@ -267,9 +284,9 @@ _ALL = (
         covariates=("past", "known"),
     ),
     ModelCard(
-        "moirai-2",
-        "Moirai 2.0-R",
-        {"small": "Salesforce/moirai-2.0-R-small"},
+        name="moirai-2",
+        title="Moirai 2.0-R",
+        published={"small": "Salesforce/moirai-2.0-R-small"},
         claims=lambda config: (
             "num_predict_token" in config and "quantile_levels" in config
         ),
@@ -278,9 +295,9 @@ _ALL = (
         covariates=("past", "known"),
     ),
     ModelCard(
-        "t5",
-        "T5 (language model)",
-        _sized("google-t5/t5-", "small", "base", "large"),
+        name="t5",
+        title="T5 (language model)",
+        published=_sized("google-t5/t5-", "small", "base", "large"),
         claims=lambda config: (
             config.get("model_type") == "t5"
             and "chronos_config" not in config
@@ -291,9 +308,9 @@ _ALL = (
         integers=True,
     ),
     ModelCard(
-        "timesfm-2.5",
-        "TimesFM 2.5 (timesfm)",
-        {"200m": "google/timesfm-2.5-200m-pytorch"},
+        name="timesfm-2.5",
+        title="TimesFM 2.5 (timesfm)",
+        published={"200m": "google/timesfm-2.5-200m-pytorch"},
         notes=(
             "forecasts run without flip invariance unless the object was compiled with"
             " it; the library's covariates are a regression outside the model"
@@ -302,17 +319,17 @@ _ALL = (
         table_traits=_DECODER,
     ),
     ModelCard(
-        "timesfm-2.5-transformers",
-        "TimesFM 2.5 (transformers)",
-        {"200m": "google/timesfm-2.5-200m-transformers"},
+        name="timesfm-2.5-transformers",
+        title="TimesFM 2.5 (transformers)",
+        published={"200m": "google/timesfm-2.5-200m-transformers"},
         claims=lambda config: config.get("model_type") == "timesfm2_5",
         notes="forecasts run without flip invariance",
         table_traits=_DECODER,
     ),
     ModelCard(
-        "timesfm-3",
-        "TimesFM 3",
-        {"330m": "google/timesfm-3.0-pytorch"},
+        name="timesfm-3",
+        title="TimesFM 3",
+        published={"330m": "google/timesfm-3.0-pytorch"},
         claims=lambda config: (
             "residual_block_config" in config and "transformer_config" in config
         ),
@@ -325,9 +342,9 @@ _ALL = (
         covariates=("past", "known"),
     ),
     ModelCard(
-        "timestral",
-        "Timestral",
-        _sized("mistralai/Timestral-", "5M", "28M", "123M", "209M"),
+        name="timestral",
+        title="Timestral",
+        published=_sized("mistralai/Timestral-", "5M", "28M", "123M", "209M"),
         claims=lambda config: "block_schedule" in config and "quantile_knots" in config,
         notes=(
             "forecasts run without the library's averaging over x and -x and its"
@@ -338,9 +355,9 @@ _ALL = (
         covariates=("past", "known", "categories"),
     ),
     ModelCard(
-        "tirex",
-        "TiRex",
-        {"35m": "NX-AI/TiRex"},
+        name="tirex",
+        title="TiRex",
+        published={"35m": "NX-AI/TiRex"},
         claims=lambda config: (
             "train_ctx_len" in config
             and "block_kwargs" in config.get("model_config", {})
@@ -352,9 +369,9 @@ _ALL = (
         table_traits=frozenset({"additive"}),
     ),
     ModelCard(
-        "toto-1",
-        "Toto 1.0",
-        {"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
+        name="toto-1",
+        title="Toto 1.0",
+        published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
         claims=lambda config: (
             "spacewise_every_n_layers" in config and "embed_dim" in config
         ),
@@ -364,18 +381,18 @@ _ALL = (
         covariates=("past", "known"),
     ),
     ModelCard(
-        "toto-2",
-        "Toto 2.0",
-        _sized("Datadog/Toto-2.0-", "4m", "22m", "313m", "1B", "2.5B"),
+        name="toto-2",
+        title="Toto 2.0",
+        published=_sized("Datadog/Toto-2.0-", "4m", "22m", "313m", "1B", "2.5B"),
         claims=lambda config: "num_variate_layers_per_group" in config,
         library=TOTO_2,
         table_traits=frozenset({"attention", "additive"}),
     ),
     ModelCard(
-        "ttm",
-        "TinyTimeMixer",
+        name="ttm",
+        title="TinyTimeMixer",
         # all sizes are revisions of one repository
-        dict.fromkeys(("512-96", "1024-96", "1536-96"), TTM_HUB),
+        published=dict.fromkeys(("512-96", "1024-96", "1536-96"), TTM_HUB),
         claims=lambda config: config.get("model_type") == "tinytimemixer",
         library=TTM,
         table_traits=frozenset({"additive", "gradients"}),
