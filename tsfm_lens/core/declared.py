@@ -93,15 +93,35 @@ def _read() -> tuple[list[DeclaredKind], list[str]]:
     """Read the declarations of kinds, and the names of figures."""
     kinds: list[DeclaredKind] = []
     figures: list[str] = []
+    for node in _statements():
+        # of the function that is decorated
+        name = getattr(node, "name", "")
+        for call in _calls(node):
+            first, second, *_ = [*map(_text, call.args), "", ""]
+            options = {item.arg: _text(item.value) for item in call.keywords}
+            takes = options.get("takes", "")
+            needs = options.get("needs", "")
+            word = ast.unparse(call.func)
+            if word == "probe":
+                of_run = (first or takes) not in _OF_SEVERAL
+                kinds.append(DeclaredKind(name, needs, of_run))
+            elif word == "measurement":
+                of_run = "function" in options and takes not in _OF_SEVERAL
+                kinds.append(DeclaredKind(first, needs, of_run))
+            elif word == "figure" and name:
+                figures.append(name)
+            elif word == "generic_figure":
+                figures.append(f"{first}_{second}")
+    return kinds, figures
+
+
+def _statements() -> Iterator[ast.stmt]:
+    """Yield the statements of the files that declare something."""
     for file in _files():
         text = file.read_text(encoding="utf-8")
         # most files declare nothing, and a syntax tree takes long to make
-        if not any(word in text for word in _WORDS):
-            continue
-        for node in ast.parse(text).body:
-            kinds += _kinds(node)
-            figures += _figures(node)
-    return kinds, figures
+        if any(word in text for word in _WORDS):
+            yield from ast.parse(text).body
 
 
 def _files() -> Iterator[Path]:
@@ -113,55 +133,18 @@ def _files() -> Iterator[Path]:
             yield path
 
 
-def _calls(node: ast.stmt, name: str) -> Iterator[ast.Call]:
-    """Yield the calls of a function that decorate a statement, or are one."""
+def _calls(node: ast.stmt) -> Iterator[ast.Call]:
+    """Yield the calls that decorate a statement, or are one."""
     found: list[ast.expr] = []
     if isinstance(node, ast.FunctionDef):
         found = node.decorator_list
     elif isinstance(node, ast.Expr | ast.Assign):
         found = [node.value]
-    for call in found:
-        # figure("kind")(function) registers a function that stands elsewhere
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Call):
-            call = call.func
-        if isinstance(call, ast.Call) and _text_of_name(call.func) == name:
-            yield call
+    yield from (call for call in found if isinstance(call, ast.Call))
 
 
-def _text_of_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    return ""
-
-
-def _text(node: ast.expr | None) -> str:
+def _text(node: ast.expr) -> str:
+    """Return a text as it is, and "" for any other value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     return ""
-
-
-def _keyword(call: ast.Call, name: str) -> ast.expr | None:
-    values = [item.value for item in call.keywords if item.arg == name]
-    return next(iter(values), None)
-
-
-def _kinds(node: ast.stmt) -> Iterator[DeclaredKind]:
-    for call in _calls(node, "probe"):
-        first = call.args[0] if call.args else _keyword(call, "takes")
-        assert isinstance(node, ast.FunctionDef)
-        needs = _text(_keyword(call, "needs"))
-        yield DeclaredKind(node.name, needs, of_run=_text(first) not in _OF_SEVERAL)
-    for call in _calls(node, "measurement"):
-        has_function = _keyword(call, "function") is not None
-        takes = _text(_keyword(call, "takes"))
-        needs = _text(_keyword(call, "needs"))
-        of_run = has_function and takes not in _OF_SEVERAL
-        yield DeclaredKind(_text(call.args[0]), needs, of_run)
-
-
-def _figures(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef) and any(_calls(node, "figure")):
-        yield node.name
-    for call in _calls(node, "generic_figure"):
-        kind, variable = map(_text, call.args[:2])
-        yield f"{kind}_{variable}"
