@@ -2,14 +2,15 @@
 
 :func:`load_extension` and :func:`load_all` import what other distributions register;
 :func:`add_method` gives classes methods that upper packages define; :func:`export`
-binds in a package what its modules list in ``__all__``.
+binds in a package what its modules list in ``__all__``, and :func:`import_on_use` does
+so at the first use of a name.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -172,3 +173,20 @@ def public_names(namespace: Mapping[str, Any]) -> list[str]:
         for name, item in namespace.items()
         if name[0] != "_" and not ismodule(item)
     )
+
+
+def import_on_use(
+    package: str, modules: Mapping[str, Sequence[str]]
+) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose names are imported at first use.
+
+    ``modules`` has the public names of each module of the package.
+    """
+    home = {name: module for module, names in modules.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{home[name]}"), name)
+
+    return find

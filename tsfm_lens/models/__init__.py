@@ -7,8 +7,9 @@ Start with :func:`load`, which opens a model as a :class:`Lens`; ``lens.run`` ma
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tsfm_lens.core.extensions import import_on_use
 
 if TYPE_CHECKING:
     from tsfm_lens.models.adapter import Adapter
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
     from tsfm_lens.models.opening import load
     from tsfm_lens.models.run import Run
 
-# imported at first use: cards, and places of checkpoints, need no torch
-_HOME = {
-    **dict.fromkeys(
-        ("Architecture", "Encoded", "architectures", "register"), "architecture"
-    ),
-    "Adapter": "adapter",
-    "Forecast": "forecast",
-    "Lens": "lens",
-    "Run": "run",
-    "load": "opening",
-}
-
+# cards, and places of checkpoints, need no torch
+__getattr__ = import_on_use(
+    __name__,
+    {
+        "adapter": ("Adapter",),
+        "architecture": ("Architecture", "Encoded", "architectures", "register"),
+        "forecast": ("Forecast",),
+        "lens": ("Lens",),
+        "opening": ("load",),
+        "run": ("Run",),
+    },
+)
 __all__ = [
     "Adapter",
     "Architecture",
@@ -50,9 +51,3 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -9,8 +9,9 @@ tables are in :mod:`tsfm_lens.viz`, the page in :mod:`tsfm_lens.report.sweep`.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tsfm_lens.core.extensions import import_on_use
 
 if TYPE_CHECKING:
     from tsfm_lens.sweep.data.dysts_sets import dysts_sets, dysts_systems
@@ -35,31 +36,33 @@ if TYPE_CHECKING:
     from tsfm_lens.sweep.results.gathering import Gathered, gather
     from tsfm_lens.sweep.store import Store
 
-# imported at first use: the store and its engines need no torch
-_NAMES = {
-    "data.dysts_sets": ("dysts_sets", "dysts_systems"),
-    "data.evaluation": ("EvaluationSet", "Window"),
-    "data.evaluation_sources": ("gluonts_set", "holdout_sets"),
-    "data.gift_eval": (
-        "GiftEvalConfig",
-        "gift_eval",
-        "gift_eval_configs",
-        "gift_eval_folder",
-    ),
-    "embeddings": (
-        "EmbeddingsOutcome",
-        "iter_embeddings",
-        "read_embeddings",
-        "write_embeddings",
-    ),
-    "engine.cells": ("run",),
-    "planner.table": ("plan",),
-    "planner.config": ("SweepConfig", "parse_config", "read_config"),
-    "results.gathering": ("Gathered", "gather"),
-    "engine.sweeping": ("Outcome", "plan_sweep", "run_sweep"),
-    "store": ("Store",),
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
+# the store and its engines need no torch
+__getattr__ = import_on_use(
+    __name__,
+    {
+        "data.dysts_sets": ("dysts_sets", "dysts_systems"),
+        "data.evaluation": ("EvaluationSet", "Window"),
+        "data.evaluation_sources": ("gluonts_set", "holdout_sets"),
+        "data.gift_eval": (
+            "GiftEvalConfig",
+            "gift_eval",
+            "gift_eval_configs",
+            "gift_eval_folder",
+        ),
+        "embeddings": (
+            "EmbeddingsOutcome",
+            "iter_embeddings",
+            "read_embeddings",
+            "write_embeddings",
+        ),
+        "engine.cells": ("run",),
+        "planner.table": ("plan",),
+        "planner.config": ("SweepConfig", "parse_config", "read_config"),
+        "results.gathering": ("Gathered", "gather"),
+        "engine.sweeping": ("Outcome", "plan_sweep", "run_sweep"),
+        "store": ("Store",),
+    },
+)
 __all__ = [
     "EmbeddingsOutcome",
     "EvaluationSet",
@@ -91,9 +94,3 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
