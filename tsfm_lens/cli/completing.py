@@ -59,19 +59,14 @@ def _names() -> dict[str, list[str]]:
 def _computed_names() -> dict[str, list[str]]:
     from tsfm_lens.core.embedded import checkpoint_names
     from tsfm_lens.core.registry import figures, measurements
-    from tsfm_lens.models.locating import known_architectures
+    from tsfm_lens.models.locating import published_ids
 
-    published = [
-        name
-        for entry in known_architectures().values()
-        for name in entry.published.values()
-    ]
     return {
         "figures": list(figures()),
         "kinds": [
             kind for kind, measurement in measurements().items() if measurement.of_run
         ],
-        "models": [*checkpoint_names(), *published],
+        "models": [*checkpoint_names(), *published_ids()],
     }
 
 

@@ -244,14 +244,10 @@ def _hub() -> Facts:
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
-    from tsfm_lens.models.architecture import architectures
+    from tsfm_lens.models.locating import published_ids
 
     # a cache has many models; only those that the library opens are listed
-    hub_ids = {
-        hub_id
-        for entry in architectures().values()
-        for hub_id in entry.published.values()
-    }
+    hub_ids = set(published_ids())
     flags = {
         name: os.environ[name]
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

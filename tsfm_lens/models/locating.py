@@ -161,7 +161,7 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, str, str | N
         raise unknown_name(
             "checkpoint",
             source,
-            (*checkpoint_names(), *_published()),
+            (*checkpoint_names(), *published_ids()),
             hint=(
                 "It is neither an embedded checkpoint, nor an existing folder, nor a"
                 " hub id (owner/name)."
@@ -192,7 +192,7 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
             snapshot_download(model_id, revision=revision, allow_patterns=patterns)
         )
     except RepositoryNotFoundError as error:
-        near = unknown_name("hub model", model_id, _published())
+        near = unknown_name("hub model", model_id, published_ids())
         raise CheckpointError(
             f"{near} (the hub answered: not found or private)"
         ) from error
@@ -226,7 +226,8 @@ def _missing_library(model_id: str) -> str:
     return ""
 
 
-def _published() -> list[str]:
+def published_ids() -> list[str]:
+    """Return the hub ids of all published models."""
     return [
         hub_id
         for entry in known_architectures().values()
