@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from tsfm_lens.cli import app
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.data import SeriesBatch, read_series
+from tsfm_lens.data.faults import list_arguments
 
 SHOPS = ("Nürnberg", "Köln")
 DAYS = 30
@@ -131,6 +132,26 @@ def test_every_fault_is_said_with_its_option(messy: tuple[Path, set[str]]) -> No
     assert sorted(said) == sorted(options)
 
 
+def test_no_option_is_said_twice(messy: tuple[Path, set[str]]) -> None:
+    """The list of faults has each option once: the words of an error would repeat it.
+
+    The call and the command after the list have them all.
+    """
+    file, _ = messy
+    error = refusal(file)
+    words = ["forecast", "bolt-nano", "--data", str(file)]
+    listed = CliRunner().invoke(app, words).stderr.partition("This reads it")[0]
+    said = str(error).partition("This reads it")[0]
+    for fault in error.faults.found:
+        for argument in list_arguments(fault.options):
+            assert said.count(argument) == 1
+        for name in fault.options:
+            option = f"--{name.replace('_', '-')} "
+            alternatives = [fault.options, *fault.others]
+            count = sum(name in options for options in alternatives)
+            assert listed.count(option) == count
+
+
 def test_one_command_reads_a_messy_file(messy: tuple[Path, set[str]]) -> None:
     """The command that the message ends with forecasts every series of the file."""
     file, _ = messy
@@ -165,6 +186,13 @@ def test_wrong_options_are_replaced_in_the_command(tmp_path: Path) -> None:
     }
 
 
+def test_a_call_may_need_no_option(tmp_path: Path) -> None:
+    file = tmp_path / "load.csv"
+    file.write_text("date,load\n2021-01-01,1\n2021-01-02,2\n")
+    text = str(refusal(file, freq="often"))
+    assert text.endswith(f"This reads it: read_series({str(file)!r})")
+
+
 def test_both_readings_of_a_date_are_said(tmp_path: Path) -> None:
     """Where day and month cannot be told apart, the message has both orders."""
     file = tmp_path / "few.csv"
@@ -178,6 +206,12 @@ def test_both_readings_of_a_date_are_said(tmp_path: Path) -> None:
     forms = [fault.options, *fault.others]
     assert {"time_format": "%d/%m/%Y"} in forms
     assert {"time_format": "%m/%d/%Y"} in forms
+    for form in ("time_format='%d/%m/%Y'", "time_format='%m/%d/%Y'"):
+        assert form in str(found)
+    words = f"forecast bolt-nano --data {file} --time-column day"
+    text = CliRunner().invoke(app, words.split()).stderr
+    for form in ("--time-format %d/%m/%Y", "--time-format %m/%d/%Y"):
+        assert form in text
 
 
 def test_a_fault_without_a_cure_is_said_last(tmp_path: Path) -> None:

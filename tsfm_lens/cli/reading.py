@@ -280,14 +280,11 @@ def describe_faults(faults: Faults, args: Sequence[str]) -> str:
 
     ``args`` are the arguments of the command that was given.
     """
-    lines = []
-    if len(faults.found) == 1:
-        lines.append(f"{faults.path}: {translate_options(faults.found[0].message)}")
-    else:
-        lines.append(f"{faults.path}: {len(faults.found)} things are wrong")
-        for number, fault in enumerate(faults.found, 1):
-            text = translate_options(fault.describe(_write_flags))
-            lines.append(f"  {number}. {text}")
+    texts = [translate_options(text) for text in faults.sentences(_write_flags)]
+    lines = [f"{faults.path}: {texts[0]}"]
+    if len(texts) > 1:
+        lines = [f"{faults.path}: {len(texts)} things are wrong"]
+        lines += [f"  {number}. {text}" for number, text in enumerate(texts, 1)]
     if faults.readable:
         command = ["tsfm-lens", *_without_flags(args, faults.changes)]
         for name, value in faults.changes.items():

@@ -57,9 +57,17 @@ class LensError(Exception):
     faults: Any = None
     """Faults of a file, a ``tsfm_lens.data.faults.Faults``, where it is about one."""
 
-    def with_cures(self, *cures: Mapping[str, Any]) -> Self:
-        """Add the options that avoid it, the likeliest first."""
+    advice: str = ""
+    """End of the message, which a list of the ``cures`` takes the place of."""
+
+    def with_cures(self, *cures: Mapping[str, Any], advice: str = "") -> Self:
+        """Add the options that avoid it, the likeliest first.
+
+        ``advice`` says in words what to do, and is added to the message.
+        """
         self.cures = tuple(cure for cure in cures if cure)
+        self.advice = advice
+        self.args = (f"{self}{advice}",)
         return self
 
 

@@ -31,19 +31,36 @@ class Fault:
         message: of the error that it raises.
         options: that avoid it; None for an option that is to be left out.
         others: further options that may do, in place of these.
+        advice: end of the message that says the same in words.
     """
 
     message: str
     options: Mapping[str, Any]
     others: tuple[Mapping[str, Any], ...] = ()
+    advice: str = ""
+
+    def describe_alone(self, write: Write) -> str:
+        """Say what is wrong, and the options that its message leaves out.
+
+        Those of ``options`` are in the call or command that reads the file.
+        """
+        left_out = [
+            write(options)
+            for options in self.others
+            if None not in options.values()
+            and not all(part in self.message for part in list_arguments(options))
+        ]
+        if not left_out:
+            return self.message
+        return f"{self.message}. Also possible: {' or '.join(left_out)}"
 
     def describe(self, write: Write) -> str:
         """Say what is wrong, and the options that avoid it."""
-        message = self.message.removesuffix(".")
         if not self.options:
-            return message
+            return self.message.removesuffix(".")
+        problem = self.message.removesuffix(self.advice).removesuffix(".")
         alternatives = [write(options) for options in (self.options, *self.others)]
-        return f"{message}: {' or '.join(alternatives)}"
+        return f"{problem}; give {' or '.join(alternatives)}"
 
 
 @dataclass(frozen=True)
@@ -63,21 +80,32 @@ class Faults:
     changes: Mapping[str, Any]
     readable: bool
 
+    def sentences(self, write: Write) -> list[str]:
+        """Say each fault in a sentence, without its full stop."""
+        if len(self.found) == 1:
+            return [self.found[0].describe_alone(write)]
+        return [fault.describe(write) for fault in self.found]
+
     def describe(self, call: str) -> str:
         """Say all faults, and the call that reads the file."""
-        if len(self.found) == 1:
-            text = f"{self.path}: {self.found[0].message}"
-        else:
-            parts = [fault.describe(write_arguments) for fault in self.found]
-            numbered = [f"({i}) {part}" for i, part in enumerate(parts, 1)]
-            text = f"{self.path}: {len(parts)} things are wrong. {'. '.join(numbered)}"
+        sentences = self.sentences(_write_arguments)
+        text = f"{self.path}: {sentences[0]}"
+        if len(sentences) > 1:
+            numbered = [f"({i}) {text}" for i, text in enumerate(sentences, 1)]
+            text = (
+                f"{self.path}: {len(numbered)} things are wrong. {'. '.join(numbered)}"
+            )
         if self.readable:
             return f"{text}. This reads it: {call}"
         return text
 
 
-def write_arguments(options: Mapping[str, Any]) -> str:
-    """Write options as keyword arguments."""
+def _write_arguments(options: Mapping[str, Any]) -> str:
+    return " and ".join(list_arguments(options))
+
+
+def list_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Write each option as a keyword argument."""
     parts = []
     for name, value in options.items():
         if value is None:
@@ -86,7 +114,7 @@ def write_arguments(options: Mapping[str, Any]) -> str:
             parts.append(f"{name}={list(value)!r}")
         else:
             parts.append(f"{name}={value!r}")
-    return ", ".join(parts)
+    return parts
 
 
 def find_faults(
@@ -108,7 +136,7 @@ def find_faults(
         cures = [cure for cure in error.cures if _merge(current, cure) != current]
         cure, next_error = _apply(read, current, error, cures)
         others = [other for other in cures if other != cure][:_MAX_OTHERS]
-        faults.append(Fault(str(error), cure, tuple(others)))
+        faults.append(Fault(str(error), cure, tuple(others), error.advice))
         if not cure:
             break
         current = _merge(current, cure)

@@ -29,13 +29,11 @@ from tsfm_lens.data.files import (
     with_season,
 )
 from tsfm_lens.data.frames import from_frame, id_names, key_and_time
-from tsfm_lens.data.text import read_tables
+from tsfm_lens.data.text import Dialect, read_tables, split_dialect
 from tsfm_lens.data.values import from_arrow, name_lists
 
 PART_ROWS = 2**16
 """Rows of a file that are read at a time; a series that has more is read whole."""
-# options of ``read_series`` that say how text is read
-_OF_TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
 
 
 def read_parts(
@@ -64,12 +62,9 @@ def read_parts(
             categories, which are numbered over the whole file.
     """
     file = regular_file(path, READABLE)
-    columns = name_lists(
-        {name: value for name, value in options.items() if name not in _OF_TEXT}
-    )
-    text_options = {name: options[name] for name in _OF_TEXT if name in options}
     try:
-        blocks = _blocks(file, rows, text_options, columns)
+        dialect, columns = split_dialect(name_lists(options))
+        blocks = _blocks(file, rows, dialect, columns)
         first = next(blocks)
         keys = _id_columns(first, columns)
         if not keys:
@@ -93,7 +88,7 @@ def read_parts(
 
 
 def _blocks(
-    file: Path, rows: int, text_options: Mapping[str, Any], columns: Mapping[str, Any]
+    file: Path, rows: int, dialect: Dialect, columns: Mapping[str, Any]
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of a file, so many at a time, with the row numbers as index."""
     numeric: frozenset[str] | None = None
@@ -101,7 +96,7 @@ def _blocks(
     if columns.get("targets") or columns.get("variates"):
         for option in ("targets", "variates", "known", "past"):
             named.update(columns.get(option) or ())
-    for frame in _frames(file, rows, text_options, columns):
+    for frame in _frames(file, rows, dialect, columns):
         found = frozenset(
             str(name)
             for name, kind in frame.dtypes.items()
@@ -120,10 +115,10 @@ def _blocks(
 
 
 def _frames(
-    file: Path, rows: int, text_options: Mapping[str, Any], columns: Mapping[str, Any]
+    file: Path, rows: int, dialect: Dialect, columns: Mapping[str, Any]
 ) -> Iterator[pd.DataFrame]:
     if file.suffix.lower() not in PARQUET:
-        for table in read_tables(file, rows, **text_options):
+        for table in read_tables(file, rows, dialect):
             yield text_frame(table, columns)
         return
     try:

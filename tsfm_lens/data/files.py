@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tsfm_lens.core.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.data.faults import Fault, Faults, find_faults, write_arguments
+from tsfm_lens.data.faults import Fault, Faults, find_faults, list_arguments
 from tsfm_lens.data.frames import (
     column_names,
     from_frame,
@@ -29,7 +29,7 @@ from tsfm_lens.data.frames import (
     key_and_time,
     value_columns,
 )
-from tsfm_lens.data.text import TextTable, read_table
+from tsfm_lens.data.text import TextTable, read_table, split_dialect
 from tsfm_lens.data.values import from_arrow, name_lists, texts
 
 PARQUET = (".parquet", ".pq")
@@ -103,22 +103,13 @@ def read_series(
     return in_units(with_season(batch, seasonality), units)
 
 
-def _read(
-    file: Path,
-    *,
-    delimiter: str | None = None,
-    decimal: str | None = None,
-    thousands: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-    **columns: Any,
-) -> SeriesBatch:
+def _read(file: Path, **options: Any) -> SeriesBatch:
     """Read the series of a file; the first thing that cannot be decided is refused."""
-    columns = name_lists(columns)
+    dialect, columns = split_dialect(name_lists(options))
     if file.suffix.lower() in PARQUET:
         # its columns have types, and text has none
         return from_frame(_parquet(file), **columns)
-    table = read_table(file, delimiter, decimal, thousands, encoding, header)
+    table = read_table(file, dialect)
     return _from_table(table, columns).noted(table.notes)
 
 
@@ -135,7 +126,7 @@ def _call(path: str | Path, options: Mapping[str, Any], faults: Faults) -> str:
     """Write the call that reads a file, with all options that it takes."""
     arguments = {**options, **faults.changes}
     given = {name: value for name, value in arguments.items() if value is not None}
-    return f"read_series({str(path)!r}, {write_arguments(given)})"
+    return f"read_series({', '.join([repr(str(path)), *list_arguments(given)])})"
 
 
 def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:

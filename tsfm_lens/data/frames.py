@@ -567,10 +567,15 @@ def _check_rows(
     if examples:
         raise InputError(
             f"rows differ in {', '.join(examples)}: without it, different series would"
-            f" be merged. Name the columns of ids with {option}, that of dates with"
-            " time_column=… and time_format=…, rename them (id, timestamp), or leave"
-            " them out"
-        ).with_cures(*_cures_of_text(frame[texts], times, id_columns))
+            " be merged"
+        ).with_cures(
+            *_cures_of_text(frame[texts], times, id_columns),
+            advice=(
+                f". Name the columns of ids with {option}, that of dates with"
+                " time_column=… and time_format=…, rename them (id, timestamp), or"
+                " leave them out"
+            ),
+        )
     if times is not None:
         first = keys.iloc[repeats[0]]
         name, _, clock = first

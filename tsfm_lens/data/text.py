@@ -12,8 +12,8 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,51 @@ _DATE = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Dialect:
+    """How a delimited file is written; None where the file has to tell.
+
+    Attributes:
+        delimiter: sign between cells, or its name, such as "tab"; if None, the only
+            one in the first line.
+        decimal: "." or ","; if None ".", unless every point may separate thousands,
+            which is refused.
+        thousands: sign between groups of three digits; none if None.
+        encoding: as Python names it; if None UTF-8, or what a byte order mark says.
+        header: whether the first line has names; if None it has, and a line that may
+            be values is refused.
+
+    Raises:
+        InputError: a sign in numbers is none, or contradicts the other one.
+    """
+
+    delimiter: str | None = None
+    decimal: str | None = None
+    thousands: str | None = None
+    encoding: str | None = None
+    header: bool | None = None
+
+    def __post_init__(self) -> None:
+        decimal = self.decimal or "."
+        if self.decimal not in (None, ".", ","):
+            raise InputError(
+                f"decimal={self.decimal!r} is not a decimal sign; expected '.' or ','"
+            )
+        if self.thousands not in {None, *_SEPARATORS} - {decimal}:
+            raise InputError(
+                f"thousands={self.thousands!r} beside the decimal sign {decimal!r} is"
+                " no separator; expected '.', ',', \"'\" or 'space', and decimal='.'"
+                " or decimal=',' with it"
+            )
+
+
+def split_dialect(options: Mapping[str, Any]) -> tuple[Dialect, dict[str, Any]]:
+    """Split options of ``read_series`` into the dialect of the text, and the others."""
+    others = dict(options)
+    names = [item.name for item in fields(Dialect) if item.name in options]
+    return Dialect(**{name: others.pop(name) for name in names}), others
+
+
 @dataclass(frozen=True, eq=False)
 class TextTable:
     """Cells of a file as written.
@@ -82,7 +127,7 @@ class TextTable:
         columns: cells of each column, by its name; "Unnamed: 3" where it has none.
         first_row: row number in the file of the first cells, counted from 1.
         delimiter: sign between cells.
-        decimal, thousands: signs in numbers, as :func:`read_table` was given them.
+        decimal, thousands: signs in numbers, as its :class:`Dialect` has them.
         notes: sentences on what was left out.
     """
 
@@ -168,18 +213,19 @@ class TextTable:
             cure = {"thousands": separator}
             if more:
                 cure["decimal"] = other_decimal
-            raise InputError(
-                f"{location}: thousands separators are read with"
-                f" thousands={separator!r}{more}"
-            ).with_cures(cure)
+            raise InputError(f"{location}: thousands separators").with_cures(
+                cure, advice=f" are read with thousands={separator!r}{more}"
+            )
         if masks[other_decimal][row]:
             more = ""
             if masks["thousands"][row]:
                 more = f"; if it separates thousands, give thousands={other_decimal!r}"
             raise InputError(
-                f"{location}, and the decimal sign is {decimal!r}; give decimal='.' or"
-                f" decimal=',', one for all{more}"
-            ).with_cures({"decimal": other_decimal})
+                f"{location}, and the decimal sign is {decimal!r}"
+            ).with_cures(
+                {"decimal": other_decimal},
+                advice=f"; give decimal='.' or decimal=',', one for all{more}",
+            )
         raise InputError(f"{location}, which is not a number")
 
     def check_mixed_cells(self, name: str) -> None:
@@ -196,9 +242,10 @@ class TextTable:
             raise InputError(
                 f"covariate {name!r} holds {cells[row].as_py()!r} in row"
                 f" {self.first_row + row} beside the number {number!r};"
-                f" leave a missing cell empty, or give categories={[name]!r} to read"
-                " both as categories"
-            ).with_cures({"categories": (name,)})
+                " leave a missing cell empty, or read both as categories"
+            ).with_cures(
+                {"categories": (name,)}, advice=f": give categories={[name]!r}"
+            )
 
     def is_numeric(self, name: str) -> bool:
         """Return True if all cells are missing or numbers, of either decimal sign."""
@@ -233,9 +280,12 @@ class TextTable:
         if example:
             raise InputError(
                 f"{example}: that may be a decimal sign or a thousands separator, and"
-                " no other cell tells which; give decimal='.', or decimal=',' and"
-                " thousands='.'"
-            ).with_cures({"decimal": ",", "thousands": "."}, {"decimal": "."})
+                " no other cell tells which"
+            ).with_cures(
+                {"decimal": ",", "thousands": "."},
+                {"decimal": "."},
+                advice="; give decimal='.', or decimal=',' and thousands='.'",
+            )
 
     def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
         """Return the cells of a column, and masks of those that are numbers.
@@ -270,6 +320,16 @@ _SMALL = 2**26
 """Bytes that a file may expand to, however small it is."""
 
 
+# what the reading of a damaged gzip file raises
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+def _damaged_file(error: Exception) -> InputError:
+    return InputError(
+        f"its compressed content is damaged or cut short ({error}); copy it again"
+    )
+
+
 def file_content(file: Path) -> bytes:
     """Read a file; a gzip file is decompressed.
 
@@ -286,10 +346,8 @@ def file_content(file: Path) -> bytes:
         with gzip.open(file) as stream:
             # one byte above the limit shows whether it is exceeded
             content = stream.read(limit + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(
-            f"its compressed content is damaged or cut short ({error}); copy it again"
-        ) from error
+    except _DAMAGED as error:
+        raise _damaged_file(error) from error
     if len(content) > limit:
         raise InputError(
             f"its {file.stat().st_size:,} bytes expand to more than {limit:,}, which"
@@ -299,63 +357,37 @@ def file_content(file: Path) -> bytes:
     return content
 
 
-def read_table(
-    file: Path,
-    delimiter: str | None = None,
-    decimal: str | None = None,
-    thousands: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-) -> TextTable:
+def read_table(file: Path, dialect: Dialect | None = None) -> TextTable:
     """Read the cells of a delimited file.
-
-    Args:
-        delimiter: sign between cells, or its name, such as "tab"; if None, the only
-            one in the first line.
-        decimal: "." or ","; if None ".", unless every point may separate thousands,
-            which is refused.
-        thousands: sign between groups of three digits; none if None.
-        encoding: as Python names it; if None UTF-8, or what a byte order mark says.
-        header: whether the first line has names; if None it has, and a line that may
-            be values is refused.
 
     Raises:
         InputError: the file is damaged, or can be read in two ways and an option must
             decide.
     """
-    _check_signs(decimal, thousands)
-    text = _decode(file_content(file), encoding)
-    return _table(text, file, delimiter, decimal, thousands, header)
+    dialect = dialect or Dialect()
+    text = _decode(file_content(file), dialect.encoding)
+    return _table(text, file, dialect)
 
 
-def read_tables(
-    file: Path,
-    rows: int,
-    delimiter: str | None = None,
-    decimal: str | None = None,
-    thousands: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-) -> Iterator[TextTable]:
+def read_tables(file: Path, rows: int, dialect: Dialect) -> Iterator[TextTable]:
     """Read a delimited file as tables of at most about ``rows`` rows, one by one.
 
-    No more than one of them is in memory. Arguments and errors are those of
-    :func:`read_table`, which decides by each table what it decides by the file.
+    No more than one of them is in memory. Errors are those of :func:`read_table`, which
+    decides by each table what it decides by the file.
     """
-    _check_signs(decimal, thousands)
     head = ""
     n_before = 0
-    for text in _parts(file, rows, encoding):
+    for text in _parts(file, rows, dialect.encoding):
         if not n_before:
-            table = _table(text, file, delimiter, decimal, thousands, header)
+            table = _table(text, file, dialect)
             first = _FIRST_LINE.match(text)
-            if first is not None and header is not False:
+            if first is not None and dialect.header is not False:
                 head = first[0]
         else:
             if not text.strip():
                 continue
             try:
-                table = _table(head + text, file, delimiter, decimal, thousands, header)
+                table = _table(head + text, file, dialect)
             except InputError as error:
                 raise InputError(
                     f"{error} (rows are counted from row {n_before} of the file)"
@@ -388,53 +420,29 @@ def _parts(file: Path, rows: int, encoding: str | None) -> Iterator[str]:
             # the message needs all bytes before the wrong one
             _decode(file_content(file), encoding)
             raise
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(
-                f"its compressed content is damaged or cut short ({error}); copy it"
-                " again"
-            ) from error
+        except _DAMAGED as error:
+            raise _damaged_file(error) from error
 
 
-def _check_signs(decimal: str | None, thousands: str | None) -> None:
-    """Refuse signs in numbers that are none, or that contradict each other."""
-    if decimal not in (None, ".", ","):
-        raise InputError(
-            f"decimal={decimal!r} is not a decimal sign; expected '.' or ','"
-        )
-    if thousands not in {None, *_SEPARATORS} - {decimal or "."}:
-        raise InputError(
-            f"thousands={thousands!r} beside the decimal sign {decimal or '.'!r} is no"
-            " separator; expected '.', ',', \"'\" or 'space', and decimal='.' or"
-            " decimal=',' with it"
-        )
-
-
-def _table(
-    text: str,
-    file: Path,
-    delimiter: str | None,
-    decimal: str | None,
-    thousands: str | None,
-    header: bool | None,
-) -> TextTable:
-    """Cut text into cells; arguments and errors as :func:`read_table`."""
+def _table(text: str, file: Path, dialect: Dialect) -> TextTable:
+    """Cut text into cells; errors as :func:`read_table`."""
+    delimiter = dialect.delimiter
     declaration = re.match(r"sep=(.)\r?\n", text)
     if declaration:
         # in files for Excel, a first line such as sep=; names the delimiter
         delimiter = delimiter or declaration[1]
         text = text[declaration.end() :]
     if delimiter is None:
-        delimiter = _find_delimiter(text, file, decimal)
+        delimiter = _find_delimiter(text, file, dialect.decimal)
     else:
         delimiter = _parse_delimiter(delimiter)
     rows = _rows(text, delimiter)
     # as written for now: whether they are values is asked before any apostrophe is
     # dropped
     names = [cell.strip() for cell in rows[0]]
-    if header is None:
+    if dialect.header is None:
         _refuse_values(names)
-        header = True
-    if header:
+    if dialect.header or dialect.header is None:
         names = [
             # the name that pandas gives to such a column, by which :mod:`.frames` knows
             # it
@@ -464,7 +472,9 @@ def _table(
     notes: tuple[str, ...] = ()
     if empty:
         notes = (f"{empty} rows at the end hold nothing and were left out",)
-    return TextTable(columns, first_row, delimiter, decimal, notes, thousands)
+    return TextTable(
+        columns, first_row, delimiter, dialect.decimal, notes, dialect.thousands
+    )
 
 
 def _decode(content: bytes, encoding: str | None) -> str:
@@ -478,11 +488,14 @@ def _decode(content: bytes, encoding: str | None) -> str:
         source = f" as encoding={encoding!r} asks for" if encoding else ""
         # latin-1 decodes any bytes
         first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
-        raise InputError(
-            f"row {row} is not text in {label}{source}; give its encoding, as in"
-            " encoding='cp1252' (Western Europe) or 'cp1250' (Central Europe); its"
-            f" first line, with the delimiter and the columns, is {first!r}"
-        ).with_cures(*_encodings(content)) from error
+        raise InputError(f"row {row} is not text in {label}{source}").with_cures(
+            *_encodings(content),
+            advice=(
+                "; give its encoding, as in encoding='cp1252' (Western Europe) or"
+                " 'cp1250' (Central Europe); its first line, with the delimiter and the"
+                f" columns, is {first!r}"
+            ),
+        ) from error
     except (LookupError, ValueError) as error:
         raise InputError(
             f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'"
@@ -562,18 +575,17 @@ def _find_delimiter(text: str, file: Path, decimal: str | None) -> str:
     signs = [sign for sign in _DELIMITERS if sign in unquoted]
     if len(signs) > 1:
         listing = " and ".join(_DELIMITERS[sign] for sign in signs)
-        raise InputError(
-            f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or"
-            " 'tab'"
-        ).with_cures(*_delimiters(text, signs))
+        raise InputError(f"the first line may be cut at {listing}").with_cures(
+            *_delimiters(text, signs), advice="; give delimiter=',', ';', '|' or 'tab'"
+        )
     if signs:
         return signs[0]
     # blanks in the first line and in the second one
     if re.match(r"[^\s\"]+ +[^\s\"]", rest) and " " in first.strip():
-        raise InputError(
-            "blanks may separate the columns; give delimiter='space', or delimiter=','"
-            " for one column"
-        ).with_cures({"delimiter": "space"})
+        raise InputError("blanks may separate the columns").with_cures(
+            {"delimiter": "space"},
+            advice="; give delimiter='space', or delimiter=',' for one column",
+        )
     # a comma would cut decimals in two, and a file called .tsv has tabs further down if
     # any
     if decimal == "," or ".tsv" in file.name.lower():
@@ -654,9 +666,12 @@ def _refuse_values(first: Sequence[str]) -> None:
     )
     if not has_standard and (dates or values or all(cell in MISSING for cell in first)):
         raise InputError(
-            f"the first line ({', '.join(map(repr, first[:6]))}) may be names or"
-            " values; give header=True or header=False"
-        ).with_cures({"header": False}, {"header": True})
+            f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values"
+        ).with_cures(
+            {"header": False},
+            {"header": True},
+            advice="; give header=True or header=False",
+        )
 
 
 def _mask(array: pa.Array) -> np.ndarray:

@@ -366,10 +366,14 @@ def _from_numbers(
             formats = ["%Y.%m"]
     if formats:
         raise InputError(
-            f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give"
-            f" time_format={' or '.join(map(repr, formats))}, or leave the column out"
-            " to read the values without dates"
-        ).with_cures(*({"time_format": form} for form in formats))
+            f"the numbers of column {name!r}, such as {numbers[0]}, may be dates"
+        ).with_cures(
+            *({"time_format": form} for form in formats),
+            advice=(
+                f"; give time_format={' or '.join(map(repr, formats))}, or leave the"
+                " column out to read the values without dates"
+            ),
+        )
     kind, reading = "broken", "as positions"
     if are_integers:
         kind, reading = "whole", "are read as step numbers"
@@ -485,13 +489,19 @@ def _from_text(
         stamps = stamps.where(np.array(has_year))
     wrong = np.flatnonzero(stamps.isna() | ~np.broadcast_to(iso, len(bare)))
     if len(wrong):
-        expected = "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
+        expected = "ISO 8601"
+        advice = "; give time_format=…, as in '%d.%m.%Y'"
         if time_format:
             expected = f"time_format={time_format!r}"
+            advice = ""
         raise InputError(
             f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is"
-            f" not a date of {expected}; or it is {_BEYOND}"
-        ).with_cures({"time_format": None}, *_format_cures(texts))
+            f" not a date of {expected}"
+        ).with_cures(
+            {"time_format": None},
+            *_format_cures(texts),
+            advice=f"{advice}; or it is {_BEYOND}",
+        )
     clock = stamps.to_numpy(dtype="datetime64[ns]")
     offsets = {text: _offset(zone[2]) for text, zone in zones.items() if zone}
     if not offsets:
@@ -738,9 +748,11 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
         if alias is None and len(index) > 2:
             raise InputError(
                 f"series {name!r} has irregular timestamps ({index[0]}, {index[1]},"
-                f" {index[2]}, …) and no frequency can be inferred; give"
-                f" {_jitter(index) or 'freq=…'}, or resample it first"
-            ).with_cures(_jitter_cure(index))
+                f" {index[2]}, …) and no frequency can be inferred"
+            ).with_cures(
+                _jitter_cure(index),
+                advice=f"; give {_jitter(index) or 'freq=…'}, or resample it first",
+            )
         step = f"frequency {alias!r}"
         if alias is None:
             positions = np.arange(len(index))
@@ -841,9 +853,10 @@ def _date_positions(
         if not isinstance(offset, pd.offsets.Tick):
             message += f"; {nearest_dates(index[first_off], freq)}"
         option = _jitter(index)
+        advice = ""
         if option:
-            message += f"; if times are off by chance, give {option}"
-        raise InputError(message).with_cures(_jitter_cure(index))
+            advice = f"; if times are off by chance, give {option}"
+        raise InputError(message).with_cures(_jitter_cure(index), advice=advice)
     return np.asarray(positions, dtype=np.int64)
 
 
