@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tsfm_lens.cli import app
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.data import SeriesBatch, read_series
-from tsfm_lens.data.faults import list_arguments
+from tsfm_lens.data.faults import find_faults, list_arguments
 
 SHOPS = ("Nürnberg", "Köln")
 DAYS = 30
@@ -175,7 +175,7 @@ def test_wrong_options_are_replaced_in_the_command(tmp_path: Path) -> None:
     rows = [f"2021-01-{day:02d},{day},{day % 7}" for day in range(1, 29)]
     file.write_text("\n".join(["Day,Load,Heat", *rows]))
     words = f"forecast bolt-nano --data {file} --horizon 2 --csv"
-    wrong = "--time-column=Dya -t Laod --past Heet --freq often"
+    wrong = "--time-column=Dya -tLaod --past Heet --freq often"
     refused = CliRunner().invoke(app, f"{words} {wrong}".split())
     text = refused.stderr
     assert "4 things are wrong" in text
@@ -204,14 +204,29 @@ def test_both_readings_of_a_date_are_said(tmp_path: Path) -> None:
     found = refusal(file, time_column="day")
     (fault,) = found.faults.found
     forms = [fault.options, *fault.others]
-    assert {"time_format": "%d/%m/%Y"} in forms
-    assert {"time_format": "%m/%d/%Y"} in forms
+    assert forms == [{"time_format": "%d/%m/%Y"}, {"time_format": "%m/%d/%Y"}]
     for form in ("time_format='%d/%m/%Y'", "time_format='%m/%d/%Y'"):
         assert form in str(found)
     words = f"forecast bolt-nano --data {file} --time-column day"
     text = CliRunner().invoke(app, words.split()).stderr
     for form in ("--time-format %d/%m/%Y", "--time-format %m/%d/%Y"):
         assert form in text
+
+
+def test_a_cure_that_does_not_help_is_passed_over() -> None:
+    """Of two cures, the one is taken after which the same error does not come again."""
+    wrong, right = {"decimal": "."}, {"decimal": ","}
+
+    def read(decimal: str = "") -> None:
+        if decimal == ",":
+            raise InputError("a word is no number")
+        raise InputError("numbers are unclear").with_cures(wrong, right)
+
+    with pytest.raises(InputError) as caught:
+        read()
+    first, second = find_faults("load.csv", read, {}, caught.value).found
+    assert (first.options, first.others) == (right, (wrong,))
+    assert (second.message, second.options) == ("a word is no number", {})
 
 
 def test_a_fault_without_a_cure_is_said_last(tmp_path: Path) -> None:

@@ -330,6 +330,9 @@ def _without_flags(args: Sequence[str], names: Collection[str]) -> list[str]:
     is_value = False
     for arg in args:
         flag, sign, _ = arg.partition("=")
+        if not arg.startswith("--"):
+            # the value of a short option may stand right after it, as in -tload
+            flag, sign = arg[:2], arg[2:]
         if is_value:
             is_value = False
         elif flag not in flags:
