@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +135,20 @@ def _texts(content: Any) -> Iterator[str]:
 
 
 def _files(texts: Collection[str]) -> Iterator[Path]:
-    """Yield the files that texts name, and those of the folders that they name."""
+    """Yield the files that texts name, and those of the folders that they name.
+
+    A text may also be a glob.
+    """
     for text in texts:
         # a text that is a path has a separator or an ending
         if "/" not in text and "." not in text:
             continue
         path = Path(text).expanduser()
-        if path.is_file():
-            yield path
-        elif path.is_dir():
-            yield from (file for file in path.rglob("*") if file.is_file())
+        paths = [path]
+        if not path.exists():
+            paths = [Path(match) for match in glob(str(path), recursive=True)]
+        for match in paths:
+            if match.is_dir():
+                yield from (file for file in match.rglob("*") if file.is_file())
+            elif match.exists():
+                yield match
