@@ -183,3 +183,31 @@ def _unpacked(stream: bytes) -> bytes:
         return zlib.decompress(stream)
     except zlib.error:
         return b""
+
+
+def test_sections_share_adaptive_stretches() -> None:
+    """Routes in the first pass of a longer forecast are of the same stretches."""
+    rng = np.random.default_rng(0)
+    run = tsfm_lens.load("chronos2-nano").run(rng.normal(size=96), 40, seasonality=12)
+    few = {"input_attribution": {"method": "occlusion"}}
+    sections = ("input_attribution", "input_routes")
+    found = explanation.explain(run, sections=sections, options=few)
+    inputs, routes = (found[kind] for kind in sections)
+    assert routes.sizes["step"] < inputs.sizes["step"] == 40
+    assert routes["start"].values.tolist() == inputs["start"].values.tolist()
+
+
+def test_refused_masking_loses_no_page() -> None:
+    """What forbids to choose stretches leaves out the sections that need them."""
+    series = tsfm_lens.bundled("nile").tail(40)
+    run = tsfm_lens.load("bolt-nano").run(series, 4)
+    left = dict[str, str]()
+    found = explanation.explain(
+        run,
+        sections=("forecast", "input_attribution"),
+        # of another length than the series
+        reference=[np.zeros(3)],
+        left_out=left,
+    )
+    assert list(found) == ["forecast"]
+    assert len(left) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from tsfm_lens.data.batch import item_rows
 from tsfm_lens.explain.segments import (
     WAYS,
     check_segments,
-    refined_cuts,
+    refined_segments,
     target_row,
     token_edges,
 )
@@ -180,15 +181,23 @@ def test_cuts_are_close_where_effects_are(bolt_run: Run, place: int) -> None:
     """Stretches around a step that alone matters are the shortest, whole seasons."""
     run = bolt_run.lens.run(np.sin(np.arange(480) * np.pi / 6), 6, seasonality=12)
 
-    def effects(parts: tuple[explain.Segment, ...]) -> np.ndarray:
-        return np.array([float(part.start <= place < part.stop) for part in parts])
+    measured = []
 
-    cuts = refined_cuts(run, effects)
-    bounds = [-480, *cuts, 0]
+    def effects(
+        parts: tuple[explain.Segment, ...], positions: Sequence[int]
+    ) -> np.ndarray:
+        chosen = [parts[position] for position in positions]
+        measured.extend(chosen)
+        return np.array([float(part.start <= place < part.stop) for part in chosen])
+
+    found = refined_segments(run, effects)
+    # no stretch is measured twice
+    assert len(set(measured)) == len(measured)
+    bounds = [*(part.start for part in found), 0]
     lengths = {(start, stop): stop - start for start, stop in pairwise(bounds)}
     around = next(length for (a, b), length in lengths.items() if a <= place < b)
     assert around == 12 == min(lengths.values())
-    assert all(cut % 12 == 0 for cut in cuts)
+    assert all(cut % 12 == 0 for cut in bounds)
 
 
 def test_adaptive_stretches_are_of_the_model(bolt_run: Run) -> None:

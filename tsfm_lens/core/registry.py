@@ -14,7 +14,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial, wraps
@@ -435,11 +434,10 @@ def probe(
                 work = _count_work(args)
             token = _IS_WITHIN_PROBE.set(True)
             try:
-                with ExitStack() as stack:
-                    if takes_progress and not is_nested:
-                        shown = stack.enter_context(DelayedProgress(entry.title))
-                        if arguments.get("progress") is None:
-                            arguments["progress"] = shown
+                with DelayedProgress(entry.title) as shown:
+                    is_shown = takes_progress and not is_nested
+                    if is_shown and arguments.get("progress") is None:
+                        arguments["progress"] = shown
                     result = function(*args, **arguments)
             finally:
                 _IS_WITHIN_PROBE.reset(token)

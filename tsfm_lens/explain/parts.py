@@ -17,7 +17,7 @@ from tsfm_lens.core.choices import ADAPTIVE, COMPONENTS, PARTS
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, item_rows
-from tsfm_lens.explain.segments import Segment, find_step, refined_cuts, segments
+from tsfm_lens.explain.segments import Segment, find_step, refined_segments, segments
 from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.run import Run
 
@@ -136,12 +136,12 @@ def find_segments(
     item: Item,
     target: int | str,
     parts: Parts,
-    effects: Callable[[tuple[Segment, ...]], np.ndarray],
+    effects: Callable[[tuple[Segment, ...], Sequence[int]], np.ndarray],
 ) -> tuple[Segment, ...]:
     """Return the segments that the argument ``parts`` means.
 
     See :func:`tsfm_lens.explain.input_attribution`. ``effects`` gives the size of the
-    effect of each segment, for stretches that are close where the effects are.
+    effect of some segments, for stretches that are short where the effects are.
     """
     if not (parts is None or isinstance(parts, int | str | Mapping)):
         return tuple(parts)
@@ -156,9 +156,7 @@ def find_segments(
         return components(run, item, target=target, **options)
     if split != ADAPTIVE:
         raise unknown_name("way to cut the past", split, PARTS)
-    others = {name: options[name] for name in ("others",) if name in options}
-    cuts = refined_cuts(run.item(item), effects, target=target, **options)
-    return segments(run, item, target=target, cuts=cuts, **others)
+    return refined_segments(run.item(item), effects, target=target, **options)
 
 
 def _classes(

@@ -245,6 +245,17 @@ LARGEST = 5
 """Routes of a segment that a search must find."""
 
 
+def _same_stretches(results: Any) -> dict[str, Any]:
+    """Choose the stretches of the inputs' explanation, if there is one."""
+    inputs = results.computed.get("input_attribution")
+    parts: Parts = 6
+    # a run in one pass may have fewer steps, to which other segments are cut anew
+    if inputs is not None and "part_values" not in inputs.coords:
+        starts = inputs["start"].values[inputs["kind"].values == "past"]
+        parts = {"cuts": sorted(starts.tolist())[1:]}
+    return {"parts": parts, "reference": "mean"}
+
+
 @probe(
     lambda results: (single_pass(results.first),),
     title="Routes of the input",
@@ -267,7 +278,7 @@ LARGEST = 5
     needs="series",
     computes="input_routes of the first item",
     one_item=True,
-    options={"parts": 6, "reference": "mean"},
+    options=_same_stretches,
 )
 @with_messages_once
 def input_routes(

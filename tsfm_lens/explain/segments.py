@@ -251,15 +251,15 @@ def _inner_cuts(
     return steps
 
 
-def refined_cuts(
+def refined_segments(
     run: Run,
-    effects: Callable[[tuple[Segment, ...]], np.ndarray],
+    effects: Callable[[tuple[Segment, ...], Sequence[int]], np.ndarray],
     *,
     target: int | str = 0,
     season: int | None = None,
     others: str = "past and future",
-) -> list[int]:
-    """Return cuts of the target's past that are close where its effects are.
+) -> tuple[Segment, ...]:
+    """Cut the target's past into stretches that are short where its effects are.
 
     From few stretches on, the one of largest effect is halved, until there are 8, or as
     many as :func:`segments` makes. Whole seasons, or whole tokens where there is none,
@@ -267,29 +267,37 @@ def refined_cuts(
 
     Args:
         run: of one item.
-        effects: gives the size of the effect of each segment.
+        effects: gives the size of the effect of some segments of a whole cut, by their
+            positions in it.
         target, season, others: as of :func:`segments`.
     """
     row = target_row(run.batch, target)
     period = run.batch.seasonalities[row] if season is None else season
+    edges = token_edges(run)
     even = segments(run, target=target, season=season, others=others)
     count = min(_MOST_REFINED, sum(part.row == row for part in even))
-    coarse = segments(
+    current = segments(
         run, target=target, parts=max(1, count // 3), season=season, others=others
     )
-    edges = token_edges(run)
-    cuts = sorted(part.start for part in coarse if part.row == row)[1:]
-    while len(cuts) + 1 < count:
+    sizes: dict[Segment, float] = {}
+    while True:
+        stretches = [index for index, part in enumerate(current) if part.row == row]
+        halves = {
+            current[index]: _middle_cut(current[index], edges, period)
+            for index in stretches
+        }
+        divisible = [part for part, cut in halves.items() if cut is not None]
+        if len(halves) >= count or not divisible:
+            return current
+        # of a stretch that stays, the effect is known
+        new = [index for index in stretches if current[index] not in sizes]
+        parts = [current[index] for index in new]
+        sizes |= dict(zip(parts, effects(current, new), strict=True))
+        largest = max(divisible, key=sizes.__getitem__)
+        # the oldest stretch begins where the past does, which is no cut
+        starts = [part.start for part in halves][1:]
+        cuts = [*starts, halves[largest]]
         current = segments(run, target=target, cuts=cuts, others=others)
-        sizes = effects(current)
-        stretches = [i for i, part in enumerate(current) if part.row == row]
-        largest_first = sorted(stretches, key=lambda i: -sizes[i])
-        halves = [_middle_cut(current[i], edges, period) for i in largest_first]
-        new_cuts = [cut for cut in halves if cut is not None]
-        if not new_cuts:
-            break
-        cuts = sorted([*cuts, new_cuts[0]])
-    return cuts
 
 
 def _middle_cut(part: Segment, edges: Sequence[int], season: int) -> int | None:

@@ -159,11 +159,14 @@ class Masks:
         )
         check_segments(self.segments, self.batch, self.run.horizon)
 
-    def _effects_alone(self, segments: tuple[Segment, ...]) -> np.ndarray:
-        """Return how far hiding each segment alone moves the median, (segment,)."""
+    def _effects_alone(
+        self, segments: tuple[Segment, ...], positions: Sequence[int]
+    ) -> np.ndarray:
+        """Return how far hiding some segments, each alone, moves the median."""
         masks = replace(self, segments=segments, item=0, repeats=1, progress=None)
         count = len(segments)
-        keep = np.concatenate([np.ones((1, count), bool), ~np.eye(count, dtype=bool)])
+        hidden = ~np.eye(count, dtype=bool)[list(positions)]
+        keep = np.concatenate([np.ones((1, count), bool), hidden])
         values = masks(keep)[:, self.middle]
         return np.asarray(np.abs(values[1:] - values[0]).mean(-1))
 

@@ -26,7 +26,6 @@ from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.scenarios import explain_change, what_if
-from tsfm_lens.explain.values import Masks
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.viz.covariate_use import covariate_totals
@@ -248,20 +247,11 @@ def explain(
         over_items["exact"] = _EXACT
         # sampling takes four masks for each segment, at least
         over_items["budget"] = max(2**_EXACT, 4 * max_segments)
-    # what the caller asks of the inputs holds for all that is tested of them
-    is_adaptive = (
-        parts in (None, ADAPTIVE)
-        and bool({*kinds} & {*_MASKING_KINDS})
-        and "parts" not in (options or {}).get("input_attribution", {})
-    )
-    if is_adaptive:
-        # the same stretches in all sections, also where these are of fewer steps; many
-        # items have few stretches of equal length
-        masks = Masks(run, ADAPTIVE, reference, item=run.batch.groups[0])
-        cuts = [part.start for part in masks.segments if part.row == masks.row][1:]
-        for kind in ("input_attribution", "input_routes", "deletion_curves"):
-            defaults[kind]["parts"] = {"cuts": cuts}
-    elif parts not in (None, ADAPTIVE):
+    if parts in (None, ADAPTIVE):
+        # routes and tests go on with the same stretches; over many items there are few,
+        # of equal length
+        defaults["input_attribution"]["parts"] = ADAPTIVE
+    else:
         for kind, probe_options in defaults.items():
             if kind != "route_faithfulness":
                 probe_options["parts"] = parts

@@ -60,6 +60,8 @@ _MAX_NAMES = 3  # segments that a reading names
 # Where the mean is below this share of the mean absolute effect, steps differ in sign.
 _MIXED = 0.9
 BOTH_WAYS = "both ways"
+VERBS = {"up": "raises", "down": "lowers", BOTH_WAYS: "moves"}
+"""What an input does to a forecast, by the direction of its effect."""
 # Smallest difference of the halves of a forecast, as a share of its range, that is no
 # level course.
 _LEVEL = 0.05
@@ -244,11 +246,10 @@ def _moves(ds: xr.Dataset, effects: np.ndarray, group: list[int]) -> str:
     """
     name = group_name(names(ds, "segment"), group, name_segments(ds))
     size, way = moved(effects.sum(0))
-    verb = {"up": "raises it by", "down": "lowers it by"}.get(way, "moves it by")
-    text = f"{name} {verb} {measured(find_unit(ds).strip())(size)}"
-    if verb == "moves it by":
-        text = f"{text} ({way})"
-    return text
+    amount = measured(find_unit(ds).strip())(size)
+    if way in VERBS:
+        return f"{name} {VERBS[way]} it by {amount}"
+    return f"{name} {VERBS[BOTH_WAYS]} it by {amount} ({way})"
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:

@@ -12,11 +12,11 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.input_attribution import direction
+from tsfm_lens.viz.input_attribution import VERBS, direction
 from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.select import find_unit
 from tsfm_lens.viz.summary import summary
-from tsfm_lens.viz.words import after_number, num
+from tsfm_lens.viz.words import measured, num
 
 _MAX_ITEMS = 3  # named in sentences
 
@@ -64,8 +64,7 @@ def item_overview(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_items(ds: xr.Dataset) -> list[str]:
-    """Say of the first items of the overview how far off they are, and why."""
-    verbs = {"up": "raises", "down": "lowers"}
+    """Say how far off the first items are, and what moves their forecasts."""
     sentences = []
     rows = item_overview(ds).head(_MAX_ITEMS).to_dict("records")
     for row in rows:
@@ -73,9 +72,9 @@ def read_items(ds: xr.Dataset) -> list[str]:
         if np.isfinite(row["error"]):
             clauses.append(f"error {num(row['error'])} MASE")
         if isinstance(row["largest"], str):
-            verb = verbs.get(row["direction"], "moves")
-            size = f"{num(row['effect'])} {after_number(row['unit'])}".strip()
-            clauses.append(f"{row['largest']} {verb} it most, by {size}")
+            verb = VERBS[row["direction"]]
+            size = measured(row["unit"])(row["effect"])
+            clauses.append(f"{row['largest']} {verb} the forecast most, by {size}")
         if clauses:
             sentences.append(f"{row['series']}: {'; '.join(clauses)}.")
     return sentences
