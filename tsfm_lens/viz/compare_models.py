@@ -23,7 +23,8 @@ from tsfm_lens.viz.words import listed, num
 __all__ = ["removal_curves"]
 
 _WORDS = {"low": "low stable rank first", "high": "high stable rank first"}
-_TICKS = [0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]  # multiples of an error
+# multiples of an error, which without its heads a model may raise by powers of ten
+_TICKS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 1e3, 1e4, 1e5, 1e6]
 _COLOURS = {"low": BLUE, "high": VERMILION}
 
 
