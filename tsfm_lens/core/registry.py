@@ -503,7 +503,7 @@ def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
 
 def _flatten(args: Sequence[Any]) -> list[Any]:
     """Put the members of lists in place of these, as of the runs of several models."""
-    flat = []
+    flat: list[Any] = []
     for argument in args:
         if isinstance(argument, list | tuple):
             flat += argument
