@@ -345,8 +345,8 @@ def _add_curves(data: xr.Dataset, curves: xr.Dataset) -> xr.Dataset:
     random = curves["random_error_ratio"].where(varies)
     # a forecast that equals the truth has no error, and no logarithm
     with np.errstate(divide="ignore"):
-        logarithms: xr.DataArray = xr.apply_ufunc(np.log, random)
-        excess = np.log(ordered) - logarithms.median("draw")
+        logarithm = xr.apply_ufunc(np.log, ordered)
+        excess = logarithm - xr.apply_ufunc(np.log, random).median("draw")
     is_larger = ordered.median("series") >= random.median("series")
     # where no part is removed, or all of them, every order is the same
     is_choice = (curves["share"] > 0) & (curves["share"] < 1)
