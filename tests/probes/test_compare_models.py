@@ -138,6 +138,51 @@ def test_few_series_match_nothing() -> None:
     assert "bolt-nano" not in str(one.layout.title.text)
 
 
+def test_orders_stand_beside_twins() -> None:
+    runs = [
+        run_of(name, holdout=True, twins=2) for name in ("bolt-nano", "chronos2-nano")
+    ]
+    found = compare_models(runs, draws=1, parts="mlps")
+    alone = compare_models([run.twin(1) for run in runs], draws=1, parts="mlps")
+    expected = np.abs(alone["excess_size"].values)
+    assert_array_equal(found["excess_twins"][1], expected.astype("float32"))
+    lines = [
+        line
+        for panel in find("compare_models").draw_panels(found)
+        for line in panel.sentences
+    ]
+    assert any("2 untrained twins" in line for line in lines)
+
+
+def test_copies_of_a_series_count_once() -> None:
+    """A short series is padded beside a longer one, and its copy is no other."""
+    long, short = (tsfm_lens.bundled(name).values[0] for name in ("co2", "elnino"))
+    series = [array.ravel() for array in (long[-90:], short[-60:], short[-60:])]
+    runs = [
+        tsfm_lens.load(name).run(series, HORIZON, holdout=True)
+        for name in ("bolt-nano", "chronos2-nano")
+    ]
+    found = compare_models(runs, draws=1)
+    assert found["matched_share"].attrs["units_compared"] == 2
+    assert found["excess_p"].attrs["units"] == 2
+
+
+def test_flat_series_are_left_out() -> None:
+    lens = tsfm_lens.load("bolt-nano")
+    series = [np.sin(np.arange(60.0)), np.ones(60)]
+    truth = np.zeros((2, HORIZON))
+    found = compare_models(lens.run(series, HORIZON, truth=truth), draws=2)
+    alone = compare_models(lens.run(series[:1], HORIZON, truth=truth[:1]), draws=2)
+    ratios = found["error_ratio"].transpose("series", ...).values
+    assert np.isnan(ratios[1]).all()
+    # the forecast of a batch differs from that of one series by rounding
+    assert_close(
+        ratios[0], alone["error_ratio"].values[..., 0], depth=300, dtype=np.float32
+    )
+    flat = lens.run(series[1:], HORIZON, truth=truth[1:])
+    expect_error("every series is flat", compare_models, [flat])
+
+
 def test_what_cannot_be_compared_is_refused() -> None:
     run = run_of("bolt-nano", "co2", holdout=True)
     expect_error("no run is given", compare_models, [])

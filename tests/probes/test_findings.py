@@ -364,6 +364,21 @@ def test_nested_probes_run_twins_once(
     assert "effect_twins" in inner(CountedRun())
 
 
+def test_probes_of_several_runs_have_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry.measurements()))
+    calls = []
+
+    def several(runs: Any, names: Any) -> xr.Dataset:
+        calls.append([run.n_twins for run in runs])
+        assert names == ["one", "other"]
+        return add_estimates(effects(np.ones((2, 3))), "effect", floor=0.0)
+
+    several = registry.probe()(several)
+    found = several([CountedRun(2), CountedRun(2)], ["one", "other"])
+    assert found["effect_twins"].sizes["twin"] == 2
+    assert calls == [[2, 2], [0, 0], [0, 0]]
+
+
 def test_invalid_numbers_of_twins_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -450,17 +450,22 @@ def compare_with_twins(
         return result
     # a caller's progress counts the result alone, and not its twins
     options = {name: value for name, value in options.items() if name != "progress"}
-    # a run becomes that of a twin, and other arguments stay; one twin at a time, since
-    # each is as large as the model
-    twin_args = (
-        [arg.twin(i) if hasattr(arg, "n_twins") else arg for arg in args]
-        for i in range(count)
-    )
+    # one twin at a time, since each is as large as the model
+    twin_args = ([_make_twin(arg, number) for arg in args] for number in range(count))
     try:
         return with_twins(result, (probe(*twin, **options) for twin in twin_args))
     # a result without twins is still one, and says why it has none
     except InputError as error:
         return result.assign_attrs(twins_refused=str(error))
+
+
+def _make_twin(argument: Any, number: int) -> Any:
+    """Return the twin of a run, or of each in a list; any other argument as it is."""
+    if isinstance(argument, list | tuple):
+        return [_make_twin(item, number) for item in argument]
+    if hasattr(argument, "n_twins"):
+        return argument.twin(number)
+    return argument
 
 
 def twins_of_reports() -> int:
@@ -566,7 +571,7 @@ def _units(
     if is_of_items:
         labels = data["item"].values
     else:
-        labels = _digests(contexts, rows)
+        labels = digest_series(contexts)
     # each window of the only item is a unit, and says nothing about other series
     if is_of_items and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
@@ -574,8 +579,9 @@ def _units(
     return np.where(targets, units, -1), OTHER_SERIES
 
 
-def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
+def digest_series(data: xr.Dataset) -> np.ndarray:
     """Return one label per series, the same for series that are equal."""
+    rows = np.arange(data.sizes["series"])
     # without contexts to compare, every series counts as different
     if "context" not in data or data["context"].dims != ("series", "time"):
         return rows

@@ -421,7 +421,8 @@ def probe(
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
             # a probe that another one calls leaves the twins to its caller
             is_nested = _IS_WITHIN_PROBE.get()
-            counts = [getattr(argument, "n_twins", 0) or 0 for argument in args]
+            given = _flatten(args)
+            counts = [getattr(argument, "n_twins", 0) or 0 for argument in given]
             if is_nested:
                 n_twins = 0
             else:
@@ -431,7 +432,7 @@ def probe(
             # a sum over all parameters, which only the twins need
             work = 0
             if n_twins:
-                work = _count_work(args)
+                work = _count_work(given)
             token = _IS_WITHIN_PROBE.set(True)
             try:
                 with DelayedProgress(entry.title) as shown:
@@ -445,12 +446,12 @@ def probe(
             from tsfm_lens.core.estimates import Result, compare_with_twins, of_targets
 
             if n_twins:
-                spent = _count_work(args) - work
+                spent = _count_work(given) - work
                 result = compare_with_twins(
                     function, result, n_twins, args, arguments, spent
                 )
             if not is_nested:
-                result = of_targets(result, args)
+                result = of_targets(result, given)
             if "kind" not in result.attrs:
                 # the first argument, mostly a run or lens, may be given by keyword
                 subject = [*args, *arguments.values()][0]
@@ -496,6 +497,17 @@ def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
         result: dict[str, Any] = subject.describe(*names)
         return result
     return dict(zip(("kind", "title", "source"), names, strict=True))
+
+
+def _flatten(args: Sequence[Any]) -> list[Any]:
+    """Put the members of lists in place of these, as of the runs of several models."""
+    flat: list[Any] = []
+    for argument in args:
+        if isinstance(argument, list | tuple):
+            flat += argument
+        else:
+            flat.append(argument)
+    return flat
 
 
 def _count_work(args: Sequence[Any]) -> int:

@@ -21,7 +21,7 @@ from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.estimates import add_estimates
+from tsfm_lens.core.estimates import add_estimates, digest_series
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import LEVEL, SMALLEST, ratio
 from tsfm_lens.hooks.component import Component, writers
@@ -39,6 +39,8 @@ from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.given import called, check_option
 from tsfm_lens.probes.recipes import heads_by_stable_rank, random_heads
 from tsfm_lens.probes.sites import component_coords
+from tsfm_lens.probes.weights import stable_rank
+from tsfm_lens.probes.zero_ablation import forecast_ablations, make_ablations
 
 __all__ = ["compare_models"]
 
@@ -62,7 +64,7 @@ SHUFFLES = 999
         "two models match if the forecasts lose the same without them."
     ),
     source="tsfm-lens paper, definition 5.2 and appendix B (S3-ORD, S3-H1PP)",
-    subject="{models}, on the same series",
+    subject="{model}, on the same series",
     cost="search",
 )
 def compare_models(
@@ -115,7 +117,7 @@ def compare_models(
 
     Raises:
         InputError: there is no truth; two models have one name, or other series; a
-            model has no attention over time, or no MLPs.
+            model has no attention over time, or no MLPs; every series is flat.
 
     Example:
         >>> truth = [[1.0, 2.0]]
@@ -129,7 +131,8 @@ def compare_models(
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws is {draws!r}, expected 1 or more random orders")
     names = list(models)
-    targets = np.flatnonzero(runs[0].batch.is_target)
+    first = models[names[0]]
+    targets = np.flatnonzero(first.batch.is_target)
     curves = []
     effects = []
     for number, run in enumerate(models.values(), 1):
@@ -138,21 +141,24 @@ def compare_models(
             effects.append(_measure_effects(run))
         if progress is not None:
             progress(number, len(models))
-    data = runs[0].dataset().isel(series=targets)
     # a flat forecast still has an error and effects, unlike a flat context
     flat = np.any([cached_flat_contexts(run) for run in models.values()], axis=0)
-    data = data.assign_coords(flat=("series", flat[targets]), model=names)
-    data = _add_curves(data, curves, targets)
+    data = first.dataset().assign_coords(flat=("series", flat), model=names)
+    data = data.isel(series=targets)
+    if data["flat"].all():
+        raise InputError("every series is flat, so that no models can be compared")
+    # NaN where a model has fewer parts than another
+    joined = xr.concat(curves, "model", join="outer").isel(series=targets)
+    data = _add_curves(data, joined)
     if len(models) > 1:
         data = _add_matches(data, names, effects, targets, seed)
     data.attrs = {
-        "models": ", ".join(names),
         "model": ", ".join(names),
         "parts": parts,
         "draws": draws,
         "seed": seed,
-        "horizon": runs[0].horizon,
-        "rollout": int(runs[0].rollout),
+        "horizon": first.horizon,
+        "rollout": int(first.rollout),
     }
     return data
 
@@ -215,28 +221,12 @@ def _check_same(first: Run, other: Run) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """Errors of one model by the number of parts removed.
+def _measure_removals(run: Run, parts: str, draws: int, seed: int) -> xr.Dataset:
+    """Forecast without a growing share of the parts, in all orders.
 
-    Attributes:
-        share: of the parts, (removed,).
-        error: of the complete model, (series,).
-        ordered: errors by order over that of the complete model, (order, removed,
-            series).
-        random: the same, (draw, removed, series).
-        floor: of the logarithm of such a ratio, (series,).
+    The result has the errors that :func:`compare_models` returns of one model, and
+    ``rounding`` (series,), the noise floor of the logarithm of such a ratio.
     """
-
-    share: np.ndarray
-    error: np.ndarray
-    ordered: np.ndarray
-    random: np.ndarray
-    floor: np.ndarray
-
-
-def _measure_removals(run: Run, parts: str, draws: int, seed: int) -> _Curve:
-    """Forecast without a growing share of the parts, in all orders."""
     assert run.truth is not None
     steps = slice(run.first_step, None)
     truth = run.truth[:, steps]
@@ -270,12 +260,16 @@ def _measure_removals(run: Run, parts: str, draws: int, seed: int) -> _Curve:
             return np.asarray(np.abs(np.log(quotient)))
 
     count = len(orders[0]) - 1
-    return _Curve(
-        share=np.arange(count + 1) / count,
-        error=plain,
-        ordered=ratios[: len(ORDERS)],
-        random=ratios[len(ORDERS) :],
-        floor=noise_floor(run, logarithm),
+    axes = ("removed", "series")
+    return xr.Dataset(
+        {
+            "share": ("removed", np.arange(count + 1) / count),
+            "error": ("series", plain),
+            "error_ratio": (("order", *axes), ratios[: len(ORDERS)]),
+            "random_error_ratio": (("draw", *axes), ratios[len(ORDERS) :]),
+            "rounding": ("series", noise_floor(run, logarithm)),
+        },
+        {"order": list(ORDERS), "draw": range(draws), "removed": range(count + 1)},
     )
 
 
@@ -314,87 +308,57 @@ def _head_orders(lens: Lens, draws: int, seed: int) -> list[Order]:
 def _mlp_orders(lens: Lens, draws: int, seed: int) -> list[Order]:
     """Return MLPs by the stable rank of their output matrix, and at random."""
     stack = lens.wiring.output_stack
-    ranks: dict[Component, float] = {}
-    for layer in range(stack.n_layers):
-        for writer in stack.rows(layer):
-            if isinstance(writer, Mlp):
-                matrix = lens.weights.mlp(layer, writer.kind, stack.name).W_out
-                values = torch.linalg.svdvals(matrix.detach().double())
-                rank = float(values.square().sum() / values.max().square())
-                ranks[Component(stack.name, layer, writer.kind)] = rank
-    if not ranks:
+    mlps = [
+        Component(stack.name, layer, writer.kind)
+        for layer in range(stack.n_layers)
+        for writer in stack.rows(layer)
+        if isinstance(writer, Mlp)
+    ]
+    if not mlps:
         raise InputError(
             f"{lens.model_id} has no MLPs whose matrices its wiring names;"
             " parts='heads' removes heads"
         )
-    low = sorted(ranks, key=lambda component: ranks[component])
-    orders = [low, low[::-1]]
-    for draw in range(draws):
-        shuffled = np.random.default_rng(seed + draw).permutation(len(low))
-        orders.append([low[position] for position in shuffled])
+    ranks = [_output_rank(lens, mlp) for mlp in mlps]
+    low = np.argsort(ranks, kind="stable")
+    random = [
+        np.random.default_rng(seed + draw).permutation(low) for draw in range(draws)
+    ]
     return [
         # in model order, by which equal sets are known
-        [sorted(order[:step], key=low.index) for step in range(len(order) + 1)]
-        for order in orders
+        [[mlps[at] for at in sorted(order[:step])] for step in range(len(mlps) + 1)]
+        for order in (low, low[::-1], *random)
     ]
 
 
-def _add_curves(
-    data: xr.Dataset, curves: Sequence[_Curve], targets: np.ndarray
-) -> xr.Dataset:
+def _output_rank(lens: Lens, mlp: Component) -> float:
+    """Compute the stable rank of the output matrix of an MLP, NaN if it is zero."""
+    matrix = lens.weights.mlp(mlp.layer, str(mlp.kind), mlp.stack).W_out
+    values = torch.linalg.svdvals(matrix.detach().double())
+    return float(stable_rank(values.cpu().numpy()))
+
+
+def _add_curves(data: xr.Dataset, curves: xr.Dataset) -> xr.Dataset:
     """Add the errors of all models, and test the orders against chance."""
-    longest = max(len(curve.share) for curve in curves)
-
-    def joined(name: str, axis: int) -> np.ndarray:
-        arrays = []
-        for curve in curves:
-            values = getattr(curve, name)
-            width = [(0, 0)] * values.ndim
-            width[axis] = (0, longest - values.shape[axis])
-            arrays.append(np.pad(values, width, constant_values=np.nan))
-        return np.array(arrays)
-
-    ordered = joined("ordered", 1)[..., targets]
-    random = joined("random", 1)[..., targets]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logarithms = np.log(random)
-        excess = np.log(ordered) - np.median(logarithms, axis=1)[:, None]
+    varies = ~data["flat"]
+    ordered = curves["error_ratio"].where(varies)
+    random = curves["random_error_ratio"].where(varies)
+    # a forecast that equals the truth has no error, and no logarithm
+    with np.errstate(divide="ignore"):
+        logarithm = xr.apply_ufunc(np.log, ordered)
+        excess = logarithm - xr.apply_ufunc(np.log, random).median("draw")
+    is_larger = ordered.median("series") >= random.median("series")
     # where no part is removed, or all of them, every order is the same
-    steps = np.array([len(curve.share) - 1 for curve in curves])
-    places = np.arange(longest)
-    trivial = (places == 0) | (places >= steps[:, None])
-    excess = np.where(trivial[:, None, :, None], np.nan, excess)
-    typical = _median(random)
-    below = _share_below(_median(ordered), typical)
-    axes = ("model", "order", "removed", "series")
-    data = data.assign_coords(order=list(ORDERS), removed=places).assign(
-        share=(("model", "removed"), joined("share", 0)),
-        error=(("model", "series"), np.array([c.error for c in curves])[:, targets]),
-        error_ratio=(axes, ordered),
-        random_error_ratio=(("model", "draw", *axes[2:]), random),
-        excess=(axes, excess),
-        random_below=(axes[:3], np.where(trivial[:, None], np.nan, below)),
+    is_choice = (curves["share"] > 0) & (curves["share"] < 1)
+    data = data.assign(
+        share=curves["share"],
+        error=curves["error"],
+        error_ratio=ordered,
+        random_error_ratio=random,
+        excess=excess.where(is_choice),
+        random_below=is_larger.mean("draw").where(is_choice),
     )
-    floors = np.array([curve.floor for curve in curves])[:, targets]
-    floor = xr.DataArray(floors, dims=("model", "series"))
-    data = data.assign_coords(draw=range(random.shape[1]))
-    return add_estimates(data, "excess", floor=floor, signed=True)
-
-
-def _median(values: np.ndarray) -> np.ndarray:
-    """Return medians over series, NaN where a model removes no such number."""
-    known = np.isfinite(values).any(-1)
-    # without a value there is nothing that numpy could take a median of
-    medians = np.nanmedian(np.where(known[..., None], values, 0.0), axis=-1)
-    return np.where(known, medians, np.nan)
-
-
-def _share_below(ordered: np.ndarray, random: np.ndarray) -> np.ndarray:
-    """Return the share of random errors (model, draw, removed) up to those of orders.
-
-    Errors of orders, and the shares, are (model, order, removed).
-    """
-    return np.asarray((random[:, None] <= ordered[:, :, None]).mean(2))
+    return add_estimates(data, "excess", floor=curves["rounding"], signed=True)
 
 
 @dataclass(frozen=True)
@@ -419,8 +383,9 @@ def _measure_effects(run: Run) -> _Effects:
         for stack in wiring.stacks
         for component in writers(wiring, stack.name)
     ]
-    variants = [Variant.zero(component) for component in components]
-    forecasts = keep_above_rounding(run, point_forecasts(run, variants), run.point)
+    ablations = make_ablations(run, components, "zero", None)
+    ablated = forecast_ablations(run, ablations, "zero")
+    forecasts = keep_above_rounding(run, ablated, run.point)
     spans = ranges(run, run.point)
     change = ratio(forecasts - run.point, spans[:, None], 0.0)
     return _Effects(components, change)
@@ -501,11 +466,8 @@ def _distinct(data: xr.Dataset) -> np.ndarray:
 
     A copy of a series would be no other series by which to draw a floor.
     """
-    contexts = data["context"].transpose("series", ...).values
     varying = np.flatnonzero(~data["flat"].values)
-    if not len(varying):
-        raise InputError("every series is flat, so that no effects can be compared")
-    _, first = np.unique(contexts[varying], axis=0, return_index=True)
+    _, first = np.unique(digest_series(data)[varying], return_index=True)
     return np.sort(varying[first])
 
 
