@@ -70,9 +70,9 @@ def read_parts(
     text_options = {name: options[name] for name in _OF_TEXT if name in options}
     try:
         blocks = _blocks(file, rows, text_options, columns)
-        first = next(blocks)
-        keys = _id_columns(first, columns)
-        if not keys:
+        first = next(blocks, None)
+        keys = [] if first is None else _id_columns(first, columns)
+        if first is None or not keys:
             yield read_series(path, units=units, seasonality=seasonality, **options)
             return
         seen: set[str] = set()

@@ -137,7 +137,7 @@ def embedding_point(stack: Stack, layer: int | None = None) -> str:
 
 def check_pool(pool: str | None) -> None:
     """Refuse a way of pooling that does not exist."""
-    if pool is not None and pool not in POOLS:
+    if pool is not None and not (isinstance(pool, str) and pool in POOLS):
         raise unknown_name("pool", str(pool), POOLS)
 
 
