@@ -94,6 +94,7 @@ def test_killed_runs_go_on(file: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write(file, folder, 1, progress=stop)
     expect_error("not finished: run the same command", read_embeddings, folder)
+    expect_error("layer 1 and not 0.*new folder", write, file, folder, 0)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
     assert before
     outcome = write(file, folder, 1)
@@ -212,6 +213,19 @@ def test_parts_may_be_small(ending: str, rows: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, expected)
     if rows == 1:
         assert len(parts) == len(whole)
+
+
+def test_parts_share_a_grid(tmp_path: Path) -> None:
+    """Series with gaps in a later part are on the grid of the first part."""
+    frame = long_frame()
+    is_last = frame["id"] == frame["id"].iloc[-1]
+    frame = frame[~is_last | (frame.index % 2 == 0)]
+    path = tmp_path / "long.parquet"
+    frame.to_parquet(path)
+    read = SeriesBatch.concat(list(read_parts(path, ROWS)))
+    whole = read_series(path, freq="D")
+    assert read.freqs == whole.freqs
+    assert read.lengths == whole.lengths
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
