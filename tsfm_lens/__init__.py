@@ -74,7 +74,10 @@ def __getattr__(name: str) -> Any:
     # these are refused without a search for a module
     if not name.startswith("_") and find_spec(f"tsfm_lens.{name}"):
         return import_module(f"tsfm_lens.{name}")
-    raise AttributeError(f"module 'tsfm_lens' has no attribute {name!r}")
+    # loaded only where an error is on its way
+    from tsfm_lens.core.foreign_words import refuse_name
+
+    return refuse_name(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -13,9 +13,9 @@ from transformer_lens.utilities import Slice
 
 import tsfm_lens
 from refusals import expect_error
-from tsfm_lens import ablation
+from tsfm_lens import ablation, explain, probes
 from tsfm_lens.core.errors import UnknownNameError, unknown_name
-from tsfm_lens.core.foreign_words import ARGUMENTS, MEMBERS
+from tsfm_lens.core.foreign_words import ARGUMENTS, CLASSES, MEMBERS
 from tsfm_lens.hooks import Zero
 
 SERIES = [10 + np.sin(np.arange(60) / 2.0), 12 + np.cos(np.arange(60) / 3.0)]
@@ -29,6 +29,13 @@ CALLS: dict[str, Callable[..., Any]] = {
     "record": lambda lens, **words: lens.run_with_cache(SERIES, **words),
     "series": lambda lens, **words: tsfm_lens.as_series(SERIES, **words),
     "load": lambda lens, **words: tsfm_lens.load("bolt-nano", **words),
+    "embed": lambda lens, **words: lens.embed(SERIES, **words),
+    "probe": lambda lens, **words: probes.ablation_effects(None, **words),
+    "explanation": lambda lens, **words: explain.covariate_use(None, **words),
+    "helper": lambda lens, **words: probes.stable_rank(None, **words),
+    "measure": lambda lens, **words: lens.run(SERIES, 3).measure(
+        "ablation_effects", **words
+    ),
 }
 
 
@@ -57,6 +64,14 @@ def test_members_of_others_name_ours() -> None:
             with pytest.raises(AttributeError, match=f"no {word!r}: .+"):
                 getattr(thing, word)
         assert not hasattr(thing, "something_else")
+
+
+@pytest.mark.parametrize("package", [tsfm_lens, probes, explain], ids=str)
+def test_names_of_others_name_ours(package: Any) -> None:
+    for word in (*CLASSES, "direct_logit_attribution"):
+        with pytest.raises(AttributeError, match=f"no attribute {word!r}: .+"):
+            getattr(package, word)
+    assert not hasattr(package, "something_else")
 
 
 KEYS = [

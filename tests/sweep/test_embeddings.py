@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tiny_lenses import lens_of
 from tsfm_lens.cli import app
 from tsfm_lens.core.errors import StoreError
 from tsfm_lens.data import SeriesBatch, read_series
+from tsfm_lens.data.file_parts import read_parts
 from tsfm_lens.sweep import Store, read_embeddings, write_embeddings
 from tsfm_lens.testing import assert_close
 
@@ -92,6 +94,7 @@ def test_killed_runs_go_on(file: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write(file, folder, 1, progress=stop)
     expect_error("not finished: run the same command", read_embeddings, folder)
+    expect_error("layer 1 and not 0.*new folder", write, file, folder, 0)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
     assert before
     outcome = write(file, folder, 1)
@@ -191,6 +194,82 @@ def test_files_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
         expect_error(message, write, path, folder, 1, **options)
     words.to_csv(path, index=False)
     assert write(path, tmp_path / "named", 1, targets=["target"]).parts > 2
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_parts_may_be_small(ending: str, rows: int, tmp_path: Path) -> None:
+    """The series are the same, and no part has less than one of them."""
+    path = tmp_path / f"long.{ending}"
+    if ending == "parquet":
+        long_frame().to_parquet(path)
+    else:
+        long_frame().to_csv(path, index=False)
+    parts = list(read_parts(path, rows))
+    whole = read_series(path)
+    read = SeriesBatch.concat(parts).values
+    assert [name for part in parts for name in part.ids] == list(whole.ids)
+    for found, expected in zip(read, whole.values, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    if rows == 1:
+        assert len(parts) == len(whole)
+
+
+def test_parts_share_a_grid(tmp_path: Path) -> None:
+    """Series with gaps in a later part are on the grid of the first part."""
+    frame = long_frame()
+    is_last = frame["id"] == frame["id"].iloc[-1]
+    frame = frame[~is_last | (frame.index % 2 == 0)]
+    path = tmp_path / "long.parquet"
+    frame.to_parquet(path)
+    read = SeriesBatch.concat(list(read_parts(path, ROWS)))
+    whole = read_series(path, freq="D")
+    assert read.freqs == whole.freqs
+    assert read.lengths == whole.lengths
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_empty_files_are_refused(ending: str, tmp_path: Path) -> None:
+    empty = tmp_path / f"empty.{ending}"
+    empty.write_bytes(b"")
+    bare = tmp_path / f"bare.{ending}"
+    if ending == "parquet":
+        long_frame().iloc[:0].to_parquet(bare)
+    else:
+        long_frame().iloc[:0].to_csv(bare, index=False)
+    expect_error(rf"empty\.{ending}", write, empty, tmp_path / "out")
+    expect_error(rf"bare\.{ending}.*no rows", write, bare, tmp_path / "out")
+
+
+def test_wrong_calls_leave_the_folder_free(file: Path, tmp_path: Path) -> None:
+    """What is refused is no reason to refuse the call that is right."""
+    folder = tmp_path / "out"
+    lens = lens_of("chronos-bolt")
+    refused = [
+        ({"rows": 0}, "rows=0.*expected an integer from 1"),
+        ({"rows": 2.5}, r"rows=2\.5.*expected an integer from 1"),
+        ({"h": 3}, "takes no 'h'; the number of forecast steps"),
+        ({"poool": "mean"}, "takes no 'poool'; did you mean pool"),
+        ({"pool": ["mean"]}, r"no pool .*mean"),
+        ({"ids": ["a"]}, "ids=… does not fit a file"),
+        ({"targets": ["load"]}, "load"),
+    ]
+    for options, message in refused:
+        expect_error(message, write_embeddings, lens, file, folder, 1, **options)
+    assert write(file, folder, 1).parts > 2
+
+
+def test_series_are_told_apart_by_labels(tmp_path: Path) -> None:
+    """Series of the same values under other names, units or seasons are others."""
+    lens = lens_of("chronos-bolt")
+    batch = SeriesBatch((np.arange(40.0), np.arange(30.0)), freq="D")
+    write_embeddings(lens, batch, tmp_path, 0)
+    for changed in (
+        replace(batch, ids=("a", "b")),
+        replace(batch, seasonalities=(12, 12)),
+        replace(batch, units=("kW", "MW")),
+    ):
+        expect_error("other content", write_embeddings, lens, changed, tmp_path, 0)
 
 
 def test_files_without_ids_are_read_whole(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import ismodule
@@ -19,6 +19,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.foreign_words import refuse_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -140,7 +141,7 @@ def _failure(point: EntryPoint, error: Exception) -> str:
 def export(package: str) -> list[str]:
     """Bind in a package what its modules list in ``__all__``.
 
-    Return these names, sorted.
+    Return these names, sorted. Of other names, the package says what replaces them.
     """
     namespace = vars(sys.modules[package])
     modules = [
@@ -155,6 +156,7 @@ def export(package: str) -> list[str]:
     }
     # after all imports, each of which binds its module under the same name
     namespace.update(names)
+    namespace["__getattr__"] = partial(refuse_name, package)
     return sorted(names)
 
 

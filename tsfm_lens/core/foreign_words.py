@@ -1,7 +1,8 @@
 """Words of other forecasting libraries, and what replaces them here.
 
 Errors quote these tables: :func:`answer` for an argument, :data:`MEMBERS` for an
-attribute. Names of TransformerLens are in :mod:`tsfm_lens.hooks.tl_names`.
+attribute, :data:`CLASSES` for a class. Members of TransformerLens's classes are in
+:mod:`tsfm_lens.hooks.tl_names`.
 """
 
 from __future__ import annotations
@@ -116,6 +117,33 @@ MEMBERS = {
 """Attributes of other libraries' models and forecasts -> the replacement."""
 
 
+CLASSES = {
+    **dict.fromkeys(
+        ("HookedTransformer", "HookedEncoder", "HookedEncoderDecoder"),
+        "tsfm_lens.load(name) opens a model as a Lens, with run_with_cache and hooks",
+    ),
+    "TransformerBridge": "tsfm_lens.load(name) opens a model as a Lens",
+    "ActivationCache": "lens.run_with_cache(series) gives Activations",
+    **dict.fromkeys(
+        ("HookedRootModule", "HookPoint", "FactoredMatrix"),
+        "it is TransformerLens's own, of transformer_lens",
+    ),
+    **dict.fromkeys(
+        ("BaseChronosPipeline", "ChronosPipeline", "Chronos2Pipeline"),
+        "tsfm_lens.load(name) opens a model as a Lens; lens.native is its pipeline",
+    ),
+    **dict.fromkeys(
+        ("TimeSeries", "TimeSeriesDataFrame", "ListDataset", "PandasDataset"),
+        "tsfm_lens.as_series(data) makes a SeriesBatch of frames, arrays and files",
+    ),
+    **dict.fromkeys(
+        ("TimeSeriesPredictor", "StatsForecast", "NeuralForecast"),
+        "tsfm_lens.load(name).forecast(series, horizon) is a forecast",
+    ),
+}
+"""Classes of other libraries -> the replacement."""
+
+
 def answer(name: str, allowed: Iterable[str]) -> str:
     """Say what replaces an argument: our word for it, a near one, or all there are."""
     options = list(allowed)
@@ -132,13 +160,17 @@ def answers_arguments(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function refuse an argument that it does not have in words.
 
+    A function that takes any argument is left as it is.
+
     Args:
         label: of the function, as a message names it.
         hints: replacements of its own, by argument.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        parameters = list(signature(function).parameters)
+        parameters = signature(function).parameters
+        if any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
+            return function
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -152,6 +184,15 @@ def answers_arguments(
         return checked
 
     return decorate
+
+
+def refuse_name(package: str, name: str) -> Any:
+    """Raise AttributeError for a name that a package lacks, with our word for it."""
+    hint = CLASSES.get(name) or MEMBERS.get(name, "")
+    message = f"module {package!r} has no attribute {name!r}"
+    if hint:
+        message += f": {hint}"
+    raise AttributeError(message)
 
 
 def refuse_member(thing: Any, name: str, label: str) -> Any:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from tsfm_lens.core.errors import InputError, LensError, unknown_name
 from tsfm_lens.core.extensions import MEASUREMENTS, load_all, load_extension
+from tsfm_lens.core.foreign_words import answers_arguments
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.progress import DelayedProgress
 
@@ -417,6 +418,7 @@ def probe(
         kind = function.__name__
         takes_progress = "progress" in signature(function).parameters
 
+        @answers_arguments(kind)
         @wraps(function)
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
             # a probe that another one calls leaves the twins to its caller

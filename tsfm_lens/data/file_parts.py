@@ -65,9 +65,9 @@ def read_parts(
     try:
         dialect, columns = split_dialect(name_lists(options))
         blocks = _blocks(file, rows, dialect, columns)
-        first = next(blocks)
-        keys = _id_columns(first, columns)
-        if not keys:
+        first = next(blocks, None)
+        keys = [] if first is None else _id_columns(first, columns)
+        if first is None or not keys:
             yield read_series(path, units=units, seasonality=seasonality, **options)
             return
         seen: set[str] = set()

@@ -402,7 +402,7 @@ _FIRST_LINE = re.compile(r"(?:sep=.\r?\n)?[^\r\n]*(?:\r\n|\r|\n)")
 
 
 def _parts(file: Path, rows: int, encoding: str | None) -> Iterator[str]:
-    """Yield the text of a file in parts of ``rows`` lines."""
+    """Yield the text of a file in parts of at least ``rows`` rows."""
     is_zipped = file.name.lower().endswith(".gz")
     opened: Any = gzip.open if is_zipped else open
     with opened(file, "rb") as binary:
@@ -411,7 +411,8 @@ def _parts(file: Path, rows: int, encoding: str | None) -> Iterator[str]:
         name = encoding or _default_encoding(mark)
         try:
             lines = io.TextIOWrapper(binary, encoding=name, newline="")
-            while part := "".join(islice(lines, rows)):
+            # beside the names, and Excel's line above them
+            while part := "".join(islice(lines, rows + 2)):
                 # a quoted cell may hold line breaks, and is not cut in two
                 while part.count('"') % 2 and (line := lines.readline()):
                     part += line

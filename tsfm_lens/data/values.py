@@ -239,11 +239,10 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
     ):
         # pandas makes decimals of whole numbers that stand beside missing ones
         column = column.astype(np.int64)
-    if column.dtype == object:
-        ids = np.array(
-            [cell if type(cell) is str else label(cell, what) for cell in column],
-            dtype=object,
-        )
+    # equal texts read alike, so that each is converted once; 1 and 1.0 do not
+    is_text = pd.api.types.infer_dtype(column, skipna=False) == "string"
+    if column.dtype == object and not is_text:
+        ids = np.array([label(cell, what) for cell in column], dtype=object)
         codes, _ = pd.factorize(column.to_numpy())
     else:
         codes, values = pd.factorize(column)

@@ -31,8 +31,14 @@ FORECAST = "FORECAST"
 """Special of a token that covers steps after a series, in a stack that reads it."""
 
 
+def _lasts(firsts: np.ndarray, count: int) -> np.ndarray:
+    """Return the index of the last vector of each series, of so many vectors."""
+    lasts: np.ndarray = np.append(firsts[1:], count) - 1
+    return lasts
+
+
 def _mean(vectors: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    counts = np.diff(np.append(firsts, len(vectors)))
+    counts = _lasts(firsts, len(vectors)) + 1 - firsts
     # sums of many tokens in single precision would lose digits
     sums = np.add.reduceat(vectors, firsts, axis=0, dtype=np.float64)
     means: np.ndarray = (sums / counts[:, None]).astype(np.float32)
@@ -50,7 +56,7 @@ def _first(vectors: np.ndarray, firsts: np.ndarray) -> np.ndarray:
 
 
 def _last(vectors: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    chosen: np.ndarray = vectors[np.append(firsts[1:], len(vectors)) - 1]
+    chosen: np.ndarray = vectors[_lasts(firsts, len(vectors))]
     return chosen
 
 
@@ -137,7 +143,7 @@ def embedding_point(stack: Stack, layer: int | None = None) -> str:
 
 def check_pool(pool: str | None) -> None:
     """Refuse a way of pooling that does not exist."""
-    if pool is not None and pool not in POOLS:
+    if pool is not None and not (isinstance(pool, str) and pool in POOLS):
         raise unknown_name("pool", str(pool), POOLS)
 
 
@@ -176,19 +182,16 @@ def embed_batch(
     # spans count from the forecast start; the first patch may begin in the padding
     start = np.maximum(np.array(spans.start)[tokens] + lengths, 0)
     end = np.maximum(np.array(spans.stop)[tokens] + lengths, 0)
-    firsts = np.flatnonzero(np.diff(series, prepend=-1))
-    counts = np.diff(np.append(firsts, len(series)))
-    # the position in the native input would depend on the padding
-    numbers = np.arange(len(series)) - np.repeat(firsts, counts)
+    # from the first of the series, which are in order: the position in the native input
+    # would depend on the padding
+    numbers = np.arange(len(series)) - np.searchsorted(series, series)
     places = {"token": numbers.astype(np.int32), "special": special}
     if pool is not None:
         is_pooled = special == ""
-        series, start, end = series[is_pooled], start[is_pooled], end[is_pooled]
-        firsts = np.flatnonzero(np.diff(series, prepend=-1))
-        _check_pooled(batch, series[firsts], chosen)
+        series, firsts = np.unique(series[is_pooled], return_index=True)
+        _check_pooled(batch, series, chosen)
         vectors = POOLS[pool](vectors[is_pooled], firsts)
-        start, end = _pooled_bounds(pool, start, end, firsts)
-        series = series[firsts]
+        start, end = _pooled_bounds(pool, start[is_pooled], end[is_pooled], firsts)
         places = {}
     start, end, notes = _in_time(batch, series, start, end)
     labels = _series_labels(batch, series) | places | {"start": start, "end": end}
@@ -240,7 +243,7 @@ def _pooled_bounds(
     pool: str, start: np.ndarray, end: np.ndarray, firsts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps that pooled vectors cover."""
-    lasts = np.append(firsts[1:], len(start)) - 1
+    lasts = _lasts(firsts, len(start))
     if pool == "first":
         return start[firsts], end[firsts]
     if pool == "last":

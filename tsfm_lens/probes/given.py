@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.foreign_words import answers_arguments
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
@@ -38,17 +39,18 @@ def check_option(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_arguments(package: str) -> None:
-    """Let the functions of a package refuse what is not a run or lens.
+    """Let the functions of a package refuse what is not a run or lens, in words.
 
-    An argument is checked where its annotation asks for one.
+    An argument is checked where its annotation asks for one; one that a function does
+    not have is refused by :func:`~tsfm_lens.core.foreign_words.answers_arguments`.
     """
     namespace = vars(sys.modules[package])
     for name in namespace["__all__"]:
         if isfunction(probe := namespace[name]):
             home = vars(sys.modules[probe.__module__])
-            namespace[name] = home[name] = _guard(
-                f"{package.rpartition('.')[2]}.{name}", probe
-            )
+            label = f"{package.rpartition('.')[2]}.{name}"
+            guarded = answers_arguments(label)(_guard(label, probe))
+            namespace[name] = home[name] = guarded
 
 
 def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ import pyarrow as pa
 
 from tsfm_lens.core.errors import InputError, StoreError
 from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data.batch import COLUMNS
 from tsfm_lens.data.file_parts import PART_ROWS, read_parts
 from tsfm_lens.models import Lens
+from tsfm_lens.models.base import check_unknown
 from tsfm_lens.models.batching import cut
 from tsfm_lens.models.embedding import (
     Embeddings,
@@ -31,6 +33,7 @@ from tsfm_lens.models.embedding import (
     embedding_point,
     embedding_stack,
 )
+from tsfm_lens.models.lens import READING
 from tsfm_lens.sweep.planner.config import ModelConfig
 from tsfm_lens.sweep.planner.models import model_fingerprint
 from tsfm_lens.sweep.store import RowLayout, SavedPlan, Store, cell_key
@@ -114,7 +117,8 @@ def write_embeddings(
     Raises:
         StoreError: the folder holds embeddings by another model, layer, stack or pool,
             or of other data; or another process writes into it.
-        InputError: the file cannot be read in parts, or hooks are set on the lens.
+        InputError: the file cannot be read in parts, an argument is wrong, or hooks are
+            set on the lens.
 
     Example:
         >>> nile = tsfm_lens.bundled("nile")
@@ -127,6 +131,12 @@ def write_embeddings(
     check_pool(pool)
     _refuse_hooks(lens)
     is_file = isinstance(source, str | os.PathLike)
+    _check_reading(reading, is_file)
+    is_integer = isinstance(rows, int | np.integer) and not isinstance(rows, bool)
+    if not is_integer or rows < 1:
+        raise InputError(
+            f"rows={rows!r} is not a number of rows; expected an integer from 1 on"
+        )
     if is_file:
         data = _file_digest(source)
     else:
@@ -152,9 +162,7 @@ def write_embeddings(
             )
         store.remove_leftovers()
         plan = _saved_plan(store)
-        if plan is None:
-            _write_plan(store, lens, source, identity, [])
-        else:
+        if plan is not None:
             _refuse_others(plan, identity, store.path)
         keys = []
         batches = read_parts(source, rows, **reading) if is_file else _cut(source, rows)
@@ -167,6 +175,9 @@ def write_embeddings(
             else:
                 embeddings = embed_batch(lens, batch, layer, stack, pool)
                 outcome.add_notes(embeddings.notes)
+                # a call that fails before leaves the folder free for another
+                if plan is None and number == 0:
+                    _write_plan(store, lens, source, identity, [])
                 store.write(_table(embeddings, key), [key])
             outcome.series += len(batch)
             progress(outcome.series)
@@ -223,6 +234,20 @@ def read_embeddings(folder: str | Path) -> pd.DataFrame:
     return frame
 
 
+def _check_reading(reading: Mapping[str, Any], is_file: bool) -> None:
+    """Refuse options that ``as_series`` lacks, or that need a whole file."""
+    own = ("layer", "stack", "pool", "rows", "progress")
+    check_unknown(reading, "call of write_embeddings", [*own, *READING])
+    if not is_file:
+        return
+    for name in ("ids", "start", "future"):
+        if name in reading:
+            raise InputError(
+                f"{name}=… does not fit a file that is read in parts; in place of its"
+                f" path, give the series that as_series makes with {name}=…"
+            )
+
+
 def _refuse_hooks(lens: Lens) -> None:
     """Refuse hooks, of which the identity of the embeddings knows nothing."""
     has_lasting = any(point.fwd_hooks for point in lens.registry.hooked.values())
@@ -243,10 +268,8 @@ def _file_digest(path: Any) -> str:
 
 
 def _batch_digest(batch: SeriesBatch) -> str:
-    columns = [
-        [*map(str, getattr(batch, name))]
-        for name in ("ids", "groups", "variates", "roles", "starts", "freqs", "lengths")
-    ]
+    # numpy leaves numbers out of the text of long arrays, which follow in full
+    columns = [[*map(str, getattr(batch, name))] for name in (*COLUMNS, "lengths")]
     digest = hashlib.sha256(repr(columns).encode())
     for values in (*batch.values, *batch.futures):
         if values is not None:
