@@ -51,6 +51,7 @@ def build_report(
     provenance: Mapping[str, str],
     remarks: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
+    lead: Sequence[str] = (),
 ) -> Path:
     """Write one self-contained HTML file with all results.
 
@@ -63,7 +64,9 @@ def build_report(
         provenance: what the numbers come from, in the order shown.
         remarks: sentences of your own by name of a result, shown before those computed
             from the numbers.
-        notes: sentences above all results.
+        notes: sentences on the data and on what is missing, below the first screen.
+        lead: names of the results that answer the page's question; their sections stand
+            first, above the cards.
 
     Returns:
         The file written, at most 10 MB; figures beyond that are left out, which the
@@ -92,6 +95,7 @@ def build_report(
         provenance=provenance,
         remarks=remarks,
         notes=notes,
+        lead=lead,
     )
     return write_together({target: page})[0]
 
@@ -126,6 +130,7 @@ def render_page(
     provenance: Mapping[str, str],
     remarks: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
+    lead: Sequence[str] = (),
 ) -> bytes:
     """Render the page as a file's content.
 
@@ -139,6 +144,7 @@ def render_page(
         # two results of one kind, such as those of two models, have the same title
         if section["heading"] in [earlier["heading"] for earlier in sections]:
             section["heading"] += f" ({name})"
+        section["lead"] = name in lead
         sections.append(section)
     anchors = {
         name: section["anchor"] for name, section in zip(results, sections, strict=True)

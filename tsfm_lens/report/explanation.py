@@ -285,8 +285,11 @@ def explain(
         heading = (
             title or f"Explanation of the forecast of {subject} by {run.lens.model_id}"
         )
+        # a change that was asked for is the answer; else what moved the forecast is
+        answers_first = ("what_if", "forecast_change", "input_attribution")
+        lead = [kind for kind in answers_first if kind in results][:1]
         page = pipeline.write_page(
-            run, results, out, heading, sources, progress, missing
+            run, results, out, heading, sources, progress, missing, lead
         )
         results.write(page.parent)
         if pdf:

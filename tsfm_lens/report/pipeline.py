@@ -268,10 +268,12 @@ def write_page(
     sources: Sequence[str],
     progress: Progress | None,
     missing: Mapping[str, str],
+    lead: Sequence[str] = (),
 ) -> Path:
     """Write the results of a run as one HTML file.
 
-    Missing sections are named above them.
+    Missing sections are named in it. ``lead`` names the results that answer the page's
+    question, which stand first.
     """
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
@@ -287,7 +289,12 @@ def write_page(
         ),
     ]
     path = build_report(
-        results, out, title=heading, provenance=provenance(run, sources), notes=notes
+        results,
+        out,
+        title=heading,
+        provenance=provenance(run, sources),
+        notes=notes,
+        lead=lead,
     )
     notify("report", 1, 1)
     return path
