@@ -367,3 +367,18 @@ def test_configurations_name_every_wrong_field(tmp_path: Path) -> None:
     expect_error("there is no file", read_config, tmp_path / "none.yaml")
     file.write_text("models: [")
     expect_error("no YAML", read_config, file)
+
+
+def test_models_by_their_names_alone(tmp_path: Path) -> None:
+    """A name in a file means the same as a mapping of its source."""
+    from tsfm_lens.sweep.planner.config import read_config
+
+    file = tmp_path / "sweep.yaml"
+    read = []
+    for models in (["bolt-nano"], [{"source": "bolt-nano"}]):
+        file.write_text(json.dumps({**CONTENT, "models": models}))
+        read.append(read_config(file))
+    assert read[0] == read[1]
+    assert parse_config({**CONTENT, "models": ["bolt-nano"]}).models == (
+        read[0].models[0].model_copy(update={"name": ""}),
+    )

@@ -100,3 +100,19 @@ def test_missing_font_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         saving.warn_of_fonts(chosen)
     assert saving.missing_fonts("Palatino, DejaVu Sans") == []
     saving.warn_of_fonts(go.Figure(layout={"font": {"family": "dejavu sans"}}))
+
+
+def test_width_in_millimetres_is_refused(tmp_path: Path) -> None:
+    fig = height_bars(heights())
+    expect_error(r"pixels.*column=89", viz.save, fig, tmp_path / "a.pdf", width=89)
+    assert not list(tmp_path.iterdir())
+
+
+def test_name_of_a_drawn_variable_is_answered() -> None:
+    with pytest.raises(AttributeError, match=r"result\.plot\('logit_lens_entropy'\)"):
+        _ = viz.logit_lens_entropy  # type: ignore[attr-defined]
+
+
+def test_option_that_gives_the_variable_is_named() -> None:
+    lens = xr.Dataset({"entropy": ("layer", [1.0])}, attrs={"kind": "logit_lens"})
+    expect_error(r"logits=True", viz.lens_logit_map, lens)

@@ -544,7 +544,8 @@ def figure(
 
     def register(function: Draw[P]) -> Draw[P]:
         instead = attributes.get("instead", "")
-        draw = _checked(function, kind, tuple(variables), instead)
+        options = attributes.get("probe_options", {})
+        draw = _checked(function, kind, tuple(variables), instead, options)
         name = function.__name__
         content = title or cleandoc(function.__doc__ or name).partition("\n")[0]
         tabulate = _make_table(table)
@@ -692,7 +693,11 @@ def name_figures(kind: str) -> str:
 
 
 def check(
-    ds: Any, kinds: str | Sequence[str], *variables: str, instead: str = ""
+    ds: Any,
+    kinds: str | Sequence[str],
+    *variables: str,
+    instead: str = "",
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse what is no result, Dataset or table, of a kind with variables.
 
@@ -701,6 +706,7 @@ def check(
         kinds: the kind that is expected, or several.
         variables: that the result must have.
         instead: name of a figure that needs no such variables.
+        options: of the measurement, by which its result has the variables.
     """
     if isinstance(kinds, str):
         kinds = [kinds]
@@ -730,8 +736,11 @@ def check(
             else:
                 kind = kinds[0]
             hint = ""
+            if options:
+                given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+                hint = f" {kind}(…, {given}) gives it."
             if instead:
-                hint = f" {instead} draws it."
+                hint += f" {instead} draws the result as it is."
             raise InputError(
                 f"the {kind!r} {form} has no {part} {name!r}; it has {names}.{hint}"
             )
@@ -753,7 +762,11 @@ def as_dataset(thing: Any) -> Any:
 
 
 def _checked(
-    function: Draw[P], kind: str, variables: tuple[str, ...], instead: str
+    function: Draw[P],
+    kind: str,
+    variables: tuple[str, ...],
+    instead: str,
+    options: Mapping[str, Any],
 ) -> Draw[P]:
     """Let a figure's function check its result.
 
@@ -774,7 +787,8 @@ def _checked(
         first = next(iter(bound.arguments))
         # the result may be given by position or by name
         bound.arguments[first] = as_dataset(bound.arguments[first])
-        check(ds := bound.arguments[first], kinds, *variables, instead=instead)
+        ds = bound.arguments[first]
+        check(ds, kinds, *variables, instead=instead, options=options)
         # numpy and xarray take longer to import than the help of the command line
         from tsfm_lens.core.estimates import name_lost_dimensions
 

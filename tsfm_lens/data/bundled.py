@@ -83,7 +83,9 @@ def bundled_info(name: str) -> BundledSeries:
 
 
 def bundled(*names: str) -> SeriesBatch:
-    """Load one or several bundled series; all of them if no name is given.
+    """Load one or several bundled series.
+
+    All of them are loaded if no name is given, or "all" as on the command line.
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest ones.
@@ -92,8 +94,10 @@ def bundled(*names: str) -> SeriesBatch:
         >>> data.bundled("co2", "nile").ids
         ('co2', 'nile')
     """
+    if names in ((), ("all",)):
+        names = bundled_names()
     batches = []
-    for info in map(bundled_info, names or bundled_names()):
+    for info in map(bundled_info, names):
         # opened as a resource, since the package may be inside an archive
         with (_FOLDER / f"{info.name}.csv").open(encoding="utf-8") as handle:
             # the file has no dates: they follow from start and frequency in the index

@@ -112,6 +112,8 @@ class DrawnFigure:
         lines += ["Computed by: " + describe_computation(self.entry) + "."]
         # results of one figure share their test, so the first line says it
         lines += [line for result in self.results for line in _tests(result)][:1]
+        if lines[-1].startswith("Significance") and _has_whiskers(self.figure):
+            lines[-1] += " Whiskers: range over series."
         lines += ["", "Parameters", *_parameters(self.results)]
         recipes = [line for result in self.results for line in _recipes(result)]
         if recipes:
@@ -136,7 +138,7 @@ class DrawnFigure:
 
 
 def _tests(result: Any) -> list[str]:
-    """State the test of significance that a result holds, and what its ranges are."""
+    """State the test of significance that a result holds."""
     tested = [
         variable.attrs
         for name, variable in result.variables.items()
@@ -148,9 +150,19 @@ def _tests(result: Any) -> list[str]:
         units = "1 series alone" if attrs["units"] == 1 else f"{attrs['units']} series"
         lines.append(
             f"Significance: exact sign test over {units} ({attrs['family']} tests,"
-            f" Holm-corrected, {LEVEL_TEXT}). Whiskers and bands: range over series."
+            f" Holm-corrected, {LEVEL_TEXT})."
         )
     return lines
+
+
+def _has_whiskers(figure: go.Figure) -> bool:
+    """Test if a figure draws ranges, which are over series in figures of effects."""
+    return any(
+        trace[f"error_{axis}"].array is not None
+        for trace in figure.data
+        for axis in ("x", "y")
+        if f"error_{axis}" in trace
+    )
 
 
 def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:

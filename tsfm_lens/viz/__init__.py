@@ -4,9 +4,11 @@ Read :func:`plot` first, which draws a run, a forecast or any result. No figure 
 model.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tsfm_lens.core.extensions import export
+from tsfm_lens.core.foreign_words import refuse_name
+from tsfm_lens.core.registry import figures
 
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
@@ -41,3 +43,13 @@ __all__ = export(__name__)
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str) -> Any:
+    # a figure that is drawn by the dimensions of a result is no function of its own
+    if not name.startswith("_") and name in figures():
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}: result.plot({name!r})"
+            " draws this figure"
+        )
+    return refuse_name(__name__, name)

@@ -7,6 +7,7 @@ writes the file, on the scale that :func:`in_print` notes in the metadata.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import plotly.graph_objects as go
@@ -102,9 +103,10 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     # a figure that cannot be read over two columns is drawn all the same, since no
     # column is wider
     if width < COLUMNS["double"] and not fits(fig, width):
-        needed = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
+        # rounded up, so that the width that is named can be read
+        needed = math.ceil(LEAST_SCALE * least_width(fig) / PIXELS_PER_MM)
         raise InputError(
-            f"this figure needs {needed:.0f} mm to be read at 5 pt, not {width:g};"
+            f"this figure needs {needed} mm to be read at 5 pt, not {width:g};"
             " choose 'double' (183 mm)"
         )
     return in_print(fig, width)

@@ -45,6 +45,7 @@ _PATIENCE = 60_000
 _LONGEST = 600
 # Width in pixels of a static image whose figure sets none: two columns of a journal
 # with type of 12 pixels.
+_LEAST_WIDTH = 200  # pixels; nobody reads a narrower image
 _WIDTH = 800
 
 
@@ -83,6 +84,11 @@ def save(
         'co2.html'
     """
     path = Path(path)
+    if width is not None and width < _LEAST_WIDTH:
+        raise InputError(
+            f"width={width} is in pixels, in which nothing can be read; for print,"
+            f" column={width} is a width in mm"
+        )
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         suffixes = ", ".join(f".{name}" for name in FORMATS)

@@ -50,6 +50,14 @@ class ModelConfig(Strict):
     device: str = "cpu"
     univariate: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_source(cls, fields: object) -> object:
+        """Take the source alone, as in ``models: [bolt-nano, chronos-nano]``."""
+        if isinstance(fields, str):
+            return {"source": fields}
+        return fields
+
     @property
     def title(self) -> str:
         """Name in results and figures."""
@@ -382,6 +390,11 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     for source in mappings("data"):
         if source.get("path"):
             source["path"] = resolve(source["path"])
+    if isinstance(content.get("models"), list):
+        content["models"] = [
+            {"source": model} if isinstance(model, str) else model
+            for model in content["models"]
+        ]
     for model in mappings("models"):
         if isinstance(model.get("source"), str):
             # results are called by the source as written, wherever the folder is
