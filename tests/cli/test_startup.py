@@ -53,6 +53,7 @@ REFUSALS |= {
     "reproduce of a wrong model": "reproduce S3-T5 --model bolt-nan",
     "hub id": f"forecast amazon/chronos-bolt-bas {SERIES}",
     "file to embed": "embed bolt-nano lood.csv --out vectors",
+    "pool": "embed bolt-nano bundled:nile --out vectors --pool median",
     "model to embed with": "embed bolt-nan bundled:nile --out vectors",
     "samples": f"forecast bolt-nano {SERIES} --num-samples 5",
     "quantile": f"forecast bolt-nano {SERIES} --quantiles 1.5",

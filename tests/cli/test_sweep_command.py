@@ -114,3 +114,21 @@ def test_source_errors_quote_the_file(data: dict, message: str, tmp_path: Path) 
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(yaml.safe_dump({**CONTENT, "data": [data]}))
     assert message in " ".join(run(wrong).stderr.split())
+
+
+def test_messy_file_names_fields_that_read_it(tmp_path: Path) -> None:
+    """The advice on a file of a sweep is fields of its configuration, and works."""
+    rows = ["Zeit;Last [kW]", "01.01.2024 00:00;101,7", "02.01.2024 00:00;99,5"]
+    rows += [f"{day:02}.01.2024 00:00;{100 + day},5" for day in range(3, 29)]
+    (tmp_path / "messy.csv").write_text("\n".join(rows))
+    file = tmp_path / "messy.yaml"
+    data = {"source": "file", "path": "messy.csv", "horizon": 2}
+    file.write_text(yaml.safe_dump({**CONTENT, "data": [data]}))
+    refused = run(file, "--plan")
+    assert refused.exit_code == 1
+    assert "--" not in refused.stderr
+    advice = refused.stderr.partition("read it:")[2]
+    fields = yaml.safe_load(advice)
+    assert fields["decimal"] == ","
+    file.write_text(yaml.safe_dump({**CONTENT, "data": [data | fields]}))
+    assert run(file, "--plan").exit_code == 0

@@ -103,8 +103,12 @@ class _Commands(TyperGroup):
             console(stderr=True).print(f"interrupted; {text}", soft_wrap=True)
             raise typer.Exit(interrupt_code()) from None
         except LensError as error:
+            arguments = ctx.meta[_ARGUMENTS]
             if error.faults is not None:
-                text = describe_faults(error.faults, ctx.meta[_ARGUMENTS])
+                text = describe_faults(error.faults, arguments)
+            elif arguments[:1] == ["sweep"]:
+                # its options are fields of a configuration, named as in Python
+                text = str(error)
             else:
                 text = translate_options(str(error))
             console(stderr=True).print(

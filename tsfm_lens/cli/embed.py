@@ -20,6 +20,7 @@ from tsfm_lens.cli.common import (
     progress_display,
 )
 from tsfm_lens.cli.reading import AsJson, Reading, reads_files, translate_options
+from tsfm_lens.core.choices import check_pool
 from tsfm_lens.core.console import echo
 from tsfm_lens.core.io import check_writable
 
@@ -62,6 +63,7 @@ def embed(
     from tsfm_lens.data.sources import find_bundled, read_sources
 
     check_writable(out)
+    check_pool(pool)
     source: Any = file
     if find_bundled([file]):
         source = read_sources([file], **reading)

@@ -8,6 +8,7 @@ options. Files are parsed by :mod:`tsfm_lens.data`.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
 import warnings
@@ -278,14 +279,22 @@ def translate_options(message: str) -> str:
 def describe_faults(faults: Faults, args: Sequence[str]) -> str:
     """Say all faults of a file with their options, and the command that reads it.
 
-    ``args`` are the arguments of the command that was given.
+    ``args`` are the arguments of the command that was given. Files of a sweep have
+    their options in its configuration, so fields of their entry are named instead.
     """
-    texts = [translate_options(text) for text in faults.sentences(_write_flags)]
+    in_configuration = args[:1] == ["sweep"]
+    if in_configuration:
+        texts = faults.sentences(_write_fields)
+    else:
+        texts = [translate_options(text) for text in faults.sentences(_write_flags)]
     lines = [f"{faults.path}: {texts[0]}"]
     if len(texts) > 1:
         lines = [f"{faults.path}: {len(texts)} things are wrong"]
         lines += [f"  {number}. {text}" for number, text in enumerate(texts, 1)]
-    if faults.readable:
+    if faults.readable and in_configuration:
+        lines += ["These fields of its entry under data read it:"]
+        lines += [f"  {line}" for line in _list_fields(faults.changes)]
+    elif faults.readable:
         command = ["tsfm-lens", *_without_flags(args, faults.changes)]
         for name, value in faults.changes.items():
             command += _flags_of(name, value)
@@ -301,6 +310,20 @@ def _write_flags(options: Mapping[str, Any]) -> str:
         else:
             parts.append(shlex.join(_flags_of(name, value)))
     return " ".join(parts)
+
+
+def _write_fields(options: Mapping[str, Any]) -> str:
+    dropped = [f"no {name}" for name, value in options.items() if value is None]
+    return " and ".join([*_list_fields(options), *dropped])
+
+
+def _list_fields(options: Mapping[str, Any]) -> list[str]:
+    """Write options as lines of YAML, which takes what JSON takes."""
+    return [
+        f"{name}: {json.dumps(value, ensure_ascii=False)}"
+        for name, value in options.items()
+        if value is not None
+    ]
 
 
 def _flags_of(name: str, value: Any) -> list[str]:

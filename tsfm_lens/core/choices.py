@@ -34,6 +34,8 @@ COMPONENTS = "components"
 ADAPTIVE = "adaptive"
 """Word for stretches of the past that are short where the effects are."""
 PARTS = (COMPONENTS, ADAPTIVE)
+POOLS = ("mean", "max", "first", "last")
+"""Ways in which the tokens of a series become one vector."""
 FORMATS = ("html", "json", "png", "svg", "pdf", "csv")
 """Formats of a figure's files."""
 STATIC = ("svg", "pdf", "png")
@@ -69,6 +71,12 @@ def check_explanation(
         raise unknown_name("method", method, methods)
     if isinstance(reference, str) and reference not in REFERENCES:
         raise unknown_name("reference", reference, REFERENCES)
+
+
+def check_pool(pool: object) -> None:
+    """Refuse a way of pooling that does not exist."""
+    if pool is not None and pool not in POOLS:
+        raise unknown_name("pool", str(pool), POOLS)
 
 
 def checked_formats(formats: Iterable[str]) -> list[str]:

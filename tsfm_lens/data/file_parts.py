@@ -20,6 +20,7 @@ from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.categories import TRUTHS
 from tsfm_lens.data.files import (
+    LARGE,
     PARQUET,
     READABLE,
     in_units,
@@ -82,6 +83,9 @@ def read_parts(
     except (InputError, UnknownNameError) as error:
         if str(path) in str(error):
             raise
+        if file.stat().st_size <= LARGE:
+            # the whole file says all that is wrong with it, and not the first alone
+            read_series(path, units=units, seasonality=seasonality, **options)
         raise type(error)(f"{path}: {error}") from error
     except (OSError, MemoryError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error

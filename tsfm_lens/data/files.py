@@ -34,7 +34,7 @@ from tsfm_lens.data.values import from_arrow, name_lists, texts
 
 PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *PARQUET)
-_LARGE = 2**25
+LARGE = 2**25
 """Bytes of a file that is not read again and again to find all its faults."""
 _MAX_FILES = 5  # files that a message names, the nearest first
 _MIN_NUMBER_SHARE = 0.5  # with this share of numbers, a column must hold no words
@@ -117,7 +117,7 @@ def _all_faults(
     path: str | Path, file: Path, options: dict[str, Any], error: LensError
 ) -> Faults:
     """Find all faults of a file; of a large one the first alone, since it is slow."""
-    if file.stat().st_size > _LARGE:
+    if file.stat().st_size > LARGE:
         return Faults(str(path), (Fault(str(error), {}),), {}, readable=False)
     return find_faults(str(path), partial(_read, file), options, error)
 

@@ -18,7 +18,8 @@ import pandas as pd
 import torch
 
 from tsfm_lens.core.axes import EMBEDDING
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.choices import check_pool
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Stack, Wiring
@@ -60,7 +61,7 @@ def _last(vectors: np.ndarray, firsts: np.ndarray) -> np.ndarray:
     return chosen
 
 
-POOLS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+_POOLING: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "mean": _mean,
     "max": _max,
     "first": _first,
@@ -141,12 +142,6 @@ def embedding_point(stack: Stack, layer: int | None = None) -> str:
     return f"{stack.prefix}.{layer}.hook_resid_post"
 
 
-def check_pool(pool: str | None) -> None:
-    """Refuse a way of pooling that does not exist."""
-    if pool is not None and not (isinstance(pool, str) and pool in POOLS):
-        raise unknown_name("pool", str(pool), POOLS)
-
-
 def embed_batch(
     lens: LensBase,
     batch: SeriesBatch,
@@ -190,7 +185,7 @@ def embed_batch(
         is_pooled = special == ""
         series, firsts = np.unique(series[is_pooled], return_index=True)
         _check_pooled(batch, series, chosen)
-        vectors = POOLS[pool](vectors[is_pooled], firsts)
+        vectors = _POOLING[pool](vectors[is_pooled], firsts)
         start, end = _pooled_bounds(pool, start[is_pooled], end[is_pooled], firsts)
         places = {}
     start, end, notes = _in_time(batch, series, start, end)

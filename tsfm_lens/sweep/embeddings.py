@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from tsfm_lens.core.choices import check_pool
 from tsfm_lens.core.errors import InputError, StoreError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import COLUMNS
@@ -28,7 +29,6 @@ from tsfm_lens.models.base import check_unknown
 from tsfm_lens.models.batching import cut
 from tsfm_lens.models.embedding import (
     Embeddings,
-    check_pool,
     embed_batch,
     embedding_point,
     embedding_stack,

@@ -12,7 +12,10 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +78,7 @@ def serve(
             opens.
         port: the next free one from here on.
         browser: open it in the browser.
-        started: called with the address before the first page can be opened.
+        started: called with the address once a browser can connect to it.
 
     Raises:
         InputError: no port from ``port`` on is free.
@@ -105,7 +108,9 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as folder:
         notebook = _notebook(Path(folder), arguments)
         if started is not None:
-            started(f"http://{HOST}:{free_port}/?token={token}")
+            address = f"http://{HOST}:{free_port}/?token={token}"
+            announce = partial(_announce, free_port, partial(started, address))
+            threading.Thread(target=announce, daemon=True).start()
         # SIGINT and SIGTERM both end the server so that it closes its kernels; a shell
         # that starts it in the background has set SIGINT to be ignored
         if threading.current_thread() is threading.main_thread():
@@ -125,6 +130,15 @@ def _free(port: int) -> int:
                 continue
             return candidate
     raise InputError(f"no port from {port} on is free; give another with --port")
+
+
+def _announce(port: int, started: Callable[[], None]) -> None:
+    """Call ``started`` once the server listens."""
+    while True:
+        with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+            break
+        time.sleep(0.05)
+    started()
 
 
 def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:

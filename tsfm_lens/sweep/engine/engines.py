@@ -243,6 +243,7 @@ class _ProcessWorker(Worker):
         self._remote_work = work
         self._pack = pack
         self._executor: ProcessPoolExecutor | None = None
+        self._pid: Future[int] | None = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
         # the data travel apart from the task, since they are packed once for many tasks
@@ -253,6 +254,8 @@ class _ProcessWorker(Worker):
                 return self._executor.submit(
                     compute_remotely, self._remote_work, task_without_data, data
                 )
+        # that of a process before it may belong to another by now
+        self._pid = None
         self._executor = ProcessPoolExecutor(1, self._context, _begin_process)
         with _signals_blocked():
             # the first task starts the process
@@ -264,8 +267,10 @@ class _ProcessWorker(Worker):
     def stop(self) -> None:
         if self._executor is not None:
             # a shutdown alone would wait for the group in hand
-            with suppress(OSError, BrokenExecutor):
-                os.kill(self._pid.result(), signal.SIGKILL)
+            # a signal may come before the first task is given
+            if self._pid is not None:
+                with suppress(OSError, BrokenExecutor):
+                    os.kill(self._pid.result(), signal.SIGKILL)
             self._executor.shutdown(cancel_futures=True)
 
 
