@@ -246,7 +246,7 @@ def test_large_files_are_read_once(
     """Of a file that takes long to read, the first fault is said alone."""
     file = tmp_path / "large.csv"
     file.write_bytes(FILES["German"][0].encode("cp1252"))
-    monkeypatch.setattr("tsfm_lens.data.files._LARGE", 10)
+    monkeypatch.setattr("tsfm_lens.data.files.LARGE", 10)
     error = refusal(file)
     assert len(error.faults.found) == 1
     assert re.search("encoding='cp1252'", str(error))

@@ -63,6 +63,7 @@ def read_parts(
             categories, which are numbered over the whole file.
     """
     file = regular_file(path, READABLE)
+    seen: set[str] = set()
     try:
         dialect, columns = split_dialect(name_lists(options))
         blocks = _blocks(file, rows, dialect, columns)
@@ -71,7 +72,6 @@ def read_parts(
         if first is None or not keys:
             yield read_series(path, units=units, seasonality=seasonality, **options)
             return
-        seen: set[str] = set()
         for number, frame in enumerate(_whole_ids(first, blocks, keys)):
             batch = from_frame(frame, **columns)
             _check_part(batch, number, seen)
@@ -83,8 +83,8 @@ def read_parts(
     except (InputError, UnknownNameError) as error:
         if str(path) in str(error):
             raise
-        if file.stat().st_size <= LARGE:
-            # the whole file says all that is wrong with it, and not the first alone
+        if not seen and file.stat().st_size <= LARGE:
+            # read whole, a file says all that is wrong with it, and not the first alone
             read_series(path, units=units, seasonality=seasonality, **options)
         raise type(error)(f"{path}: {error}") from error
     except (OSError, MemoryError) as error:
