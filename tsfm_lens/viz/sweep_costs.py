@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from tsfm_lens.core.registry import figure, measurement, panels
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.findings import EffectEstimate
-from tsfm_lens.viz.grid import LOG_AXIS
+from tsfm_lens.viz.ratios import ratio_axis, ratio_bounds
 from tsfm_lens.viz.select import kind_word
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, SKY, mixed, percent, plain
@@ -29,11 +29,6 @@ _ROW = 16  # pixels of an entry
 _ARROW = 8  # pixels
 _GAP = 34  # pixels between two models
 _LEAST = 6  # entries that a model has room for, however many models there are
-# errors beyond this factor are off the axis, or none below a few percent could be read
-_MOST = 5.0
-_WIDE = 1.3  # factor from which ticks are coarse
-_COARSE = (-0.8, -0.5, -0.2, 0, 0.5, 1, 2, 4)
-_FINE = (-0.5, -0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2)
 _LOST = {"heads": "all its heads", "both": "heads and MLP", "mlp": "its MLP"}
 _COLUMNS = (
     *("model", "family", "label", "part", "layer", "attention", "head"),
@@ -167,7 +162,8 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
     )
     places = pd.concat(chosen)[["model", "label", "place"]]
     members = table.merge(places, on=["model", "label"])
-    bounds = _bounds(members)
+    columns = ["member_change", "median_lower", "median_upper"]
+    bounds = ratio_bounds(1 + members[columns].to_numpy())
     tolerance = sweep.find_tolerance(table)
     is_cut = False
     for panel, model, rows in zip(canvas, models, chosen, strict=True):
@@ -176,14 +172,7 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
         hidden = int((entries["model"] == model).sum()) - len(rows)
         _label_rows(panel, rows, hidden)
         is_cut |= _draw_rows(panel, rows, members[members["model"] == model], bounds)
-    ticks = [tick for tick in _ticks(bounds) if bounds[0] <= 1 + tick <= bounds[1]]
-    canvas.x(
-        **LOG_AXIS,
-        range=np.log10(bounds).tolist(),
-        tickvals=[1 + tick for tick in ticks],
-        ticktext=[sweep.change_text(tick, 0).removesuffix(" %") for tick in ticks],
-        tickangle=0,
-    )
+    canvas.x(**ratio_axis(bounds))
     canvas.panel(len(models)).x("change of MASE (%, log scale)")
     unit = f"{table['units'].max()} {table['unit'].iloc[0]}"
     interval = f"line: {sweep.name_intervals(table).removesuffix('s')}"
@@ -312,21 +301,3 @@ def _marks(
                 **style | {"size": _ARROW},
             )
     return bool(((x < bounds[0]) | (x > bounds[1])).any())
-
-
-def _bounds(members: pd.DataFrame) -> tuple[float, float]:
-    """Return the ends of the axis as ratios of errors, a factor each way at most."""
-    columns = ["member_change", "median_lower", "median_upper"]
-    ratios = 1 + members[columns].to_numpy()
-    ratios = ratios[np.isfinite(ratios)]
-    low = max(float(ratios.min()), 1 / _MOST)
-    high = min(float(ratios.max()), _MOST)
-    # wider than the data, and with room where ablations hardly move an error
-    return min(low, 0.98) / 1.03, max(high, 1.02) * 1.03
-
-
-def _ticks(bounds: tuple[float, float]) -> tuple[float, ...]:
-    """Return the changes at which the axis may have ticks."""
-    if bounds[1] > _WIDE:
-        return _COARSE
-    return _FINE
