@@ -122,6 +122,20 @@ ASKED = {
             " --known weekend"
         ),
     ),
+    "reset_slopes": (
+        (
+            "import copy\n\nimport torch\nfrom tsfm_lens import probes\n\ntuned ="
+            " copy.deepcopy(lens)\nlayer ="
+            " tuned.adapter.model.encoder.block[1].layer[0].self_attention\nwith"
+            " torch.no_grad():\n    layer.v.weight.mul_(1.1)  # stands for a"
+            " training\nagain = lens.run(items, 24,"
+            " holdout=True)\nviz.reset_slopes(probes.weight_effects(lens, tuned, again))"
+        ),
+        (
+            "tsfm-lens compare chronos2-nano ./tuned --data people.csv --targets people"
+            " --known weekend"
+        ),
+    ),
     "compare_models": (
         (
             "from tsfm_lens import probes\n\nseveral ="
@@ -245,8 +259,9 @@ def find_scene(measurement: Measurement, figure: Figure) -> Scene:
 def _find_scene(measurement: Measurement, figure: Figure) -> Scene:
     if measurement.of_run:
         return _of_run(measurement, figure)
-    if measurement.kind in ASKED:
-        return Scene(DRIVEN, *ASKED[measurement.kind])
+    asked = ASKED.get(figure.name) or ASKED.get(measurement.kind)
+    if asked:
+        return Scene(DRIVEN, *asked)
     if measurement.kind in MADE:
         return Scene(_PACKAGES, MADE[measurement.kind])
     if measurement.theme == "Sweeps":

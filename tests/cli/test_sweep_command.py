@@ -67,6 +67,7 @@ def test_sweep_with_status_and_report(config: Path, tmp_path: Path) -> None:
     made = run("report", config, "--out", tmp_path / "report", "--json")
     assert made.exit_code == 0, made.output
     assert json.loads(made.stdout)["results"] == [
+        "costs",
         "curves",
         "datasets",
         "effects",

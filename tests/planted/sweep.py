@@ -20,6 +20,10 @@ UNITS = {"unit": "series", "units": 16}
 NO_LEAD = {"distance_leads": "", "distance_lead_share": 0.0}
 METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
 _ATTRS = {"sweep": "planted", "seed": 0, "confidence": 0.95}
+_NO_COST = [
+    *("first", "last", "n_layers", "baseline_mase", "mase", *NO_LEAD),
+    *("spearman_distance", "spearman_distance_lower", "spearman_distance_upper"),
+]
 ORDERS = ("stable_rank:low", "stable_rank:high", "random:0")
 
 
@@ -72,6 +76,7 @@ def sized(logs: np.ndarray) -> dict[str, float]:
     error = max(sem(logs), 1e-9)
     found = {"change": mean, "lower": mean - 2 * error, "upper": mean + 2 * error}
     found |= {"median": np.median(logs), "least": logs.min(), "most": logs.max()}
+    found |= {"median_lower": logs.min(), "median_upper": logs.max()}
     return {k: float(np.expm1(v)) for k, v in found.items()} | {
         "p_value": float(2 * norm.sf(abs(mean) / error))
     }
@@ -190,6 +195,30 @@ def single_heads(
             mine.append(row)
         rows += in_families(mine, "model")
     return table(pd.DataFrame(rows).assign(**NO_LEAD), "sweep_heads")
+
+
+def costs(models: Sequence[Planted]) -> pd.DataFrame:
+    """Single layers, their parts and heads by dataset, from the least to the most."""
+    parts = []
+    effects_, heads = effects(models), single_heads(models)
+    entries = pd.concat(
+        [
+            effects_[effects_["family"] == "layers"].assign(
+                layer=effects_["first"], attention="", head=-1
+            ),
+            heads.assign(family="heads", part="heads"),
+        ],
+        ignore_index=True,
+    )
+    for m in models:
+        for row in entries[entries["model"] == m.model].to_dict("records"):
+            count = len(m.datasets)
+            middle = np.full(max(count - 2, 0), row["median"])
+            changes = [row["least"], *middle, row["most"]][:count]
+            columns = {"member": list(m.datasets), "member_change": changes}
+            parts.append(pd.DataFrame(row | columns))
+    made = pd.concat(parts, ignore_index=True).drop(columns=_NO_COST)
+    return table(made, "sweep_costs", tolerance=TOLERANCE)
 
 
 def curves(
@@ -392,7 +421,7 @@ def sweep(
     ]
     steps = curves(made, counts, harm)
     heavy, choice = recipes(made)
-    return {
+    rest = {
         "layers": effects(made),
         "heads": single_heads(made),
         "curves": steps,
@@ -401,3 +430,5 @@ def sweep(
         "recipes": heavy,
         "selection": choice,
     }
+    # drawn last, so that the errors of the rest are what they are without it
+    return {"costs": costs(made)} | rest

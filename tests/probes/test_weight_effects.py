@@ -5,6 +5,7 @@ built by hand, adapters read.
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import tsfm_lens
 from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, archetypes, lens_of
+from tsfm_lens import viz
 from tsfm_lens.hooks import writers
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, load
@@ -24,7 +26,9 @@ from tsfm_lens.probes import weight_effects
 from tsfm_lens.probes.weight_effects import _owners
 from tsfm_lens.studies.method_scores.series import evaluation_case
 from tsfm_lens.testing import assert_close, example_case
-from tsfm_lens.viz.weight_effects import read_weight_effects
+from tsfm_lens.viz.theme import percent
+from tsfm_lens.viz.weight_effects import name_change, read_weight_effects
+from tsfm_lens.viz.words import num
 from tsfm_lens.zoo.planted import plant
 
 PLANTED = [
@@ -243,6 +247,14 @@ def test_forecasts_are_those_of_each_model(name: str, rollout: bool) -> None:
         assert run.statistic in " ".join(read_weight_effects(found))
 
 
+def without_errors(found: Any) -> list[str]:
+    """Sentences without errors in the unit of the series, "142 → 139"."""
+    number = r"[\d.]+(e[+−]?\d+)?"
+    return [
+        re.sub(f"{number} → {number}", "", text) for text in read_weight_effects(found)
+    ]
+
+
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
 def test_units_change_no_order_or_verdict(name: str) -> None:
     """Units of a series change neither order nor verdict."""
@@ -266,7 +278,7 @@ def test_units_change_no_order_or_verdict(name: str) -> None:
         for variable in (*names, "cumulative_error_change_size"):
             sizes = other[variable], first[variable]
             close_in_float32(*sizes, depth=2000, magnitude=1.0)
-        assert read_weight_effects(other) == read_weight_effects(first)
+        assert without_errors(other) == without_errors(first)
 
 
 def test_half_precision_is_compared_with_base() -> None:
@@ -284,6 +296,57 @@ def test_half_precision_is_compared_with_base() -> None:
     assert weight_effects(base, tuned, run)["component"].values.tolist() == [
         "decoder.2.mlp"
     ]
+
+
+def test_slopes_go_from_tuned_to_base() -> None:
+    """Lines are each series' error by what is set back, and sentences say the same."""
+    base = tsfm_lens.load("bolt-nano")
+    tuned = changed(changed(base, "decoder.1.mlp"), "decoder.2.cross_attn.2", 0.05)
+    run = base.run(tsfm_lens.bundled("pedestrians", "elnino"), 24, holdout=True)
+    found = weight_effects(base, tuned, run)
+    fig = found.plot()
+    errors = found["cumulative_error"]
+    lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
+    assert [line.name for line in lines] == ["pedestrians", "elnino"]
+    for line, series in zip(lines, errors.transpose("series", "back"), strict=True):
+        # with the last component set back, the model is the base
+        expected = [*(series / series[0]).values, float(series[-1] / series[0])]
+        assert_close(np.array(line.x), np.array(expected), depth=100)
+        sizes = np.array(line.marker.size)[1:-1]
+        assert_close(sizes, found["relative_norm"], depth=10)
+    labels = fig.layout.yaxis.ticktext
+    assert labels[0] == "tuned model"
+    assert labels[-1] == "base model"
+    assert list(labels[1:-1]) == found["component"].values.tolist()
+    # one row for what is beyond the top
+    fewer = viz.reset_slopes(found, top=1)
+    assert fewer.layout.yaxis.ticktext[-1].startswith("1 more")
+    assert_close(np.array(fewer.data[0].x)[-1], lines[0].x[-1], depth=1)
+    text = read_weight_effects(found)[0]
+    size = np.abs(found["error_change_size"].values)
+    most = int(size.argmax())
+    assert f"setting {found['component'].values[most]} back alone" in text
+    for index, unit in enumerate(("pedestrians an hour", "°C")):
+        before = float(errors[0, index])
+        after = before * float(np.exp(found["error_change"][most, index]))
+        assert f"{num(before)} → {num(after)} {unit}" in text
+        assert f"{percent(abs(after / before - 1))})" in text
+    assert name_change(found).startswith(f"{tuned.model_id} against bolt-nano: ")
+    assert "and 1 more" in name_change(found)
+
+
+def test_one_component_is_named_in_title_and_sentence() -> None:
+    base = tsfm_lens.load("bolt-nano")
+    tuned = changed(base, "decoder.1.mlp")
+    run = base.run(tsfm_lens.bundled("co2"), 24, holdout=True)
+    found = weight_effects(base, tuned, run)
+    assert name_change(found).endswith("decoder.1.mlp changed")
+    text = read_weight_effects(found)[0]
+    assert text.startswith("Setting decoder.1.mlp back")
+    word = "raises"
+    if float(found["base_error_change"][0]) < 0:
+        word = "lowers"
+    assert f"{word} the error: co2" in text
 
 
 def test_a_copy_shows_nothing() -> None:

@@ -13,6 +13,7 @@ from planted.sweep import Planted, single_heads
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.sweep_costs import read_costs
 from viz.marks import heatmaps
 
 EVIL = '<script>x</script>&%{y}"$'
@@ -51,6 +52,62 @@ def test_distances_have_intervals_at_their_layers(
             symbols = pd.Series(trace.marker.symbol, trace.x)[mine.index]
             if mine["significant"].any():
                 assert (symbols == "circle").tolist() == mine["significant"].tolist()
+
+
+def test_costs_are_a_forest_with_all_datasets(
+    sweep: dict[str, pd.DataFrame],
+) -> None:
+    """Each entry stands at its median, with its interval and all datasets."""
+    table = sweep["costs"]
+    table = table[table["model"] == "beta"].copy()
+    table.attrs = sweep["costs"].attrs
+    entries = table.drop_duplicates("label").sort_values("median", kind="stable")
+    fig = viz.cost_forest(table, top=len(entries))
+    units, medians = (trace for trace in fig.data if len(trace.x) >= len(entries))
+    np.testing.assert_allclose(medians.x, 1 + entries["median"])
+    np.testing.assert_array_equal(medians.y, np.arange(len(entries)))
+    high = medians.x + medians.error_x.array
+    low = medians.x - medians.error_x.arrayminus
+    np.testing.assert_allclose(high, 1 + entries["median_upper"])
+    np.testing.assert_allclose(low, 1 + entries["median_lower"])
+    by_row = pd.Series(units.x).groupby(units.y).apply(sorted)
+    changes = table.groupby("label")["member_change"].apply(sorted)
+    for row, label in enumerate(entries["label"]):
+        np.testing.assert_allclose(by_row[row], 1 + np.array(changes[label]))
+
+
+def test_costs_off_the_axis_have_an_arrow(sweep: dict[str, pd.DataFrame]) -> None:
+    """An error that is many times as large neither stretches the axis nor vanishes."""
+    table = sweep["costs"].copy()
+    label = table["label"].iloc[0]
+    rows = table["label"] == label
+    table.loc[rows, ["median", "median_upper", "member_change"]] = 40.0
+    fig = viz.cost_forest(table)
+    high = fig.layout.xaxis.range[1]
+    assert 10**high < 6
+    arrows = [trace for trace in fig.data if trace.marker.symbol == "triangle-right"]
+    assert {text for trace in arrows for text in trace.text if "4000.0 %" in text}
+    assert "arrow" in fig.layout.meta["subtitle"]
+    assert "arrow" not in viz.cost_forest(sweep["costs"]).layout.meta["subtitle"]
+
+
+def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> None:
+    """The first sentence says which layers and how many heads cost next to nothing."""
+    table = sweep["costs"][sweep["costs"]["model"] == "beta"].copy()
+    table.attrs = sweep["costs"].attrs
+    heads = table["family"] == "heads"
+    layers = (table["part"] == "heads") & ~heads
+    table.loc[heads, "median"] = 0.02
+    table.loc[layers, "median"] = 0.1
+    assert "no layer tolerates losing all its heads" in read_costs(table)[0]
+    assert "none of 15 heads" in read_costs(table)[0]
+    table.loc[heads & (table["head"] == 1), "median"] = 0.001
+    table.loc[layers & (table["layer"] == 2), "median"] = -0.03
+    table.loc[layers & (table["layer"] == 3), "median"] = 0.25
+    text = read_costs(table)[0]
+    assert "only layer 2 tolerates" in text
+    assert "layer 3 costs most, +25.0 %" in text
+    assert "5 of 15 heads" in text
 
 
 def test_single_heads_are_mapped_by_change(

@@ -321,10 +321,17 @@ def compare(
         echo(f"{lens.model_id}: read from {names}", err=True)
     if out is not None:
         from tsfm_lens.report import pipeline
+        from tsfm_lens.viz.weight_effects import name_change
 
-        title = f"{tuned} against {base}"
         page = pipeline.write_page(
-            run, {"weight_effects": result}, out, title, request.data, None, {}
+            run,
+            {"weight_effects": result},
+            out,
+            name_change(result),
+            request.data,
+            None,
+            {},
+            lead=["weight_effects"],
         )
         echo(str(page), err=True)
     if request.as_json:

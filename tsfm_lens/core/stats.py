@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, ndtr, ndtri, stdtr, stdtrit
+from scipy.special import bdtrc, bdtrik, ndtr, ndtri, stdtr, stdtrit
 
 __all__ = [
     "CONFIDENCE",
@@ -50,7 +50,6 @@ FEWEST = 3
 """Least number of values that count as a sample, over which a mean has an interval."""
 
 # scipy.stats takes half a second to import: functions that need it import it themselves
-_TAILS = (LEVEL / 2, 1 - LEVEL / 2)
 # of log sizes: where models hardly differ, a small difference is nothing special
 _MIN_SPREAD = 0.1
 
@@ -88,20 +87,20 @@ def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return mean, mean - distance, mean + distance
 
 
-def median_interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the median of (n,) and the bounds of its 95 % interval.
+def median_interval(
+    values: np.ndarray, confidence: float = CONFIDENCE
+) -> tuple[float, float, float]:
+    """Return the median of (n,) and the bounds of its interval.
 
-    The bounds are order statistics, those of the sign test; NaN for fewer than six
-    values.
+    The bounds are order statistics, those of the sign test; NaN where there are too few
+    values, at 95 % fewer than six.
     """
-    from scipy.stats import binom
-
     ordered = np.sort(values)
     if not len(ordered):
         return (math.nan, math.nan, math.nan)
     median = float(np.median(ordered))
     # the values that can be cut off at either end, and one more
-    trim = int(binom.ppf(_TAILS[0], len(ordered), 0.5))
+    trim = int(np.ceil(bdtrik(round(1 - confidence, 12) / 2, len(ordered), 0.5)))
     if trim:
         return (median, float(ordered[trim - 1]), float(ordered[-trim]))
     return (median, math.nan, math.nan)

@@ -24,6 +24,7 @@ from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import (
     describe_methods,
     describe_order,
+    describe_power,
     describe_selection,
     find_tolerance,
     name_intervals,
@@ -59,17 +60,23 @@ def build_sweep_report(
     folder = Path(out)
     check_writable(folder)
     panels = draw_results(results)
+    tables = list(results.values())
+    origin = {**provenance, "intervals and tests": describe_methods(tables)}
     page = render_page(
         {name: ds for name, ds in results.items() if panels[name]},
         panels,
         title=title,
-        provenance={str(key): written(value) for key, value in provenance.items()},
+        provenance={str(key): written(value) for key, value in origin.items() if value},
         notes=[
-            *_leads(results, panels),
-            *notes,
-            *_missing(results, panels),
-            *describe_methods(list(results.values())),
+            text
+            for text in (
+                describe_power(tables),
+                *notes,
+                *_missing(results, panels),
+            )
+            if text
         ],
+        lead=[name for name, ds in results.items() if ds.attrs["kind"] == ANSWER],
     )
     contents: dict[Path, bytes] = {}
     drawings = [panel for result_panels in panels.values() for panel in result_panels]
@@ -83,20 +90,6 @@ def build_sweep_report(
     contents[folder / "index.html"] = page
     write_together(contents)
     return folder / "index.html"
-
-
-def _leads(
-    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[FigurePanel]]
-) -> list[str]:
-    """Return the first sentence on each model of the first figure."""
-    name = next((name for name in results if panels[name]), "")
-    if not name:
-        return []
-    # a sentence begins with its model; reversed, so that its first one is kept
-    sentences = reversed(panels[name][0].sentences)
-    leads = {text.partition(":")[0]: text for text in sentences}
-    models = dict.fromkeys(results[name].get("model", ()))
-    return [leads[model] for model in models if model in leads]
 
 
 def _missing(
@@ -173,6 +166,8 @@ def _inline(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
+ANSWER = "sweep_costs"
+"""Kind of the result that answers what can go, which leads the page."""
 _LONG = 45  # rows that still fit a page
 # pandas' Styler writes each style as a LaTeX command before the value: \bfseries is for
 # text, \boldmath for numbers between dollars
@@ -200,6 +195,9 @@ def latex(table: pd.DataFrame) -> str:
     )
     if kind == "sweep_heads_at":
         table = table[table["better"]]
+    if kind == ANSWER:
+        # a row per entry, not per dataset
+        table = table.drop_duplicates(["model", "label"])
     rows = told(table)
     columns = (*sheet.text_columns, *sheet.number_columns)
     cells = pd.DataFrame(
@@ -371,7 +369,9 @@ _CELLS: dict[str, Cell] = {
     "MASE": lambda row: _number(row["mase"]),
     "% change": lambda row: _percent(row["change"]),
     "% change of MASE": lambda row: _percent(row["change"]),
+    "% change (median)": lambda row: _percent(row["median"]),
     "interval": _interval(),
+    "median interval": _interval("median_lower", "median_upper"),
     "p (Holm)": lambda row: _p(row["p_holm"]),
     "% over random": lambda row: _percent(row["diff"]),
     "its interval": _interval("diff_lower", "diff_upper"),
@@ -392,6 +392,12 @@ class _Sheet(NamedTuple):
 
 
 _SHEETS = {
+    ANSWER: _Sheet(
+        "Layers and heads ablated one by one; medians over units and their {intervals};"
+        " bold: significant.",
+        ("model", "ablated"),
+        ("% change (median)", "median interval", "p (Holm)"),
+    ),
     "sweep_effects": _Sheet(
         "Ablated parts of the models; {intervals}; bold: the change of MASE is"
         " significant.",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.rollout import *
     from tsfm_lens.viz.saving import *
     from tsfm_lens.viz.scenarios import *
+    from tsfm_lens.viz.sweep_costs import *
     from tsfm_lens.viz.training import *
     from tsfm_lens.viz.weights import *
     from tsfm_lens.viz.zero_ablation import *

@@ -32,6 +32,7 @@ _LABELS = {
     "kept": "heads kept",
     "mase": "MASE",
     "size": "layers in the range",
+    "spearman_distance": "Spearman distance",
 }
 _MAX_FIRST = 3  # entries that are named by how often they are first
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
@@ -69,65 +70,79 @@ def name_intervals(table: pd.DataFrame) -> str:
     return f"{percent(float(table.attrs.get('confidence', CONFIDENCE)))} intervals"
 
 
-def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Describe how the intervals and tests of a page's tables were made.
-
-    Further sentences name tests that have too few units.
-    """
-    tested = [table for table in tables if "units" in table and len(table)]
-    if not tested:
-        return []
-    tests = pd.concat(
-        [table[["units", "unit", "tests"]] for table in tested]
-    ).drop_duplicates()
-    over = " or ".join(
-        dict.fromkeys(f"{row['units']} {row['unit']}" for row in told(tests))
+def describe_methods(tables: Sequence[pd.DataFrame]) -> str:
+    """Describe how the intervals and tests of a page's tables were made."""
+    tests = _tests(tables)
+    if tests.empty:
+        return ""
+    confidence = float(tests["confidence"].iloc[0])
+    over = " or ".join(dict.fromkeys(tests["over"]))
+    return (
+        "A change is a ratio of geometric means over datasets. Its"
+        f" {percent(confidence)} intervals are Student's t intervals of log ratios over"
+        f" {over}; those of medians are of the sign test. Significance: exact two-sided"
+        f" sign test of its direction at {percent(1 - confidence)}, Holm-corrected over"
+        " all tests of this page on one model and metric. Datasets made of the same"
+        " observations count once, as their source; within a single source each series"
+        " counts once, with all its windows. A share of resamples says how often an"
+        " entry is first when these units are drawn again with replacement."
     )
-    few = [few_units(row, tested[0]) for row in told(tests)]
-    level = percent(1 - float(tested[0].attrs.get("confidence", CONFIDENCE)))
-    return [
-        (
-            "A change is a ratio of geometric means over datasets. Its"
-            f" {name_intervals(tested[0])} are Student's t intervals of log ratios over"
-            f" {over}. Significance: exact two-sided sign test of its direction at"
-            f" {level}, Holm-corrected over all tests of this page on one model and"
-            " metric. Datasets made of the same observations count once, as their"
-            " source; within a single source each series counts once, with all its"
-            " windows. A share of bootstrap samples says how often an entry is first"
-            " when these units are resampled."
-        ),
-        *(f"{item}." for item in few if item),
+
+
+def describe_power(tables: Sequence[pd.DataFrame]) -> str:
+    """Say that units are too few for anything to be significant; "" where they suffice.
+
+    Of several numbers of tests, the largest counts.
+    """
+    tests = _tests(tables)
+    few = tests.query("units < needed")
+    if few.empty:
+        return ""
+    hardest = told(few.nlargest(1, "tests"))[0]
+    nothing = "nothing can be significant"
+    if len(few) < len(tests):
+        nothing = f"nothing can be significant among {hardest['tests']} tests"
+    return (
+        f"With {hardest['over']} {nothing} after correction ({hardest['needed']}"
+        " needed)."
+    )
+
+
+def _tests(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the families of tests of some tables, each once.
+
+    ``needed`` is the number of units that one test can be significant with, ``over``
+    names those that there are.
+    """
+    parts = [
+        table[["units", "unit", "tests"]].assign(
+            confidence=float(table.attrs.get("confidence", CONFIDENCE))
+        )
+        for table in tables
+        if "units" in table
     ]
-
-
-def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
-    """Say that there are too few units for a number of tests, and how many it needs.
-
-    ``row`` has the numbers of units and tests. The text is "" where units suffice.
-    """
-    needed = units_needed(
-        row["tests"], level=1 - float(table.attrs.get("confidence", CONFIDENCE))
+    if not parts:
+        return pd.DataFrame(columns=["units", "needed"])
+    tests = pd.concat(parts).drop_duplicates()
+    needed = [
+        units_needed(row["tests"], level=1 - row["confidence"]) for row in told(tests)
+    ]
+    return tests.assign(
+        needed=needed, over=tests["units"].astype(str) + " " + tests["unit"]
     )
-    text = (
-        f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')};"
-        f" {needed} are needed"
-    )
-    if row["units"] < needed:
-        return text
-    return ""
 
 
 def describe_sizes(rows: pd.DataFrame) -> str:
-    """Write the range of some changes, and how many are significant or why none is."""
+    """Write the range of some changes, and how many are significant, if any can be."""
     low, middle, high = (
         change_text(item) for item in rows["change"].quantile([0, 0.5, 1])
     )
+    sizes = f"MASE changes by {low} to {high} (median {middle})"
     count = int(rows["significant"].sum())
-    few = few_units(told(rows.nlargest(1, "units"))[0], rows)
-    significance = f"significant: {count or 'none'} of {len(rows)}"
-    if few and not count:
-        significance = few
-    return f"MASE changes by {low} to {high} (median {middle}); {significance}"
+    # a page says once that units are too few
+    if not count and describe_power([rows]):
+        return sizes
+    return f"{sizes}; significant: {count or 'none'} of {len(rows)}"
 
 
 def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:
@@ -155,13 +170,15 @@ def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]
         leading = changes[(changes["leads"] == "highest") & (changes["change"] > 0)]
         often = often_first(changes if leading.empty else leading, "name")
         if often:
-            sure = "significantly"
-            if leading.empty:
-                sure = "not significantly"
-            out.append(
-                f"Costs most in bootstrap samples, {sure} more than any other: {often}."
-            )
+            out.append(f"Most often the largest cost: {often}{_doubt(leading)}.")
     return out
+
+
+def _doubt(leading: pd.DataFrame) -> str:
+    """Say of the entry that is most often first that this is not significant."""
+    if leading.empty:
+        return "; not significant"
+    return ""
 
 
 def verdict(significant: Any) -> str:
@@ -175,18 +192,20 @@ def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
     """Name the entries that are most often first in bootstrap samples of units.
 
     ``what`` is the column of their names, ``name`` that of the share of samples. An
-    example is "layer 3 (62 %) and layer 0 (20 %)".
+    example is "layer 3 (62 % of resamples) and layer 0 (20 %)".
     """
     first = (
         rows[rows[name] > 0]
         .sort_values(name, ascending=False, kind="stable")
         .head(_MAX_FIRST)
     )
-    if len(first):
-        return listed(
-            [f"{row[what]} ({percent(round(row[name], 2))})" for row in told(first)]
-        )
-    return ""
+    shares = [percent(round(row[name], 2)) for row in told(first)]
+    if not shares:
+        return ""
+    shares[0] += " of resamples"
+    return listed(
+        [f"{entry} ({share})" for entry, share in zip(first[what], shares, strict=True)]
+    )
 
 
 def counted(count: int, word: str) -> str:
@@ -362,17 +381,34 @@ def sweep_subject(table: pd.DataFrame) -> str:
 
 
 def describe_minimum(rows: pd.DataFrame) -> str:
-    """Write how many heads layers keep, and which layers need them most."""
+    """Write how many heads layers must keep, and which layer needs its heads most."""
     low = rows["kept"].min()
     high = rows["kept"].max()
-    total = rows["of"].max()
-    rows = rows.assign(name="layer " + rows["layer"].astype(str))
-    leading = rows[rows["leads"] == "highest"]
-    often = often_first(rows if leading.empty else leading, "name")
-    sure = "significantly"
-    if leading.empty:
-        sure = "not significantly"
-    needs = ""
-    if often:
-        needs = f"; {sure} most needed, in bootstrap samples: {often}"
-    return f"layers keep {low} to {high} of {counted(int(total), 'head')}{needs}"
+    span = f"{low} to {high}"
+    if low == high:
+        span = str(low)
+    text = f"each must keep {span} of {rows['of'].max()}"
+    first = told(rows.nlargest(1, "lead_share"))
+    if not first or not first[0]["lead_share"] > 0:
+        return text
+    return f"{text}; layer {first[0]['layer']} needs them most{in_resamples(first[0])}"
+
+
+def name_tolerating(layers: Sequence[int], count: int) -> str:
+    """Write which of so many layers tolerate something, "no layer tolerates"."""
+    if not layers:
+        return "no layer tolerates"
+    if len(layers) == count:
+        return "every layer tolerates"
+    names = listed([str(layer) for layer in layers])
+    if len(layers) == 1:
+        return f"only layer {names} tolerates"
+    return f"layers {names} tolerate"
+
+
+def in_resamples(row: Mapping[str, Any]) -> str:
+    """Write in how many bootstrap samples an entry is first, and if that is certain."""
+    share = f" in {percent(round(row['lead_share'], 2))} of resamples"
+    if row["leads"] == "highest":
+        return share
+    return f"{share} (not significant)"

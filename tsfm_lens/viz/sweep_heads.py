@@ -72,13 +72,12 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     if valid.empty:
         return []
     # within is the most heads that can go, of is all heads of the layer
-    free = (valid["within"] == valid["of"]).sum()
+    free = valid[valid["within"] == valid["of"]]["layer"].tolist()
     needs = sweep.describe_minimum(valid.assign(kept=valid["of"] - valid["within"]))
     return [
-        f"{valid['model'].iloc[0]}: in {free} of {sweep.counted(len(valid), 'layer')}"
-        f" all heads can go at once with a rise of {valid['judged_by'].iloc[0]} below"
-        f" {percent(sweep.find_tolerance(table))}, in {(valid['within'] == 0).sum()} no"
-        f" head can go; {needs}."
+        f"{valid['model'].iloc[0]}: {sweep.name_tolerating(free, len(valid))} losing"
+        f" all heads at {percent(sweep.find_tolerance(table))} of"
+        f" {valid['judged_by'].iloc[0]}; in the better order {needs}."
     ]
 
 
@@ -109,7 +108,7 @@ def _curves(table: pd.DataFrame) -> xr.Dataset:
 draw_heads = generic_figure(
     "sweep_heads",
     "change",
-    "Error without each head by itself.",
+    "Error without each head by itself; ratio of geometric means.",
     prepare=_single_heads,
     options={"model": 0},
     variables=(*_HEADS, *_CHANGE),
@@ -117,7 +116,8 @@ draw_heads = generic_figure(
 draw_curves = generic_figure(
     "sweep_curves",
     "change",
-    "Error over the number of heads ablated, in the better order of each layer.",
+    "Error over the number of heads ablated, in the better order of each layer; ratio"
+    " of geometric means.",
     prepare=_best_curves,
     options={"model": 0},
     variables=_CURVE,
@@ -156,8 +156,9 @@ def summarize_head_counts(table: pd.DataFrame) -> list[str]:
         total = int(rows["of"].sum())
         free = total - int(rows["kept"].sum())
         out.append(
-            f"{model}: layer by layer, {free} of {sweep.counted(total, 'head')} can go "
-            f"({percent(free / total)}); {sweep.describe_minimum(rows)}."
+            f"{model}: layer by layer in the better order, {free} of"
+            f" {sweep.counted(total, 'head')} can go ({percent(free / total)});"
+            f" {sweep.describe_minimum(rows)}."
         )
     used = int(table["evaluations"].sum())
     possible = int(table["total"].sum())

@@ -103,7 +103,7 @@ draw_distances = generic_figure(
 draw_ranges = generic_figure(
     "sweep_effects",
     "change",
-    "Error over growing ranges of layers.",
+    "Error over growing ranges of layers; ratio of geometric means.",
     prepare=_ranges,
     options={"model": 0},
     variables=(*_ENTRY, *_CHANGE),

@@ -77,10 +77,10 @@ def read_selection(table: pd.DataFrame) -> list[str]:
         seeds = int((same & (table["selection"] == "random")).sum())
         span = sweep.span_text(row["diff_lower"], row["diff_upper"])
         out.append(
-            f"{row['model']}, {row['recipe']}: MASE of the informed choice against the"
-            f" geometric mean of {seeds} random ones: {sweep.change_text(row['diff'])}"
-            f" {span} ({sweep.verdict(row['diff_significant'])}); {row['n_worse']} of"
-            f" {seeds} cost more."
+            f"{row['model']}, {row['recipe']}: the informed choice changes MASE by"
+            f" {sweep.change_text(row['diff'])} {span} against the geometric mean of"
+            f" {seeds} random ones ({sweep.verdict(row['diff_significant'])});"
+            f" {row['n_worse']} of these {seeds} cost more."
         )
     return out
 
@@ -195,9 +195,9 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
         tolerated = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
         datasets = sweep.counted(len(tolerated), "dataset")
         out.append(
-            f"Layer {layer} (keeps {n_kept} of {total} heads over all datasets): all"
-            f" {total} heads can go within {tolerance} on"
-            f" {(tolerated == total).sum()} of {datasets}; the median dataset tolerates"
+            f"Layer {layer} must keep {n_kept} of {total} heads over all datasets; on"
+            f" {(tolerated == total).sum()} of {datasets} losing all {total} costs less"
+            f" than {tolerance}. The median dataset tolerates losing"
             f" {num(float(tolerated.median()))}."
         )
     return out

@@ -1,27 +1,36 @@
 """Effects of fine-tuning by component: what moved, and what setting it back costs.
 
-:func:`generic_figure` makes the figure; :func:`read_weight_effects` describes it.
+:func:`reset_slopes` draws the errors, :func:`read_weight_effects` describes them, and
+:func:`name_change` is the title of a page on them.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 
 import numpy as np
+import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import measurement
+from tsfm_lens.core.registry import FigurePanel, figure, frame, measurement, panels
 from tsfm_lens.viz.findings import read_estimate
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.select import (
-    array,
-    name_model,
-    name_statistic,
-)
+from tsfm_lens.viz.ratios import ratio_axis, ratio_bounds, signed_percent
+from tsfm_lens.viz.select import array, find_unit, name_model, name_statistic, names
+from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.summary import summarize
-from tsfm_lens.viz.theme import percent
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, percent, plain
+from tsfm_lens.viz.words import after_number, listed, num
 
+__all__ = ["reset_slopes"]
+
+_RESETS = ("cumulative_error", "cumulative_error_change")
+_SHARES = ("norm", "relative_norm", "rank", "share")
 _HALF = 0.5
+_MAX_SERIES = 4  # series that a sentence names
+_MAX_COLOURS = 8  # series that have a colour each
+_ROW = 22  # pixels of a component
+_DOT = 16  # pixels across the largest dot
 
 measurement(
     "weight_effects",
@@ -43,16 +52,33 @@ measurement(
 )
 
 
-def read_weight_effects(ds: xr.Dataset) -> list[str]:
-    """State whether anything was tuned, and which of it matters.
+def name_change(ds: xr.Dataset) -> str:
+    """Name both models and what differs between them, as the title of a page."""
+    pair = f"{name_model(ds)} against {ds.attrs['base']}"
+    components = names(ds, "component")
+    if not components:
+        return f"{pair}: no weight differs"
+    first = components[0]
+    if "error_change_size" in ds:
+        first = components[_most(ds)]
+    if len(components) == 1:
+        return f"{pair}: {first} changed"
+    return f"{pair}: {first} and {len(components) - 1} more changed"
 
-    Further sentences say where the weights moved most, and what the error gains.
+
+def read_weight_effects(ds: xr.Dataset) -> list[str]:
+    """State what tuning changed, and what setting it back does to forecast and error.
+
+    Further sentences say where the weights moved most, and what is significant.
     """
     if ds.attrs["identical"]:
         return [
             f"Nothing differs: {name_model(ds)} is the base model {ds.attrs['base']},"
             " weight for weight."
         ]
+    finding = []
+    if "base_error_change" in ds:
+        finding = _read_errors(ds)
     out = summarize(
         ds,
         "Components whose weights differ from those of {base}: {components}; most, as a"
@@ -68,49 +94,181 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
     if np.isfinite(ds["share_size"]).any():
         # the last sentence compares with untrained models, no rivals of a tuned one
         out = out[:-1]
-    if "base_error_change" in ds:
-        out += _read_errors(ds)
-    return out
+    return [*finding, *out]
+
+
+def _most(ds: xr.Dataset) -> int:
+    """Return the position of the component that changes the error most by itself."""
+    sizes = array(ds, "error_change_size", "component")
+    return int(np.argmax(np.nan_to_num(np.abs(sizes), nan=-1.0)))
 
 
 def _read_errors(ds: xr.Dataset) -> list[str]:
-    """State what tuning did to the error of the forecasts.
+    """State what tuning did to the error, and what a reset does.
 
     A sentence says how few components undo half of it.
     """
-    change = read_estimate(ds, "base_error_change")
+    whole = read_estimate(ds, "base_error_change")
+    tuned = array(ds, "cumulative_error", "back", "series")[0]
+    base = array(ds, "base_error", "series")
+    word = name_statistic(ds)
+    # a change below rounding is none
+    if not float(whole.size) or not whole.acts:
+        return [f"Tuning left the error of the {word} forecast as it was."]
+    most = _most(ds)
+    alone = tuned * np.exp(array(ds, "error_change", "component", "series")[most])
+    component = names(ds, "component")[most]
+    if ds.sizes["component"] == 1:
+        subject = f"Setting {component} back, all that tuning changed,"
+    else:
+        subject = (
+            f"Of {ds.sizes['component']} tuned components, setting {component} back"
+            " alone"
+        )
+    out = [
+        f"{subject} {_compare(ds, tuned, alone)}.",
+        f"Tuning itself {_compare(ds, base, tuned)}; mean absolute errors of the"
+        f" {word} forecast.",
+    ]
     together = array(ds, "cumulative_error_change_size", "back")
-    gain = float(change.size)
-    # change is of no dimensions: one number over series, and how many it acts on
-    if not gain or not change.acts:
-        return [
-            f"Tuning left the error of the {name_statistic(ds)} forecast as it was."
-        ]
-    # together[n] is the change with the first n components set back, the last with all
-    first = None
-    if len(together) > 2 and together[-1]:
-        first = int(np.argmax(together / together[-1] >= _HALF))
-    return summarize(
-        ds,
-        "Tuning changed the error of the {word} forecast by {share} of the base"
-        " model's; that is {verdict}.",
-        "Setting back the first {first} of {count} components undoes half of that.",
-        word=name_statistic(ds),
-        share=change.told(0, _of_base, over=True) if np.isfinite(gain) else None,
-        verdict=change.for_others(),
-        first=first,
-        count=len(together) - 1,
+    if ds.sizes["component"] > 1 and together[-1]:
+        # together[n] is the change with the first n components set back, the last with
+        # all of them
+        count = int(np.argmax(together / together[-1] >= _HALF))
+        first = names(ds, "component")[0]
+        if count == 1:
+            who = f"Setting {first} back alone"
+        else:
+            who = f"Setting back the first {count} components of the figure"
+        out.append(f"{who} undoes half or more of that, in the median over series.")
+    if float(whole.facts.get("units", 0)) >= float(whole.facts.get("needed", 0)):
+        out.append(f"What tuning did to the error is {whole.for_others()}.")
+    return out
+
+
+def _compare(ds: xr.Dataset, before: np.ndarray, after: np.ndarray) -> str:
+    """Say on how many series an error rises or falls, and by how much on which."""
+    known = np.flatnonzero(np.isfinite(before) & np.isfinite(after) & (before > 0))
+    changes = after / before - 1
+    count = len(known)
+    if not count:
+        return "leaves the error as it was"
+    n_raised = int((changes[known] > 0).sum())
+    order = known[np.argsort(-np.abs(changes[known]), kind="stable")]
+    texts = []
+    for index in order[:_MAX_SERIES]:
+        unit = after_number(find_unit(ds, int(index)))
+        texts.append(
+            f"{names(ds, 'series')[index]} {num(before[index])} →"
+            f" {num(after[index])} {unit}".rstrip()
+            + f" ({signed_percent(changes[index])})"
+        )
+    if count > _MAX_SERIES:
+        texts.append(f"{count - _MAX_SERIES} more")
+    if 2 * n_raised > count:
+        verb, agreeing = "raises", n_raised
+    else:
+        verb, agreeing = "lowers", int((changes[known] < 0).sum())
+    if count == 1:
+        return f"{verb} the error: {texts[0]}"
+    return f"{verb} the error on {agreeing} of {count} series: {listed(texts)}"
+
+
+@figure(
+    "weight_effects",
+    "Error from the tuned model to its base, component by component.",
+    variables=("cumulative_error_change", "error_change", "relative_norm"),
+    table=_RESETS,
+    sentences=read_weight_effects,
+)
+def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
+    """Draw the error as components are set back, from the tuned model to its base.
+
+    A line is a series, from the top: the tuned model, then with each component set back
+    too, at last the base model. The area of a dot is how far the component's weights
+    moved, as a share of their norm.
+
+    Args:
+        top: components that have a row; the rest are one step.
+    """
+    components = names(ds, "component")
+    shown = min(top, len(components))
+    backs = [*range(shown + 1), len(components)]
+    ratios = np.exp(array(ds, "cumulative_error_change", "series", "back"))[:, backs]
+    labels = ["tuned model", *components[:shown]]
+    if shown < len(components):
+        labels.append(f"{len(components) - shown} more: base model")
+    else:
+        labels.append("base model")
+    moved = array(ds, "relative_norm", "component")[:shown]
+    # of weights that were 0 there is no share
+    moved = np.where(np.isfinite(moved), moved, 0.0)
+    canvas = blank(_ROW * len(labels), below=60)
+    panel = canvas.panel()
+    bounds = ratio_bounds(ratios)
+    panel.vline(1.0)
+    _draw_series(panel, ds, ratios, labels, moved)
+    panel.x("change of the error (%, log scale)", **ratio_axis(bounds))
+    panel.y(
+        tickvals=list(range(len(labels))),
+        ticktext=[plain(label) for label in labels],
+        range=[len(labels) - 0.5, -0.5],
+        gridcolor=mixed(GREY, 0.2),
+        showgrid=True,
+    )
+    is_cut = bool(((ratios < bounds[0]) | (ratios > bounds[1])).any())
+    return canvas.finalize(
+        f"Error of {name_model(ds)} as it is set back to {ds.attrs['base']}",
+        "set back one after the other, from the top",
+        "a line: a series",
+        f"area of a dot: how far weights moved, up to {percent(moved.max())}",
+        "lines leave the axis" if is_cut else "",
     )
 
 
-def _of_base(change: float) -> str:
-    """Write what tuning adds to the base model's error.
-
-    ``change`` is the logarithm of the base model's error over the tuned model's.
-    """
-    # the logarithm is of base over tuned, so its negative is of tuned over base
-    share = math.expm1(-change)
-    return f"{'+' if share >= 0 else ''}{percent(share)}"
+def _draw_series(
+    panel: Panel,
+    ds: xr.Dataset,
+    ratios: np.ndarray,
+    labels: list[str],
+    moved: np.ndarray,
+) -> None:
+    """Draw a line for each series, with dots by how far weights moved."""
+    series = names(ds, "series")
+    has_colours = len(series) <= _MAX_COLOURS
+    areas = np.zeros(len(labels))
+    areas[1 : 1 + len(moved)] = moved
+    # the models at both ends have a small dot, as has what hardly moved
+    areas = np.maximum(areas, 0.05 * areas.max())
+    marker = {
+        "size": areas,
+        "opacity": 1,
+        "sizemode": "area",
+        "sizeref": 2 * (areas.max() or 1.0) / _DOT**2,
+    }
+    for index, (name, line) in enumerate(zip(series, ratios, strict=True)):
+        panel.line(
+            line,
+            np.arange(len(labels)),
+            name if has_colours else "series",
+            "%{text}",
+            colour=CATEGORICAL[index] if has_colours else mixed(GREY, 0.5),
+            mode="lines+markers",
+            marker=marker,
+            text=[
+                f"{plain(name)}, {plain(label)}<br>{signed_percent(ratio - 1)}"
+                for label, ratio in zip(labels, line, strict=True)
+            ],
+        )
+    if not has_colours:
+        panel.line(
+            np.nanmedian(ratios, axis=0),
+            np.arange(len(labels)),
+            "median",
+            "median<br>%{x:.3f} times the error",
+            colour=INK,
+            width=2.5,
+        )
 
 
 def _with_shares(ds: xr.Dataset) -> xr.Dataset:
@@ -120,11 +278,21 @@ def _with_shares(ds: xr.Dataset) -> xr.Dataset:
     return ds.assign(share=ds["relative_norm"])
 
 
-generic_figure(
+draw_shares = generic_figure(
     "weight_effects",
     "share",
     "Change of the forecast with each component set back to the base model.",
     prepare=_with_shares,
-    table=("norm", "relative_norm", "rank", "share"),
+    table=_SHARES,
     sentences=read_weight_effects,
 )
+
+
+@panels("weight_effects")
+def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    """Draw the errors where there are any, and how far the forecast moves."""
+    sentences = read_weight_effects(ds)
+    if "cumulative_error_change" in ds:
+        yield FigurePanel(reset_slopes(ds), frame(ds, *_RESETS), sentences)
+        sentences = []
+    yield FigurePanel(draw_shares(ds), frame(_with_shares(ds), *_SHARES), sentences)

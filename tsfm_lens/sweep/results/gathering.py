@@ -52,6 +52,7 @@ _DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
 _TEXT_COLUMNS = (
     "model",
     "family",
+    "member",
     "recipe",
     "selection",
     "label",
@@ -126,6 +127,38 @@ def single_heads(results: SweepResults) -> pd.DataFrame | None:
     ]
     names = ["model", "label", "layer", "attention", "head", *_EFFECT_COLUMNS]
     return _table(results, "heads", "Heads ablated one by one", parts, names)
+
+
+def costs(results: SweepResults, tolerance: float) -> pd.DataFrame | None:
+    """Tabulate what single layers and heads cost, unit by unit.
+
+    A unit is a dataset, source or series, as in the tests. There is a row per entry and
+    unit: ``member`` names the unit, ``member_change`` is the relative change of MASE on
+    it. Its kind is "sweep_costs".
+    """
+    parts = []
+    for model, entries in results.by_model("layers", "heads"):
+        tests = results.tested(model).query("of == ''")
+        entries = entries[entries["variant"].isin(tests.index)]
+        entries = entries.rename(columns={"kind": "attention"})
+        # the largest cost is sought among parts of one kind
+        for _, group in entries.groupby(["family", "part"], sort=False):
+            measured = results.measured(group)
+            logs = measured["variant"].map(tests["by_unit"])
+            columns = {
+                "member": measured["variant"].map(tests["members"]),
+                "member_change": logs.map(np.expm1),
+            }
+            parts.append(measured.assign(**columns).explode(list(columns)))
+    names = ["model", "family", "label", "part", "layer", "attention", "head"]
+    return _table(
+        results,
+        "costs",
+        "Cost of losing a layer or a head",
+        parts,
+        [*names, "member", "member_change", *CHANGE],
+        tolerance=tolerance,
+    )
 
 
 def _with_distance(results: SweepResults, entries: pd.DataFrame) -> pd.DataFrame:
@@ -493,8 +526,8 @@ class Gathered:
     """Results of which a report is made.
 
     Attributes:
-        title: of the sweep.
-        results: tidy tables by name: "effects", "heads", "curves", "heads_at",
+        title: what was swept.
+        results: tidy tables by name: "costs", "effects", "heads", "curves", "heads_at",
             "datasets", "recipes", "selection", as far as the sweep has them.
         provenance: models, datasets, versions and settings.
         notes: what a reader must know: cells that are missing, results that are not
@@ -578,6 +611,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     if kept is not None:
         panels = by_dataset(results, kept, tolerance)
     by_name = {
+        "costs": costs(results, tolerance),
         "effects": effects(results),
         "heads": single_heads(results),
         "curves": curves(results, kept, tolerance),
@@ -595,7 +629,10 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         "complete": about["complete"],
     }
     tables = {name: table for name, table in by_name.items() if table is not None}
-    return Gathered(config.name, tables, provenance, notes)
+    count = len(about["datasets"])
+    noun = "dataset" if count == 1 else "datasets"
+    title = f"Ablation sweep of {', '.join(layers)} on {count} {noun}"
+    return Gathered(title, tables, provenance, notes)
 
 
 def _comparable(

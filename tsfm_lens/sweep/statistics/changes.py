@@ -19,6 +19,7 @@ from tsfm_lens.core.stats import (
     half_width,
     lead_shares,
     leader,
+    median_interval,
     over_windows,
     sign_test,
 )
@@ -38,8 +39,10 @@ _COUNT_COLUMNS = {"MASE": "n_scaled", "MSIS": "n_interval"}
 # equal forecasts may differ by less than this in the logarithm of a metric, as their
 # sums are added up in different orders
 _ROUNDING = 1e-12
-# columns on the size of a change: its estimate and interval, and quantiles over units
-SIZES = ("change", "lower", "upper", "median", "least", "most")
+# columns on the size of a change: its estimate and interval, the median over units and
+# its interval, and the extremes
+_MEDIAN = ("median", "median_lower", "median_upper")
+SIZES = ("change", "lower", "upper", *_MEDIAN, "least", "most")
 
 
 def changes(
@@ -57,11 +60,12 @@ def changes(
     Returns:
         A row per model and variant: ``change``, ratio of geometric means over datasets
         less 1, with the ends of its t interval on the log scale; ``median``, ``least``
-        and ``most`` over units; ``p_value``, exact sign test of the units' log ratios;
-        ``left_out``, datasets without a comparison. :func:`leaders` and
-        :func:`difference` read ``by_unit``, log ratios, ``influence``, one value per
-        unit, whose mean has the standard error of the change, and ``pattern``, a number
-        that variants measured on the same series share.
+        and ``most`` over units, the median with the ends of the sign test's interval;
+        ``p_value``, exact sign test of the units' log ratios; ``left_out``, datasets
+        without a comparison. :func:`leaders` and :func:`difference` read ``by_unit``,
+        log ratios, of the units in ``members``, ``influence``, one value per unit,
+        whose mean has the standard error of the change, and ``pattern``, a number that
+        variants measured on the same series share.
 
     Source:
         Cochran 1977, section 6.3 (ratios); Efron and Tibshirani 1993, chapter 11
@@ -138,17 +142,18 @@ class _Pairs:
             for side in self.sides
         ]
 
-    def effects(self) -> tuple[np.ndarray, np.ndarray, str]:
-        """Return each unit's effect and influence (variant, unit), and the unit's name.
+    def effects(self) -> tuple[np.ndarray, np.ndarray, str, list[str]]:
+        """Return each unit's effect and influence (variant, unit), and what units are.
 
-        The mean of the influences has the standard error of the change.
+        That is "sources", "datasets" or "series", and the name of each. The mean of the
+        influences has the standard error of the change.
         """
         totals = self.totals()
         change = np.subtract(*self.measure(totals))
         size = over_windows(change)
         # terms and frequencies of one GIFT-Eval set are of one source
         names = np.array([find_source(name) for name in self.datasets], dtype=object)
-        sources = pd.factorize(names)[0]
+        sources, source_names = pd.factorize(names)
         if sources.max() > 0:
             # pandas groups rows: (dataset, variant) becomes (source, variant)
             by_source = pd.DataFrame(change.T).groupby(sources)
@@ -157,8 +162,12 @@ class _Pairs:
             # the change is a mean over datasets, so the deviation of a source from it
             # has the weight of its datasets
             influence = counts / counts[counts > 0].mean() * (mean - size) + size
-            unit = "sources" if len(mean) < len(sources) else "datasets"
-            return mean.to_numpy().T, influence.to_numpy().T, unit
+            unit = "sources"
+            members = list(map(str, source_names))
+            if len(mean) == len(sources):
+                unit = "datasets"
+                members = self.datasets
+            return mean.to_numpy().T, influence.to_numpy().T, unit, members
         # jackknife: the change of each dataset without one of its series
         sums_without = [
             [
@@ -177,7 +186,8 @@ class _Pairs:
         # pseudo-values of the jackknife, n times the change less n - 1 times that
         # without the series
         influence = size - (shifts.count() - 1) * shifts
-        return effects.to_numpy().T, influence.to_numpy().T, "series"
+        members = list(map(str, effects.index))
+        return effects.to_numpy().T, influence.to_numpy().T, "series", members
 
 
 def _by_item(values: np.ndarray, items: np.ndarray) -> Any:
@@ -250,11 +260,13 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
     """Return a row for each variant of a model."""
     log = pairs.metric in METRICS
     by_dataset = pairs.measure(pairs.totals())
-    by_unit, influence, unit = pairs.effects()
+    by_unit, influence, unit, members = pairs.effects()
     by_unit = np.where(np.abs(by_unit) < _ROUNDING, 0.0, by_unit)
     value, baseline = map(over_windows, by_dataset)
     interval = _interval(value - baseline, influence, confidence)
-    quantiles = pd.DataFrame(by_unit).quantile([0.5, 0.0, 1.0], axis=1).to_numpy()
+    medians = [median_interval(row[np.isfinite(row)], confidence) for row in by_unit]
+    extremes = pd.DataFrame(by_unit).quantile([0.0, 1.0], axis=1).to_numpy()
+    quantiles = (*np.transpose(medians), *extremes)
     sizes = dict(zip(SIZES, (*interval, *quantiles), strict=True))
     if log:
         sizes = {name: np.expm1(size) for name, size in sizes.items()}
@@ -282,6 +294,7 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
             "n_series": pairs.usable.sum(1),
             "left_out": [tuple(names[row].tolist()) for row in absent],
             "by_unit": list(by_unit),
+            "members": [members] * len(by_unit),
             "influence": list(influence),
             # numpy 2.0 gives the inverse a second axis
             "pattern": patterns.reshape(-1),

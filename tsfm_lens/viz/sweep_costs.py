@@ -1,0 +1,303 @@
+"""Forest of what single layers and heads cost: the finding of a sweep.
+
+:func:`cost_forest` draws the entries of each model by their cost, :func:`read_costs`
+says which of them can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from tsfm_lens.core.registry import figure, measurement, panels
+from tsfm_lens.viz import sweep_entries as sweep
+from tsfm_lens.viz.findings import EffectEstimate
+from tsfm_lens.viz.ratios import ratio_axis, ratio_bounds
+from tsfm_lens.viz.select import kind_word
+from tsfm_lens.viz.sheet import Panel, sheet
+from tsfm_lens.viz.theme import BLUE, GREY, SKY, mixed, percent, plain
+from tsfm_lens.viz.words import listed, verb
+
+__all__ = ["cost_forest"]
+
+_ROW = 16  # pixels of an entry
+_ARROW = 8  # pixels
+_GAP = 34  # pixels between two models
+_LEAST = 6  # entries that a model has room for, however many models there are
+_LOST = {"heads": "all its heads", "both": "heads and MLP", "mlp": "its MLP"}
+_COLUMNS = (
+    *("model", "family", "label", "part", "layer", "attention", "head"),
+    *("member", "member_change", "median", "median_lower", "median_upper"),
+    *("significant", "unit", "units"),
+)
+
+measurement(
+    "sweep_costs",
+    title="Cost of losing a layer or a head",
+    theme="Sweeps",
+    summary="error without each layer and each head by itself, dataset by dataset",
+    description=(
+        "Each layer, its heads, its MLP and every head are ablated by themselves. The "
+        "cost is the ratio of MASE to that of the whole model on the same windows, its "
+        "median over datasets, which one dataset alone cannot move far. The interval "
+        "is that of the sign test: its ends are datasets, and it holds 0 unless the "
+        "test, uncorrected, says otherwise. Other chapters have the ratio of geometric "
+        "means over datasets, which one dataset can move."
+    ),
+    source="tsfm-lens, figure 2 and section 5",
+    subject=sweep.sweep_subject,
+)
+
+
+def read_costs(table: pd.DataFrame) -> list[str]:
+    """State which layers and heads can go, model by model, and what they cost."""
+    tolerance = sweep.find_tolerance(table)
+    limit = percent(tolerance)
+    finding = []
+    out = []
+    for model, rows in _entries(table).groupby("model", sort=False):
+        clauses = []
+        layers = rows[rows["family"] == "layers"]
+        for part, lost in _LOST.items():
+            of_part = layers[layers["part"] == part]
+            if len(of_part):
+                clauses.append(_tolerating(of_part, lost, tolerance))
+                out += _leading(of_part, f"{model}, without {lost}")
+        heads = rows[rows["family"] == "heads"]
+        if len(heads):
+            cheap = heads[heads["median"] < tolerance]
+            sure = int((cheap["median_upper"] < tolerance).sum())
+            # after what is said of their layers
+            clauses.insert(
+                1,
+                f"{len(cheap) or 'none'} of {sweep.counted(len(heads), 'head')}"
+                f" {verb(len(cheap), 'cost')} less than {limit} alone",
+            )
+            out.append(
+                f"{model}: of {sure or 'no'} of {sweep.counted(len(heads), 'head')} the"
+                f" whole interval is below {limit}."
+            )
+            out += _leading(heads, f"{model}, without one head")
+        finding.append(f"{model}: {'; '.join(clauses[:2])}.")
+        out += [f"{model}: {clause}." for clause in clauses[2:]]
+    return [" ".join(finding), *out]
+
+
+def _tolerating(rows: pd.DataFrame, lost: str, tolerance: float) -> str:
+    """Say which layers can lose a part, and what it costs where it costs most."""
+    layers = rows[rows["median"] < tolerance]["layer"].tolist()
+    text = f"{sweep.name_tolerating(layers, len(rows))} losing {lost}"
+    if len(layers) == len(rows) or len(rows) < 2:
+        return text
+    most = sweep.told(rows.nlargest(1, "median"))[0]
+    cost = sweep.change_text(most["median"])
+    return f"{text} (layer {most['layer']} costs most, {cost})"
+
+
+def _leading(rows: pd.DataFrame, subject: str) -> list[str]:
+    """Say which entry costs most in how many resamples."""
+    most = sweep.told(rows.nlargest(1, "lead_share"))
+    return [
+        f"{subject}: {row['name']} costs most{sweep.in_resamples(row)}."
+        for row in most
+        if row["lead_share"] > 0
+    ]
+
+
+def _entries(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each entry of which a cost is known, with a short ``name``."""
+    entries: pd.DataFrame = table.drop_duplicates(["model", "label"])
+    entries = entries.dropna(subset="median")
+    kinds = entries.groupby("model")["attention"].transform("nunique")
+    # whole layers have no kind of attention, which counts as one
+    names = [
+        _name(row, several > 2)
+        for row, several in zip(sweep.told(entries), kinds, strict=True)
+    ]
+    return entries.assign(name=names)
+
+
+def _name(row: Mapping[str, Any], with_kind: bool) -> str:
+    """Name an entry in a word or two: "layer 2", "layer 2 heads", "L2 H3"."""
+    if row["family"] != "heads":
+        part = {"heads": " heads", "mlp": " MLP"}.get(row["part"], "")
+        return f"layer {row['layer']}{part}"
+    name = f"L{row['layer']} H{row['head']}"
+    if with_kind:
+        return f"{name} {kind_word(row['attention'])}"
+    return name
+
+
+@figure(
+    "sweep_costs",
+    "Cost of losing each layer and each head, dataset by dataset.",
+    variables=_COLUMNS,
+    sentences=read_costs,
+)
+def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
+    """Draw the cost of every layer and head by itself, the cheapest first.
+
+    A row is an entry: its median over datasets, the interval of that, and each dataset.
+    The axis is logarithmic and ends at five times the error; what is beyond is an
+    arrow.
+
+    Args:
+        top: rows of all models together, the cheapest and the costliest of each.
+    """
+    sweep.check_finished("single layers and heads", table["median"])
+    entries = _entries(table)
+    models = sweep.list_models(entries)
+    most = max(top // len(models), _LEAST)
+    chosen = [_choose(entries[entries["model"] == model], most) for model in models]
+    canvas = sheet(
+        [_ROW * (rows["place"].max() + 1) for rows in chosen],
+        titles=models if len(models) > 1 else None,
+        row_gap=_GAP,
+        shared_xaxes=True,
+    )
+    places = pd.concat(chosen)[["model", "label", "place"]]
+    members = table.merge(places, on=["model", "label"])
+    columns = ["member_change", "median_lower", "median_upper"]
+    bounds = ratio_bounds(1 + members[columns].to_numpy())
+    tolerance = sweep.find_tolerance(table)
+    is_cut = False
+    for panel, model, rows in zip(canvas, models, chosen, strict=True):
+        panel.background_band(bounds[0], 1 + tolerance, mixed(SKY, 0.2), across=True)
+        panel.vline(1.0)
+        hidden = int((entries["model"] == model).sum()) - len(rows)
+        _label_rows(panel, rows, hidden)
+        is_cut |= _draw_rows(panel, rows, members[members["model"] == model], bounds)
+    canvas.x(**ratio_axis(bounds))
+    canvas.panel(len(models)).x("change of MASE (%, log scale)")
+    unit = f"{table['units'].max()} {table['unit'].iloc[0]}"
+    interval = f"line: {sweep.name_intervals(table).removesuffix('s')}"
+    if not np.isfinite(entries["median_lower"]).any():
+        interval = "too few for an interval"
+    arrows = ""
+    if is_cut:
+        arrows = "arrow: off the axis"
+    return canvas.finalize(
+        f"Cost of losing a layer or a head of {listed(models)}",
+        f"dot: median of {unit}, {interval}",
+        f"grey: {table['unit'].iloc[0]}",
+        f"shaded: below +{percent(tolerance)}",
+        arrows,
+    )
+
+
+panels("sweep_costs")(
+    partial(sweep.sweep_panel, "sweep_costs", draw=cost_forest, words=read_costs)
+)
+
+
+def _choose(entries: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Return the cheapest and the costliest entries, ``most`` of them, by cost.
+
+    ``place`` is that of their rows, where one is left free for those between.
+    """
+    ordered = entries.sort_values("median", kind="stable", ignore_index=True)
+    ordered["place"] = ordered.index
+    hidden = len(ordered) - most
+    if hidden <= 0:
+        return ordered
+    cheapest = most // 2
+    costliest = ordered.iloc[cheapest + hidden :]
+    costliest = costliest.assign(place=costliest["place"] - hidden + 1)
+    return pd.concat([ordered.iloc[:cheapest], costliest])
+
+
+def _label_rows(panel: Panel, rows: pd.DataFrame, hidden: int) -> None:
+    """Write names and costs beside the rows, and how many have none."""
+    texts = {
+        row["place"]: f"{plain(row['name'])}  {sweep.change_text(row['median'])}"
+        for row in sweep.told(rows)
+    }
+    count = int(rows["place"].max()) + 1
+    if hidden:
+        # the one place without an entry
+        free = (set(range(count)) - set(texts)).pop()
+        texts[free] = f"{hidden} more between"
+    panel.y(
+        tickvals=list(texts),
+        ticktext=list(texts.values()),
+        range=[count - 0.5, -0.5],
+        ticks="",
+    )
+
+
+def _draw_rows(
+    panel: Panel,
+    rows: pd.DataFrame,
+    members: pd.DataFrame,
+    bounds: tuple[float, float],
+) -> bool:
+    """Draw the entries of one model; return whether any mark is beyond the axis."""
+    names = rows.set_index("place")["name"]
+    of_members = [
+        f"{plain(names[place])} on {plain(member)}<br>{sweep.change_text(change)}"
+        for place, member, change in zip(
+            members["place"], members["member"], members["member_change"], strict=True
+        )
+    ]
+    cut = _marks(
+        panel,
+        1 + members["member_change"],
+        members["place"],
+        of_members,
+        bounds,
+        colour=mixed(GREY, 0.55),
+        size=4,
+    )
+    of_rows = [
+        f"{plain(row['name'])}<br>median {sweep.change_text(row['median'])}"
+        f" {sweep.span_text(row['median_lower'], row['median_upper'])}"
+        for row in sweep.told(rows)
+    ]
+    middle, low, high = (
+        1 + rows[name].to_numpy() for name in ("median", "median_lower", "median_upper")
+    )
+    estimate = EffectEstimate(
+        middle, low, high, np.ones(len(rows)), rows["significant"].to_numpy(bool)
+    )
+    cut |= _marks(
+        panel,
+        middle,
+        rows["place"],
+        of_rows,
+        bounds,
+        size=9,
+        colour=BLUE,
+        noise=estimate,
+    )
+    return cut
+
+
+def _marks(
+    panel: Panel, x: Any, y: Any, texts: list[str], bounds: Any, **style: Any
+) -> bool:
+    """Draw dots, and an arrow for each that is beyond the axis; return if any is."""
+    x, y = np.asarray(x, dtype=float), np.asarray(y)
+    hover = "%{text}"
+    panel.dots(x, y, "", hover, text=texts, across=True, **style)
+    style.pop("noise", None)
+    for end, beyond, symbol in (
+        (bounds[0], x < bounds[0], "triangle-left"),
+        (bounds[1], x > bounds[1], "triangle-right"),
+    ):
+        if beyond.any():
+            panel.dots(
+                np.full(beyond.sum(), end),
+                y[beyond],
+                "",
+                hover,
+                text=np.array(texts)[beyond],
+                symbol=symbol,
+                cliponaxis=False,
+                **style | {"size": _ARROW},
+            )
+    return bool(((x < bounds[0]) | (x > bounds[1])).any())
