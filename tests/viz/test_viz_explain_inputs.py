@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 import xarray as xr
 
@@ -13,6 +14,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
 from tsfm_lens.models import load
 from tsfm_lens.viz.input_attribution import read_inputs
+from tsfm_lens.viz.theme import mixed
 
 HORIZON = 8
 
@@ -68,30 +70,68 @@ def totals(ds: xr.Dataset) -> list[np.ndarray]:
     return [by_step(ds)[positions].sum(0) for positions in groups(ds)]
 
 
-def test_strips_cover_segments_of_each_series() -> None:
+def cells(fig: go.Figure) -> list[go.Bar]:
+    """Cells of the strips: bars that begin at a step."""
+    return [trace for trace in fig.data if trace.type == "bar" and trace.base]
+
+
+def stack(fig: go.Figure) -> np.ndarray:
+    """(contribution, step), what stands upon one another at each step."""
+    return np.array(
+        [
+            trace.y
+            for trace in fig.data
+            if trace.type == "bar" and trace.orientation is None
+        ]
+    )
+
+
+def test_cells_cover_segments_of_each_series() -> None:
+    ds = results()["exact"]
+    drawn = {
+        (cell.y[0], cell.base[0] + 0.5, cell.base[0] + 0.5 + cell.x[0])
+        for cell in cells(viz.input_timeline(ds))
+    }
+    assert drawn == set(
+        zip(*(ds[name].values for name in ("row", "start", "stop")), strict=True)
+    )
+
+
+def test_cells_have_the_colour_of_their_steps() -> None:
+    """A cell is as its contribution, in a paler tone; so are all of one covariate."""
     ds = results()["exact"]
     fig = viz.input_timeline(ds)
-    strips = [trace for trace in fig.data if trace.type == "heatmap"]
-    assert len(strips) == 2
-    size = np.abs(by_step(ds)).mean(1)
-    mean = by_step(ds).mean(1)
-    np.testing.assert_allclose(
-        np.concatenate([np.ravel(strip.z) for strip in strips]), size
+    (ranking,) = (
+        trace for trace in fig.data if trace.orientation == "h" and not trace.base
     )
-    arrows = np.where(np.abs(mean) < 0.9 * size, "↕", np.where(mean > 0, "↑", "↓"))
-    assert (
-        np.concatenate([np.ravel(strip.text) for strip in strips]).tolist()
-        == arrows.tolist()
-    )
-    for row, strip in enumerate(strips):
-        here = ds.isel(segment=np.flatnonzero(ds["row"].values == row))
-        edges = [*here["start"].values, here["stop"].values[-1]]
-        np.testing.assert_array_equal(np.array(strip.x) + 0.5, edges)
-    holed = viz.input_timeline(ds.isel(segment=[0, 2, 3]))
-    first = next(trace for trace in holed.data if trace.type == "heatmap")
-    assert np.isnan(np.ravel(first.z)[1])
-    assert len(first.x) == 4
-    drawn = {trace.name: trace for trace in fig.data if trace.name}
+    found = {cell.marker.color for cell in cells(fig)}
+    assert found == {mixed(colour, 0.6) for colour in ranking.marker.color}
+    assert len({cell.marker.color for cell in cells(fig) if cell.y[0] == 1}) == 1
+
+
+@pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
+@pytest.mark.parametrize("quantile", [None, (0.1, 0.9)])
+def test_steps_lead_from_reference_to_forecast(
+    name: str, quantile: tuple[float, float] | None
+) -> None:
+    """At each step all contributions add up to what lies between both forecasts."""
+    ds = results()[name]
+    if quantile is None:
+        shown = ds.sel(quantile=0.5)
+    else:
+        shown = ds.sel(quantile=quantile[1]) - ds.sel(quantile=quantile[0])
+    change = shown["forecast"] - shown["reference_forecast"]
+    fig = viz.input_timeline(ds, quantile=quantile)
+    np.testing.assert_allclose(stack(fig).sum(0), change, atol=2 * ds.attrs["rounding"])
+    assert len(stack(fig)) <= 9
+    # none of a kind is lost in what is summed up
+    sizes = np.abs(shown["attribution"].transpose("segment", "step").values)
+    assert np.abs(stack(fig)).sum() <= sizes.sum() + np.abs(shown["remainder"]).sum()
+
+
+def test_forecasts_are_drawn() -> None:
+    ds = results()["exact"]
+    drawn = {trace.name: trace for trace in viz.input_timeline(ds).data if trace.name}
     np.testing.assert_array_equal(drawn["forecast"].y, ds["forecast"].sel(quantile=0.5))
     np.testing.assert_array_equal(
         drawn["reference forecast"].y, ds["reference_forecast"].sel(quantile=0.5)
@@ -108,15 +148,13 @@ def test_items_missing_a_series_are_refused(name: str) -> None:
 def test_a_single_step_is_drawn() -> None:
     ds = results()["exact"].isel(step=[0])
     fig = viz.input_timeline(ds)
-    dots = [
-        trace
-        for trace in fig.data
-        if trace.type == "scatter" and trace.mode == "lines+markers"
-    ]
-    assert [float(trace.y[0]) for trace in dots] == [
-        float(ds[name].sel(quantile=0.5)[0])
-        for name in ("forecast", "reference_forecast")
-    ]
+    drawn = {trace.name: trace for trace in fig.data if trace.name}
+    for name, variable in (
+        ("forecast", "forecast"),
+        ("reference forecast", "reference_forecast"),
+    ):
+        assert drawn[name].mode == "lines+markers"
+        assert float(drawn[name].y[0]) == float(ds[variable].sel(quantile=0.5)[0])
     assert "one step" in str(fig.layout.title.text)
 
 
@@ -155,7 +193,7 @@ def test_readings_name_sum_and_outliers() -> None:
     """Readings give the sum and what stands out."""
     exact = results()["exact"]
     reported = read_inputs(exact)
-    sizes = [f"s it by {np.abs(total).mean():.3g}" for total in totals(exact)[:3]]
+    sizes = [f"by {np.abs(total).mean():.3g}" for total in totals(exact)[:3]]
     assert [reported[0].index(size) for size in sizes] == sorted(
         reported[0].index(size) for size in sizes
     )
@@ -163,11 +201,12 @@ def test_readings_name_sum_and_outliers() -> None:
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
     alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
     hidden, *_ = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
-    assert "most: k in total moves it by 59.5 (up at 4 of 8 steps)." in hidden
+    assert hidden.startswith("K moves the forecast")
+    assert "by 59.5 a step (up at 4 of 8 steps" in hidden
     always_up = exact.assign(attribution=abs(alone) + exact["attribution"] * 0)
-    assert "most: k in total raises it by 59.5." in read_inputs(always_up)[0]
+    assert read_inputs(always_up)[0].startswith("K raises the forecast")
     always_down = exact.assign(attribution=-always_up["attribution"])
-    assert "k in total lowers it by 59.5." in read_inputs(always_down)[0]
+    assert read_inputs(always_down)[0].startswith("K lowers the forecast")
     assert (
         "the explanation holds in part (criteria below)."
         in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
@@ -188,9 +227,9 @@ def test_readings_name_sum_and_outliers() -> None:
     ):
         steps_of = xr.DataArray(course, dims="step")
         changed = exact.assign(forecast=0 * exact["forecast"] + steps_of)
-        assert text in read_inputs(changed)[0]
+        assert text in read_inputs(changed)[1]
     same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
-    assert "No part of the input moves it" in read_inputs(same)[0]
+    assert "No part of the input moves" in read_inputs(same)[0]
     far = results()["exact"].assign_attrs(reference_distance=50.0)
     assert "50 standard deviations from the mean of the context" in " ".join(
         read_inputs(far)
@@ -220,14 +259,5 @@ def test_interval_width_is_split_exactly() -> None:
     ]
     np.testing.assert_allclose(diamonds, widths)
     assert "width of the 0.1 to 0.9 interval" in fig.layout.meta["subtitle"]
-    strip = next(
-        trace
-        for trace in viz.input_timeline(ds, quantile=(0.1, 0.9)).data
-        if trace.type == "heatmap"
-    )
-    size = np.abs(
-        (high["attribution"] - low["attribution"]).transpose("segment", "step").values
-    ).mean(1)
-    np.testing.assert_allclose(np.ravel(strip.z), size[ds["row"].values == 0])
     with pytest.raises(InputError, match="lower and the upper end"):
         viz.input_timeline(ds, quantile=(0.9, 0.1))
