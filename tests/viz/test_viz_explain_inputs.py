@@ -11,10 +11,14 @@ import xarray as xr
 
 from tsfm_lens import explain, viz
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.verdict import list_checks, verdict
 from tsfm_lens.data import as_series
-from tsfm_lens.models import load
+from tsfm_lens.models import Run, load
+from tsfm_lens.viz.faithfulness import checks_table, read_tests
 from tsfm_lens.viz.input_attribution import read_inputs
+from tsfm_lens.viz.scenarios import read_change, read_what_if
 from tsfm_lens.viz.theme import mixed
+from tsfm_lens.viz.words import signed
 
 HORIZON = 8
 
@@ -261,3 +265,174 @@ def test_interval_width_is_split_exactly() -> None:
     assert "width of the 0.1 to 0.9 interval" in fig.layout.meta["subtitle"]
     with pytest.raises(InputError, match="lower and the upper end"):
         viz.input_timeline(ds, quantile=(0.9, 0.1))
+
+
+@cache
+def scenarios() -> dict[str, xr.Dataset]:
+    """What if two covariates were others, and what is new since two steps earlier."""
+    rng = np.random.default_rng(1)
+    steps = 96
+    known = {"k": rng.normal(size=steps + HORIZON), "flag": np.zeros(steps + HORIZON)}
+    known["flag"][::6] = 1
+    target = 20 + 5 * np.sin(np.arange(steps) / 4) + known["k"][:steps]
+
+    def run(stop: int) -> Run:
+        past = {name: values[:stop] for name, values in known.items()}
+        future = {name: values[stop : stop + HORIZON] for name, values in known.items()}
+        item = {
+            "target": target[:stop],
+            "past_covariates": past,
+            "future_covariates": future,
+        }
+        return lens.run(as_series([item], freq="h"), HORIZON)
+
+    lens = load("chronos2-nano")
+    later = run(steps)
+    changes = {"k": "+2", "flag": "=1"}
+    return {
+        "what_if": explain.what_if(later, changes, start=3, routes=False),
+        "change": explain.explain_change(run(steps - 2), later, shift=2),
+    }
+
+
+def ranking(fig: go.Figure) -> tuple[list[str], list[float]]:
+    """Names and lengths of the bars that rank what adds up."""
+    (bars,) = (
+        trace
+        for trace in fig.data
+        if trace.type == "bar" and trace.orientation == "h" and not trace.base
+    )
+    return list(bars.customdata), list(bars.x)
+
+
+@pytest.mark.parametrize(
+    ("name", "draw", "ends", "dim"),
+    [
+        ("what_if", "what_if_lines", ("forecast", "changed_forecast"), "change"),
+        ("change", "change_bars", ("before", "after"), "part"),
+    ],
+)
+def test_changes_lead_from_one_forecast_to_the_other(
+    name: str, draw: str, ends: tuple[str, str], dim: str
+) -> None:
+    ds = scenarios()[name]
+    fig = getattr(viz, draw)(ds)
+    before, after = (ds[end].sel(quantile=0.5).values for end in ends)
+    near = {"atol": 4 * ds.attrs["rounding"] * ds.sizes[dim]}
+    np.testing.assert_allclose(stack(fig).sum(0), after - before, **near)
+    _, sizes = ranking(fig)
+    assert np.abs(sizes).tolist() == sorted(np.abs(sizes), reverse=True)
+    np.testing.assert_allclose(sum(sizes), (after - before).mean(), **near)
+    drawn = {trace.name: trace.y for trace in fig.data if trace.name}
+    names = {
+        "before": "earlier forecast",
+        "after": "this forecast",
+        "changed_forecast": "with the change",
+    }
+    for end, values in zip(ends, (before, after), strict=True):
+        np.testing.assert_array_equal(drawn[names.get(end, end)], values)
+
+
+def test_sentence_ranks_as_the_bars() -> None:
+    ds = scenarios()["change"]
+    labels, sizes = ranking(viz.change_bars(ds))
+    text = read_change(ds)[0]
+    told = [
+        f"{label} {signed(size)}" for label, size in zip(labels, sizes, strict=True)
+    ]
+    assert len(told) > 1
+    assert [text.index(part) for part in told[:3]] == sorted(
+        text.index(part) for part in told[:3]
+    )
+
+
+def test_changed_steps_are_not_joined_to_the_past() -> None:
+    """A covariate of two values is drawn in steps, and only where it is another."""
+    ds = scenarios()["what_if"]
+    changed = [trace for trace in viz.what_if_lines(ds).data if trace.name == "changed"]
+    flags = [trace for trace in changed if trace.line.shape == "hvh"]
+    assert len(changed) == 4
+    assert len(flags) == 2
+    future = ds.sel(series="series-0/flag")
+    differs = (future["known_future"] != future["changed_future"]).values
+    np.testing.assert_array_equal(np.isfinite(flags[1].y), differs)
+    assert not np.isfinite(flags[0].y).any()
+
+
+def test_what_if_says_the_way_first() -> None:
+    ds = scenarios()["what_if"]
+    before, after = (
+        float(ds[name].sel(quantile=0.5).mean())
+        for name in ("forecast", "changed_forecast")
+    )
+    text = read_what_if(ds)[0]
+    assert ("rises by" in text) == (after > before)
+    for number in (abs(after - before), before, after):
+        assert f"{number:.3g}" in text
+
+
+@cache
+def routes() -> xr.Dataset:
+    """Shares of two segments, one of which overshoots and one random sets match."""
+    draws = {"random_necessity": 0.05, "random_sufficiency": 0.1}
+    values = {
+        "necessity": [2.55, 0.9],
+        "sufficiency": [0.26, 1.1],
+        "prediction_error": [0.2, 0.7],
+        "necessity_p": [0.03, 0.03],
+        "sufficiency_p": [0.03, 0.03],
+    }
+    return xr.Dataset(
+        {
+            **{name: ("segment", column) for name, column in values.items()},
+            **{
+                name: (("segment", "draw"), np.full((2, 39), share))
+                for name, share in draws.items()
+            },
+            "overlap": ("segment", [1.0, 1.0]),
+            "cut_name": (("segment", "cut"), [["0.mlp", "all together"]] * 2),
+        },
+        coords={
+            "segment": ["k, future", "past"],
+            "start": ("segment", [0, -8]),
+            "stop": ("segment", [4, 0]),
+            "series": ["x"],
+        },
+        attrs={"kind": "route_faithfulness", "target": "x", "model": "m"},
+    )
+
+
+def test_tests_are_drawn_with_their_results() -> None:
+    """A value that fails is a cross, or an arrow where it is beyond the axis."""
+    fig = viz.route_tests(routes())
+    dots = [trace for trace in fig.data if trace.marker.symbol != "line-ns-open"]
+    assert [trace.customdata[0] for trace in dots] == [2.55, 0.9, 0.26, 1.1, 0.2, 0.7]
+    assert [trace.marker.symbol for trace in dots] == [
+        "triangle-right",
+        "circle",
+        "x",
+        "circle",
+        "circle",
+        "x",
+    ]
+    results = [note.text.rpartition(" ")[2] for note in fig.layout.annotations]
+    expected = ["failed", "passed", "failed", "passed", "passed", "failed"]
+    assert [word for word in results if word in expected] == expected
+    first, *_ = read_tests(routes())
+    assert first.startswith("Weak point: k, future.")
+    assert "removes 255 % of the effect, far more than all" in first
+    assert "recovers 26 % of the effect (half is needed)" in first
+    assert "Of 6 values here 3 pass" in first
+
+
+def test_checks_agree_with_the_verdict() -> None:
+    run = load("bolt-nano").run(10 + np.sin(np.arange(96) / 4), 8)
+    curves = explain.deletion_curves(run, {"mine": [0, 1]}, parts=2, orders=4)
+    assert all(not check.passed for check in list_checks(curves))
+    found = explain.input_attribution(run, parts=3)
+    curves = explain.deletion_curves(run, found, orders=4, twin=False)
+    passed = all(check.passed for check in list_checks(curves))
+    assert (verdict(curves)[0] == "holds") == passed
+    table = checks_table(curves)
+    assert (table["result"] == "passed").all() == passed
+    assert table["value"][0] == float(curves["r2"][0])

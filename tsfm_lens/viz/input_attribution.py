@@ -2,7 +2,7 @@
 
 :func:`input_timeline` draws effects under the series. :func:`input_waterfall` adds them
 up, from the reference forecast (of masked input) to the forecast.
-:func:`deletion_lines` and :func:`read_tests` show how faithful an explanation is.
+How faithful an explanation is, :mod:`tsfm_lens.viz.faithfulness` draws.
 ``_QuantileView`` selects the quantile that a figure is about. Attributions are made in
 :mod:`tsfm_lens.explain`; effects over many items are in
 :mod:`tsfm_lens.viz.input_effects`.
@@ -21,7 +21,6 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.core.stats import CONFIDENCE_TEXT
-from tsfm_lens.core.verdict import find_rules, verdict
 from tsfm_lens.viz.contributions import (
     ARROWS,
     BOTH_WAYS,
@@ -58,10 +57,8 @@ from tsfm_lens.viz.sheet import Panel, Style, sheet, text_width
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
-    CATEGORICAL,
     GREY,
     INK,
-    PALE,
     VERMILION,
     mixed,
     number,
@@ -69,7 +66,7 @@ from tsfm_lens.viz.theme import (
 )
 from tsfm_lens.viz.words import after_number, capital, measured, num, signed
 
-__all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
+__all__ = ["input_timeline", "input_waterfall"]
 
 # Heights in pixels of lines, a strip and a bar, and about the width of a strip.
 _LINES = 130
@@ -386,7 +383,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         title="mean size of effects",
         between=view.between,
     )
-    arrows = "↑ raises, ↓ lowers, ↕ raises some steps and lowers others"
+    arrows = "↑ raises, ↓ lowers, ↕ both"
     title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
     return canvas.finalize(title, view.when, view.how, arrows, cut_remark)
 
@@ -704,92 +701,6 @@ def name_reference(ds: xr.Dataset) -> str:
     if "part_values" in ds.coords:
         return "the past without its parts"
     return f"{ds.attrs.get('reference', '')} values"
-
-
-_BAND = f"{CONFIDENCE_TEXT} of random orders"
-_CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown first"))
-
-
-def read_tests(ds: xr.Dataset) -> list[str]:
-    """State the verdict of :mod:`tsfm_lens.core.verdict` on the explanation.
-
-    It is that of all tests of a page, where the page has left it in the attributes.
-    """
-    word, sentences = verdict(ds)
-    full = ds.attrs.get("verdict", word)
-    by = "all tests of this page" if "verdict" in ds.attrs else "this test"
-    return [
-        f"Verdict by {by}: the explanation {full} (criteria below). {sentences[0]}",
-        *sentences[1:],
-        *find_rules(ds),
-    ]
-
-
-@figure(
-    "deletion_curves",
-    "Deletion and insertion curves of an explanation.",
-    table=lambda ds: frame(ds, "deletion", "insertion").merge(
-        frame(ds, "r2", "slope", "sign_agreement", "area", "p"), on="explanation"
-    ),
-    sentences=read_tests,
-)
-def deletion_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw how far the forecast moves as segments are masked, and as they are shown.
-
-    There is a curve for each explanation, which orders the segments by their effect.
-    """
-    explanations = names(ds, "explanation")
-    unit = find_unit(ds) or "data units"
-    area = array(ds, "area", "explanation")
-    p = array(ds, "p", "explanation")
-    canvas = sheet(
-        [280],
-        [1, 1],
-        titles=[text for _, text in _CURVES],
-        column_gap=0.05,
-        min_width=640,
-        shared_yaxes=True,
-    )
-    # from no segment masked to all of them
-    counts = np.arange(ds.sizes["masked"])
-    for index, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
-        low, high = (
-            array(ds, f"random_{end}", "masked", curve=index) for end in ("low", "high")
-        )
-        panel.band(counts, low, high, mixed(PALE, 0.7), _BAND, legend=True)
-        middle = array(ds, f"random_{name}", "draw", "masked").mean(0)
-        panel.line(counts, middle, "random orders, mean", colour=GREY, dash="dot")
-        for row, explanation in enumerate(explanations):
-            y = array(ds, name, "masked", explanation=row)
-            hover = (
-                f"{plain(explanation)}<br>%{{x}} segments<br>%{{y:.4g}} {plain(unit)}"
-            )
-            colour = CATEGORICAL[row % len(CATEGORICAL)]
-            panel.line(
-                counts,
-                y,
-                explanation,
-                hover,
-                colour=colour,
-                width=2.5 if row == 0 else 1.5,
-                dots=5,
-            )
-        panel.x(
-            "segments masked" if name == "deletion" else "segments shown",
-            dtick=max(1, len(counts) // 12),
-        )
-    canvas.panel(1, 1).y(
-        f"distance from the\nwhole forecast ({unit})", rangemode="tozero"
-    )
-    areas = [
-        f"{name} {a:.2f} (p {q:.2g})"
-        for name, a, q in zip(explanations, area, p, strict=True)
-    ]
-    remarks = [
-        f"forecast of {ds.attrs.get('target', '')}",
-        f"area between the curves, random 0: {', '.join(areas)}",
-    ]
-    return canvas.finalize(f"Deletion and insertion on {name_model(ds)}", *remarks)
 
 
 def _steps_table(ds: xr.Dataset) -> pd.DataFrame:

@@ -206,6 +206,14 @@ def _statistic(ds: xr.Dataset) -> str:
     return name_statistic(ds)
 
 
+def _name_lines(ds: xr.Dataset) -> str:
+    """Name what the lines and bands of both forecasts are."""
+    levels = ds["quantile"].values.astype(float)
+    if len(levels) < 2:
+        return _statistic(ds)
+    return f"{_statistic(ds)} and {100 * np.ptp(levels):.3g} % interval"
+
+
 @figure(
     "what_if",
     "Both forecasts, and the changed series as they were and as they are.",
@@ -255,7 +263,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     changes = str(ds.attrs.get("changes", ""))
     return canvas.finalize(
         f"Forecast of {name} by {name_model(ds)} with {changes}",
-        f"{_statistic(ds)}, and interval between the outer quantiles",
+        _name_lines(ds),
         view.remark,
     )
 
@@ -481,7 +489,7 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
     )
     return canvas.finalize(
         f"Change of the forecast of {name_target(ds)} by {name_model(ds)}",
-        f"{_statistic(ds)}, and interval between the outer quantiles",
+        _name_lines(ds),
         f"earlier forecast from {_name_earlier(ds)}",
         view.remark,
     )
