@@ -100,8 +100,8 @@ def test_tables_with_gaps_have_every_section(
     titles = [
         "What moved it",
         "Can it be trusted",
-        "How far a covariate moves it",
-        "Accuracy",
+        "How much each covariate moves the forecast",
+        "Uncertainty",
     ]
     assert [card["title"] for card in rows] == titles
     target = found["input_attribution"].attrs["target"]

@@ -136,7 +136,7 @@ def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     names = ["target, trend", "target, season of 7", "target, dip", "target, rest"]
     lines = viz.input_timeline(found)
     bars = viz.input_waterfall(found)
-    assert list(lines.layout.yaxis2.ticktext) == [*names, "k"]
+    assert list(lines.layout.yaxis3.ticktext) == [*names, "k"]
     assert set(names) <= set(bars.layout.yaxis.ticktext)
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 import xarray as xr
 
 from tsfm_lens import explain, viz
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.verdict import list_checks, verdict
 from tsfm_lens.data import as_series
-from tsfm_lens.models import load
+from tsfm_lens.models import Run, load
+from tsfm_lens.viz.faithfulness import checks_table, read_tests
 from tsfm_lens.viz.input_attribution import read_inputs
+from tsfm_lens.viz.scenarios import read_change, read_what_if
+from tsfm_lens.viz.theme import mixed
+from tsfm_lens.viz.words import signed
 
 HORIZON = 8
 
@@ -68,30 +74,68 @@ def totals(ds: xr.Dataset) -> list[np.ndarray]:
     return [by_step(ds)[positions].sum(0) for positions in groups(ds)]
 
 
-def test_strips_cover_segments_of_each_series() -> None:
+def cells(fig: go.Figure) -> list[go.Bar]:
+    """Cells of the strips: bars that begin at a step."""
+    return [trace for trace in fig.data if trace.type == "bar" and trace.base]
+
+
+def stack(fig: go.Figure) -> np.ndarray:
+    """(contribution, step), what stands upon one another at each step."""
+    return np.array(
+        [
+            trace.y
+            for trace in fig.data
+            if trace.type == "bar" and trace.orientation is None
+        ]
+    )
+
+
+def test_cells_cover_segments_of_each_series() -> None:
+    ds = results()["exact"]
+    drawn = {
+        (cell.y[0], cell.base[0] + 0.5, cell.base[0] + 0.5 + cell.x[0])
+        for cell in cells(viz.input_timeline(ds))
+    }
+    assert drawn == set(
+        zip(*(ds[name].values for name in ("row", "start", "stop")), strict=True)
+    )
+
+
+def test_cells_have_the_colour_of_their_steps() -> None:
+    """A cell is as its contribution, in a paler tone; so are all of one covariate."""
     ds = results()["exact"]
     fig = viz.input_timeline(ds)
-    strips = [trace for trace in fig.data if trace.type == "heatmap"]
-    assert len(strips) == 2
-    size = np.abs(by_step(ds)).mean(1)
-    mean = by_step(ds).mean(1)
-    np.testing.assert_allclose(
-        np.concatenate([np.ravel(strip.z) for strip in strips]), size
+    (ranking,) = (
+        trace for trace in fig.data if trace.orientation == "h" and not trace.base
     )
-    arrows = np.where(np.abs(mean) < 0.9 * size, "↕", np.where(mean > 0, "↑", "↓"))
-    assert (
-        np.concatenate([np.ravel(strip.text) for strip in strips]).tolist()
-        == arrows.tolist()
-    )
-    for row, strip in enumerate(strips):
-        here = ds.isel(segment=np.flatnonzero(ds["row"].values == row))
-        edges = [*here["start"].values, here["stop"].values[-1]]
-        np.testing.assert_array_equal(np.array(strip.x) + 0.5, edges)
-    holed = viz.input_timeline(ds.isel(segment=[0, 2, 3]))
-    first = next(trace for trace in holed.data if trace.type == "heatmap")
-    assert np.isnan(np.ravel(first.z)[1])
-    assert len(first.x) == 4
-    drawn = {trace.name: trace for trace in fig.data if trace.name}
+    found = {cell.marker.color for cell in cells(fig)}
+    assert found == {mixed(colour, 0.6) for colour in ranking.marker.color}
+    assert len({cell.marker.color for cell in cells(fig) if cell.y[0] == 1}) == 1
+
+
+@pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
+@pytest.mark.parametrize("quantile", [None, (0.1, 0.9)])
+def test_steps_lead_from_reference_to_forecast(
+    name: str, quantile: tuple[float, float] | None
+) -> None:
+    """At each step all contributions add up to what lies between both forecasts."""
+    ds = results()[name]
+    if quantile is None:
+        shown = ds.sel(quantile=0.5)
+    else:
+        shown = ds.sel(quantile=quantile[1]) - ds.sel(quantile=quantile[0])
+    change = shown["forecast"] - shown["reference_forecast"]
+    fig = viz.input_timeline(ds, quantile=quantile)
+    np.testing.assert_allclose(stack(fig).sum(0), change, atol=2 * ds.attrs["rounding"])
+    assert len(stack(fig)) <= 9
+    # none of a kind is lost in what is summed up
+    sizes = np.abs(shown["attribution"].transpose("segment", "step").values)
+    assert np.abs(stack(fig)).sum() <= sizes.sum() + np.abs(shown["remainder"]).sum()
+
+
+def test_forecasts_are_drawn() -> None:
+    ds = results()["exact"]
+    drawn = {trace.name: trace for trace in viz.input_timeline(ds).data if trace.name}
     np.testing.assert_array_equal(drawn["forecast"].y, ds["forecast"].sel(quantile=0.5))
     np.testing.assert_array_equal(
         drawn["reference forecast"].y, ds["reference_forecast"].sel(quantile=0.5)
@@ -108,15 +152,13 @@ def test_items_missing_a_series_are_refused(name: str) -> None:
 def test_a_single_step_is_drawn() -> None:
     ds = results()["exact"].isel(step=[0])
     fig = viz.input_timeline(ds)
-    dots = [
-        trace
-        for trace in fig.data
-        if trace.type == "scatter" and trace.mode == "lines+markers"
-    ]
-    assert [float(trace.y[0]) for trace in dots] == [
-        float(ds[name].sel(quantile=0.5)[0])
-        for name in ("forecast", "reference_forecast")
-    ]
+    drawn = {trace.name: trace for trace in fig.data if trace.name}
+    for name, variable in (
+        ("forecast", "forecast"),
+        ("reference forecast", "reference_forecast"),
+    ):
+        assert drawn[name].mode == "lines+markers"
+        assert float(drawn[name].y[0]) == float(ds[variable].sel(quantile=0.5)[0])
     assert "one step" in str(fig.layout.title.text)
 
 
@@ -155,7 +197,7 @@ def test_readings_name_sum_and_outliers() -> None:
     """Readings give the sum and what stands out."""
     exact = results()["exact"]
     reported = read_inputs(exact)
-    sizes = [f"s it by {np.abs(total).mean():.3g}" for total in totals(exact)[:3]]
+    sizes = [f"by {np.abs(total).mean():.3g}" for total in totals(exact)[:3]]
     assert [reported[0].index(size) for size in sizes] == sorted(
         reported[0].index(size) for size in sizes
     )
@@ -163,11 +205,12 @@ def test_readings_name_sum_and_outliers() -> None:
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
     alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
     hidden, *_ = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
-    assert "most: k in total moves it by 59.5 (up at 4 of 8 steps)." in hidden
+    assert hidden.startswith("K moves the forecast")
+    assert "by 59.5 a step (up at 4 of 8 steps" in hidden
     always_up = exact.assign(attribution=abs(alone) + exact["attribution"] * 0)
-    assert "most: k in total raises it by 59.5." in read_inputs(always_up)[0]
+    assert read_inputs(always_up)[0].startswith("K raises the forecast")
     always_down = exact.assign(attribution=-always_up["attribution"])
-    assert "k in total lowers it by 59.5." in read_inputs(always_down)[0]
+    assert read_inputs(always_down)[0].startswith("K lowers the forecast")
     assert (
         "the explanation holds in part (criteria below)."
         in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
@@ -188,9 +231,9 @@ def test_readings_name_sum_and_outliers() -> None:
     ):
         steps_of = xr.DataArray(course, dims="step")
         changed = exact.assign(forecast=0 * exact["forecast"] + steps_of)
-        assert text in read_inputs(changed)[0]
+        assert text in read_inputs(changed)[1]
     same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
-    assert "No part of the input moves it" in read_inputs(same)[0]
+    assert "No part of the input moves" in read_inputs(same)[0]
     far = results()["exact"].assign_attrs(reference_distance=50.0)
     assert "50 standard deviations from the mean of the context" in " ".join(
         read_inputs(far)
@@ -220,14 +263,176 @@ def test_interval_width_is_split_exactly() -> None:
     ]
     np.testing.assert_allclose(diamonds, widths)
     assert "width of the 0.1 to 0.9 interval" in fig.layout.meta["subtitle"]
-    strip = next(
-        trace
-        for trace in viz.input_timeline(ds, quantile=(0.1, 0.9)).data
-        if trace.type == "heatmap"
-    )
-    size = np.abs(
-        (high["attribution"] - low["attribution"]).transpose("segment", "step").values
-    ).mean(1)
-    np.testing.assert_allclose(np.ravel(strip.z), size[ds["row"].values == 0])
     with pytest.raises(InputError, match="lower and the upper end"):
         viz.input_timeline(ds, quantile=(0.9, 0.1))
+
+
+@cache
+def scenarios() -> dict[str, xr.Dataset]:
+    """What if two covariates were others, and what is new since two steps earlier."""
+    rng = np.random.default_rng(1)
+    steps = 96
+    known = {"k": rng.normal(size=steps + HORIZON), "flag": np.zeros(steps + HORIZON)}
+    known["flag"][::6] = 1
+    target = 20 + 5 * np.sin(np.arange(steps) / 4) + known["k"][:steps]
+
+    def run(stop: int) -> Run:
+        past = {name: values[:stop] for name, values in known.items()}
+        future = {name: values[stop : stop + HORIZON] for name, values in known.items()}
+        item = {
+            "target": target[:stop],
+            "past_covariates": past,
+            "future_covariates": future,
+        }
+        return lens.run(as_series([item], freq="h"), HORIZON)
+
+    lens = load("chronos2-nano")
+    later = run(steps)
+    changes = {"k": "+2", "flag": "=1"}
+    return {
+        "what_if": explain.what_if(later, changes, start=3, routes=False),
+        "change": explain.explain_change(run(steps - 2), later, shift=2),
+    }
+
+
+def ranking(fig: go.Figure) -> tuple[list[str], list[float]]:
+    """Names and lengths of the bars that rank what adds up."""
+    (bars,) = (
+        trace
+        for trace in fig.data
+        if trace.type == "bar" and trace.orientation == "h" and not trace.base
+    )
+    return list(bars.customdata), list(bars.x)
+
+
+@pytest.mark.parametrize(
+    ("name", "draw", "ends", "dim"),
+    [
+        ("what_if", "what_if_lines", ("forecast", "changed_forecast"), "change"),
+        ("change", "change_bars", ("before", "after"), "part"),
+    ],
+)
+def test_changes_lead_from_one_forecast_to_the_other(
+    name: str, draw: str, ends: tuple[str, str], dim: str
+) -> None:
+    ds = scenarios()[name]
+    fig = getattr(viz, draw)(ds)
+    before, after = (ds[end].sel(quantile=0.5).values for end in ends)
+    near = {"atol": 4 * ds.attrs["rounding"] * ds.sizes[dim]}
+    np.testing.assert_allclose(stack(fig).sum(0), after - before, **near)
+    _, sizes = ranking(fig)
+    assert np.abs(sizes).tolist() == sorted(np.abs(sizes), reverse=True)
+    np.testing.assert_allclose(sum(sizes), (after - before).mean(), **near)
+    drawn = {trace.name: trace.y for trace in fig.data if trace.name}
+    names = {
+        "before": "earlier forecast",
+        "after": "this forecast",
+        "changed_forecast": "with the change",
+    }
+    for end, values in zip(ends, (before, after), strict=True):
+        np.testing.assert_array_equal(drawn[names.get(end, end)], values)
+
+
+def test_sentence_ranks_as_the_bars() -> None:
+    ds = scenarios()["change"]
+    labels, sizes = ranking(viz.change_bars(ds))
+    text = read_change(ds)[0]
+    told = [
+        f"{label} {signed(size)}" for label, size in zip(labels, sizes, strict=True)
+    ]
+    assert len(told) > 1
+    assert [text.index(part) for part in told[:3]] == sorted(
+        text.index(part) for part in told[:3]
+    )
+
+
+def test_changed_steps_are_not_joined_to_the_past() -> None:
+    """A covariate of two values is drawn in steps, and only where it is another."""
+    ds = scenarios()["what_if"]
+    changed = [trace for trace in viz.what_if_lines(ds).data if trace.name == "changed"]
+    flags = [trace for trace in changed if trace.line.shape == "hvh"]
+    assert len(changed) == 4
+    assert len(flags) == 2
+    future = ds.sel(series="series-0/flag")
+    differs = (future["known_future"] != future["changed_future"]).values
+    np.testing.assert_array_equal(np.isfinite(flags[1].y), differs)
+    assert not np.isfinite(flags[0].y).any()
+
+
+def test_what_if_says_the_way_first() -> None:
+    ds = scenarios()["what_if"]
+    before, after = (
+        float(ds[name].sel(quantile=0.5).mean())
+        for name in ("forecast", "changed_forecast")
+    )
+    text = read_what_if(ds)[0]
+    assert ("rises by" in text) == (after > before)
+    for number in (abs(after - before), before, after):
+        assert f"{number:.3g}" in text
+
+
+@cache
+def routes() -> xr.Dataset:
+    """Shares of two segments, one of which overshoots and one random sets match."""
+    draws = {"random_necessity": 0.05, "random_sufficiency": 0.1}
+    values = {
+        "necessity": [2.55, 0.9],
+        "sufficiency": [0.26, 1.1],
+        "prediction_error": [0.2, 0.7],
+        "necessity_p": [0.03, 0.03],
+        "sufficiency_p": [0.03, 0.03],
+    }
+    return xr.Dataset(
+        {
+            **{name: ("segment", column) for name, column in values.items()},
+            **{
+                name: (("segment", "draw"), np.full((2, 39), share))
+                for name, share in draws.items()
+            },
+            "overlap": ("segment", [1.0, 1.0]),
+            "cut_name": (("segment", "cut"), [["0.mlp", "all together"]] * 2),
+        },
+        coords={
+            "segment": ["k, future", "past"],
+            "start": ("segment", [0, -8]),
+            "stop": ("segment", [4, 0]),
+            "series": ["x"],
+        },
+        attrs={"kind": "route_faithfulness", "target": "x", "model": "m"},
+    )
+
+
+def test_tests_are_drawn_with_their_results() -> None:
+    """A value that fails is a cross, or an arrow where it is beyond the axis."""
+    fig = viz.route_tests(routes())
+    dots = [trace for trace in fig.data if trace.marker.symbol != "line-ns-open"]
+    assert [trace.customdata[0] for trace in dots] == [2.55, 0.9, 0.26, 1.1, 0.2, 0.7]
+    assert [trace.marker.symbol for trace in dots] == [
+        "triangle-right",
+        "circle",
+        "x",
+        "circle",
+        "circle",
+        "x",
+    ]
+    results = [note.text.rpartition(" ")[2] for note in fig.layout.annotations]
+    expected = ["failed", "passed", "failed", "passed", "passed", "failed"]
+    assert [word for word in results if word in expected] == expected
+    first, *_ = read_tests(routes())
+    assert first.startswith("Weak point: k, future.")
+    assert "removes 255 % of the effect, far more than all" in first
+    assert "recovers 26 % of the effect (half is needed)" in first
+    assert "Of 6 values here 3 pass" in first
+
+
+def test_checks_agree_with_the_verdict() -> None:
+    run = load("bolt-nano").run(10 + np.sin(np.arange(96) / 4), 8)
+    curves = explain.deletion_curves(run, {"mine": [0, 1]}, parts=2, orders=4)
+    assert all(not check.passed for check in list_checks(curves))
+    found = explain.input_attribution(run, parts=3)
+    curves = explain.deletion_curves(run, found, orders=4, twin=False)
+    passed = all(check.passed for check in list_checks(curves))
+    assert (verdict(curves)[0] == "holds") == passed
+    table = checks_table(curves)
+    assert (table["result"] == "passed").all() == passed
+    assert table["value"][0] == float(curves["r2"][0])

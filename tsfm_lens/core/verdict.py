@@ -7,6 +7,7 @@ chosen is in ``docs/howto/verdict.md``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -90,23 +91,46 @@ Two segments with equal effects can change places without any loss.
 
 Word = Literal["holds", "holds in part", "fails"]
 
-# by test: the adjective of routes that pass it, and three phrases for the share of the
-# segment's effect that they remove or bring back: the usual one, one for a share below
-# 0, and one for a share far above 1
-_SHARES = {
-    "necessity": (
-        "necessary",
-        "removes {} of its effect",
-        "removes none of its effect but adds {} to it",
-        "removes {} of its effect, far more than all of it",
-    ),
-    "sufficiency": (
-        "sufficient",
-        "brings {} of it back",
-        "brings none of it back but removes {} more",
-        "brings back {} of it, far more than all",
-    ),
-}
+_CONTROL = "R² with "
+_OTHER_SIGN = "the other sign for "
+INPUTS = "inputs"
+"""Subject of the checks on all effects together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that an explanation is asked for, and what it has.
+
+    Attributes:
+        subject: the segment whose route is tested, or :data:`INPUTS`.
+        name: of the test, such as "cut".
+        low, high: bounds between which a value passes.
+        asked: the bounds in words.
+        random: value of random components, NaN where there are none.
+        fault: why the value does not pass, a sentence without its stop; "" if it does.
+    """
+
+    subject: str
+    name: str
+    value: float
+    low: float = -np.inf
+    high: float = np.inf
+    asked: str
+    random: float = np.nan
+    fault: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Test if nothing is at fault."""
+        return not self.fault
+
+
+def list_checks(test: xr.Dataset) -> list[Check]:
+    """List all that a faithfulness test asks for, in the order of the result."""
+    if test.attrs["kind"] == "deletion_curves":
+        return _check_inputs(test)
+    segments = range(test.sizes["segment"])
+    return [check for at in segments for check in _check_routes(test, at)]
 
 
 def find_rules(test: xr.Dataset) -> tuple[str, ...]:
@@ -167,8 +191,8 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
     return word, [sentences[i] for i in order]
 
 
-def _judge_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
-    """Judge the inputs by a test of kind "deletion_curves"."""
+def _check_inputs(curves: xr.Dataset) -> list[Check]:
+    """Check the effects of the inputs by a test of kind "deletion_curves"."""
     # the first explanation is under test, the others are its rivals
     first = curves.isel(explanation=0)
     r2, slope, signed_share = (
@@ -176,58 +200,118 @@ def _judge_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     )
     # scores rank the segments and state no effects, so that their R² is NaN
     if not np.isfinite(r2):
-        return ["fails"], [
-            "Scores without signs and sizes predict no effect: the inputs fail."
+        fault = "Scores without signs and sizes predict no effect"
+        asked = f"{EXPLAINED:g} or more"
+        return [
+            Check(
+                subject=INPUTS,
+                name="R²",
+                value=r2,
+                low=EXPLAINED,
+                asked=asked,
+                fault=fault,
+            )
         ]
-    names = first["control"].values
-    values = first["control_r2"].values
-    controls = {
-        str(name): float(value)
-        for name, value in zip(names, values, strict=True)
-        # NaN is a control that was not tried
-        if not np.isnan(value)
-    }
-    better_controls = [
-        name
-        for name, value in controls.items()
-        if value >= r2 + (MARGIN if name == EXCHANGED else 0.0)
+    slopes = f"{SLOPES[0]:.2g} to {SLOPES[1]:.2g}"
+    faults = ["", "", ""]
+    if r2 < EXPLAINED:
+        faults[0] = f"R² is {_floored(r2):.2f}, and {EXPLAINED:g} is needed"
+    if not SLOPES[0] <= slope <= SLOPES[1]:
+        faults[1] = f"The slope is {slope:.2f}, and {slopes} is needed"
+    if signed_share < SIGNED:
+        faults[2] = (
+            f"The sign is right for {100 * _floored(signed_share):.0f} % of the change,"
+            f" and {100 * SIGNED:.0f} % is needed"
+        )
+    checks = [
+        Check(
+            subject=INPUTS,
+            name="R² of predicted effects",
+            value=r2,
+            low=EXPLAINED,
+            asked=f"{EXPLAINED:g} or more",
+            fault=faults[0],
+        ),
+        Check(
+            subject=INPUTS,
+            name="slope of measured on predicted",
+            value=slope,
+            low=SLOPES[0],
+            high=SLOPES[1],
+            asked=slopes,
+            fault=faults[1],
+        ),
+        Check(
+            subject=INPUTS,
+            name="share with the right sign",
+            value=signed_share,
+            low=SIGNED,
+            asked=f"{SIGNED:g} or more",
+            fault=faults[2],
+        ),
     ]
-    undecided, flippable = _judge_segments(first)
-    verb = "predicts" if len(better_controls) == 1 else "predict"
-    faults = {
-        f"R² is below {EXPLAINED:g}": r2 < EXPLAINED,
-        f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": (
-            not SLOPES[0] <= slope <= SLOPES[1]
-        ),
-        f"less than {100 * SIGNED:.0f} % of the change has the right sign": (
-            signed_share < SIGNED
-        ),
-        f"{_few(better_controls)} {verb} as well or better": bool(better_controls),
-        f"with the other sign for {_few(flippable)}, it predicts as well or better": (
-            bool(flippable)
-        ),
-    }
-    reasons = [fault for fault, is_found in faults.items() if is_found]
-    # the text names the best of the controls, except for the one that has a margin
-    best = max(
-        (name for name in controls if name != EXCHANGED),
-        key=lambda name: controls[name],
-    )
-    conclusion = "the inputs hold"
-    if reasons:
-        conclusion = f"the inputs fail, since {_few(reasons, 4)}"
-    sentence = (
-        f"Effects by {first['explanation'].item()} predict masking of one and two"
-        f" segments with R² {_floored(r2):.2f}"
-        f" ({controls[best]:.2f} with {best}), slope {slope:.2f} and the right sign"
-        f" for {100 * _floored(signed_share):.0f} % of the change: {conclusion}."
-    )
+    controls = zip(first["control"].values, first["control_r2"].values, strict=True)
+    # NaN is a control that was not tried
+    tried = {str(name): float(value) for name, value in controls if value == value}
+    bounds = {name: r2 + (MARGIN if name == EXCHANGED else 0.0) for name in tried}
+    _, flippable = _judge_segments(first)
+    for name in flippable:
+        flipped = first["segment_control_r2"].sel(
+            segment=name, segment_control=SEGMENT_CONTROLS[1]
+        )
+        tried[f"{_OTHER_SIGN}{name}"] = float(flipped)
+        bounds[f"{_OTHER_SIGN}{name}"] = r2
+    for name, value in tried.items():
+        fault = ""
+        if value >= bounds[name]:
+            fault = f"They predict as well or better with {name}"
+        checks.append(
+            Check(
+                subject=INPUTS,
+                name=f"{_CONTROL}{name}",
+                value=value,
+                high=bounds[name],
+                asked=f"below {bounds[name]:.3f}",
+                fault=fault,
+            )
+        )
+    return checks
+
+
+def _judge_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
+    """Judge the inputs by a test of kind "deletion_curves"."""
+    checks = _check_inputs(curves)
+    if any(check.fault for check in checks):
+        sentences = ["Weak point: the effects of the inputs"]
+        sentences += [check.fault for check in checks[:3] if check.fault]
+        # what predicts as well in place of the effects
+        rivals = [check.name for check in checks[3:] if check.fault]
+        if rivals:
+            words = _few([name.removeprefix(_CONTROL) for name in rivals])
+            sentences.append(f"They predict as well or better with {words}")
+        word: Word = "fails"
+    else:
+        r2, slope, signed_share, *controls = checks
+        # the text names the best of the controls, except for the one that has a margin
+        best = max(
+            (check for check in controls if EXCHANGED not in check.name),
+            key=lambda check: check.value,
+        )
+        sentences = [
+            "Effects of the inputs predict masking of one and two segments with R²"
+            f" {_floored(r2.value):.2f} ({best.value:.2f} with"
+            f" {best.name.removeprefix(_CONTROL)}), slope {slope.value:.2f} and the"
+            f" right sign for {100 * _floored(signed_share.value):.0f} % of the change;"
+            " all tests pass"
+        ]
+        word = "holds"
+    undecided, _ = _judge_segments(curves.isel(explanation=0))
     if undecided:
         noun = "effects" if len(undecided) > 1 else "effect"
-        sentence += (
-            f" The test cannot tell from zero the {noun} of {_few(undecided, 6)}."
+        sentences.append(
+            f"The test cannot tell from zero the {noun} of {_few(undecided, 6)}"
         )
-    return ["fails" if reasons else "holds"], [sentence]
+    return [word], [f"{'. '.join(sentences)}."]
 
 
 def _judge_segments(test: xr.Dataset) -> tuple[list[str], list[str]]:
@@ -252,52 +336,92 @@ def _floored(value: float) -> float:
     return float(np.floor(100 * value + 1e-9) / 100)
 
 
+def _check_routes(test: xr.Dataset, index: int) -> list[Check]:
+    """Check the routes of one segment by a test of kind "route_faithfulness"."""
+    # p-value of routes that come nearer than every draw; they count as one set, too
+    smallest_p = 1 / (1 + test.sizes["draw"])
+    routes = test.isel(segment=index)
+    subject = str(test["segment"].values[index])
+    bounds = {"low": 1 - HALF, "high": 1 + HALF}
+    checks = []
+    for variable, name, doing in (
+        ("necessity", "cut", "Cutting its route removes"),
+        ("sufficiency", "restored", "Restoring its route recovers"),
+    ):
+        value = float(routes[variable])
+        draws = routes[f"random_{variable}"].values
+        chance = float(np.median(draws))
+        p = float(routes[f"{variable}_p"])
+        fault = ""
+        if not _is_carried(value, draws, p, smallest_p):
+            fault = f"{doing} {round(100 * value)} % of the effect"
+            if value > bounds["high"]:
+                fault = f"{fault}, far more than all"
+            elif value >= bounds["low"]:
+                fault = (
+                    f"{fault}, and random components come as near"
+                    f" ({round(100 * chance)} %)"
+                )
+            else:
+                fault = f"{fault} (half is needed)"
+        checks.append(
+            Check(
+                subject=subject,
+                name=name,
+                value=value,
+                **bounds,
+                asked="50 to 150 %, and nearer to all of it than random components",
+                random=chance,
+                fault=fault,
+            )
+        )
+    error = float(routes["prediction_error"])
+    fault = ""
+    # written so that a NaN is reported, too
+    if not error < HALF:
+        fault = (
+            "The forecast without it is predicted with an error of"
+            f" {100 * error:.0f} % (less than {100 * HALF:.0f} % is needed)"
+        )
+    checks.append(
+        Check(
+            subject=subject,
+            name="error of prediction",
+            value=error,
+            high=HALF,
+            asked=f"below {100 * HALF:.0f} %",
+            fault=fault,
+        )
+    )
+    return checks
+
+
 def _judge_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
     """Judge the routes of each segment by a test of kind "route_faithfulness"."""
     verdicts: list[Word] = []
     reasons: list[str] = []
-    # p-value of routes that come nearer than every draw; they count as one set, too
-    smallest_p = 1 / (1 + test.sizes["draw"])
-    for index, segment in enumerate(test["segment"].values):
-        routes = test.isel(segment=index)
-        # the last entry is all components together; "" fills the rows of segments that
-        # have fewer components than others
-        names = [str(name) for name in routes["cut_name"].values[:-1] if name]
-        properties = []
-        parts = []
-        for name, (adjective, usual, negative, excessive) in _SHARES.items():
-            value = float(routes[name])
-            random = routes[f"random_{name}"].values
-            if _is_carried(value, random, float(routes[f"{name}_p"]), smallest_p):
-                properties.append(adjective)
-            phrase = usual
-            if value < 0:
-                phrase = negative
-            elif value > 1 + HALF:
-                phrase = excessive
-            chance = 100 * float(np.median(random))
-            parts.append(
-                f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components"
-                f" {chance:.0f} %)"
-            )
-        error = float(routes["prediction_error"])
+    for index in range(test.sizes["segment"]):
+        checks = _check_routes(test, index)
+        cut, restored, _ = checks
         word: Word = "fails"
-        if len(properties) == 2 and error < HALF:
+        if all(check.passed for check in checks):
             word = "holds"
-        elif properties:
+        elif cut.passed or restored.passed:
             word = "holds in part"
         verdicts.append(word)
-        summary = " and ".join(properties) or "neither necessary nor sufficient"
-        pronoun = "them" if len(names) > 1 else "it"
-        reasons.append(
-            f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring"
-            f" {pronoun} {parts[1]}. So the routes are {summary}."
-        )
-        # written so that a NaN is reported, too
-        if not error < HALF:
-            reasons[-1] += (
-                " The forecast without the segment is predicted with an error of"
-                f" {100 * error:.0f} %."
+        # the last entry is all components together; "" fills the rows of segments that
+        # have fewer components than others
+        cut_names = test["cut_name"].isel(segment=index).values[:-1]
+        names = [str(name) for name in cut_names if name]
+        if faults := [check.fault for check in checks if check.fault]:
+            reasons.append(f"{'. '.join([f'Weak point: {cut.subject}', *faults])}.")
+        else:
+            reasons.append(
+                f"Route of {cut.subject} through {_few(names)}: cutting it removes"
+                f" {round(100 * cut.value)} % of the effect (random components"
+                f" {round(100 * cut.random)} %), restoring it recovers"
+                f" {round(100 * restored.value)} % ({round(100 * restored.random)} %);"
+                " all tests pass."
             )
     return verdicts, reasons
 

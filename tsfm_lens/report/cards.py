@@ -15,6 +15,7 @@ import xarray as xr
 
 from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.verdict import verdict
+from tsfm_lens.viz.contributions import ARROWS, BOTH_WAYS
 from tsfm_lens.viz.findings import WORTH_A_WORD, find_estimate
 from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.head_states import describe_attention, effects_of_heads, head_name
@@ -84,28 +85,20 @@ def _kind(ds: Any) -> str:
 def _accuracy(ds: xr.Dataset, series: int) -> Card:
     """State the error of the median, beside that of the last season repeated.
 
-    The note counts the steps at which the truth lies in the widest band.
+    The note counts the steps at which the truth lies in the widest band. Without a
+    truth there is no such card.
     """
-    levels = np.asarray(ds["quantile"].values, dtype=float)
-    # (quantile, step)
-    values = array(ds, "quantile_forecast", "quantile", "step", series=series)
-    unit = find_unit(ds, series)
-    # the widest band that the model gives, and its nominal coverage
-    low = values[levels.argmin()]
-    high = values[levels.argmax()]
-    coverage = f"{100 * (levels.max() - levels.min()):.3g} %"
-    width = measured(unit)(float((high - low).mean()))
-    if "truth" in ds:
-        truth = array(ds, "truth", "step", series=series)
-    else:
-        truth = np.full(len(low), np.nan)
+    truth = _find_truth(ds, series)
     finite = np.isfinite(truth)
     if not finite.any():
-        return {
-            "big": f"band of {width}",
-            "note": f"mean width of the {coverage} band; the truth is not known yet",
-        }
-    error = float(np.abs(values[median_position(levels)] - truth)[finite].mean())
+        return {}
+    unit = find_unit(ds, series)
+    low, high, coverage = _widest_band(ds, series)
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    median = array(
+        ds, "quantile_forecast", "step", series=series, quantile=median_position(levels)
+    )
+    error = float(np.abs(median - truth)[finite].mean())
     inside = int(((truth >= low) & (truth <= high))[finite].sum())
     bars = [("this forecast", error)]
     note = f"{inside} of {int(finite.sum())} steps lie in the {coverage} band"
@@ -118,6 +111,33 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
         "note": f"mean absolute error; {note}",
         "bars": _bars(bars),
     }
+
+
+def _uncertainty(ds: xr.Dataset, series: int) -> Card:
+    """State the width of the widest band of a forecast whose truth is not known yet."""
+    if np.isfinite(_find_truth(ds, series)).any():
+        return {}
+    low, high, coverage = _widest_band(ds, series)
+    width = measured(find_unit(ds, series))(float((high - low).mean()))
+    return {
+        "big": f"band of {width}",
+        "note": f"mean width of the {coverage} band; the truth is not known yet",
+    }
+
+
+def _find_truth(ds: xr.Dataset, series: int) -> np.ndarray:
+    """Return the true values of a series, (step,), NaN where they are not known."""
+    if "truth" in ds:
+        return array(ds, "truth", "step", series=series)
+    return np.full(ds.sizes["step"], np.nan)
+
+
+def _widest_band(ds: xr.Dataset, series: int) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return the widest band that a model gives, (step,), and its nominal coverage."""
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    values = array(ds, "quantile_forecast", "quantile", "step", series=series)
+    coverage = f"{100 * (levels.max() - levels.min()):.3g} %"
+    return values[levels.argmin()], values[levels.argmax()], coverage
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
@@ -278,13 +298,14 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
         # a bar has no room to say that a covariate's segments are taken together
         title = group_name(labels, group, text).removesuffix(" in total")
         # over the segments of the group, whose attributions add up, (step,)
-        size, direction = moved(steps[group].sum(0))
-        arrow = {"up": "↑", "down": "↓"}.get(direction, "↕")
+        size, way = moved(steps[group].sum(0))
+        arrow = ARROWS.get(way, ARROWS[BOTH_WAYS])
         titles.append(title)
         bars.append((f"{title} {arrow}", size))
     return {
         "big": titles[0],
-        "note": f"mean change of a step ({unit}); ↑ up, ↓ down, ↕ both",
+        "note": f"mean size of the effect on a step ({unit}); ↑ raises, ↓ lowers the"
+        " forecast, ↕ raises some steps and lowers others",
         "bars": _bars(bars),
     }
 
@@ -314,7 +335,7 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
         ds,
         "worth_size",
         signed,
-        "rise of the error with it in random order; above 0: it helps",
+        "rise of the error with its values in random order; above 0: it helps",
     )
 
 
@@ -329,7 +350,7 @@ def _shuffling(ds: xr.Dataset, _: int) -> Card:
         ds,
         "moved_size",
         number,
-        "mean size of the forecast's change with it in random order",
+        "mean size of the forecast's change with its values in random order",
     )
 
 
@@ -345,9 +366,9 @@ def _ranked(
     n_series = len(forecast_series(ds))
     pooling = ""
     if n_series > 1:
-        pooling = f", median over {n_series} series"
+        pooling = f"; median over {n_series} series"
     bars = _bars([(labels[index], float(values[index])) for index in order], write)
-    note = f"{description} (MASE{pooling})"
+    note = f"{description}, in multiples of the seasonal-naive error{pooling}"
     return {"big": labels[order[0]], "note": note, "bars": bars}
 
 
@@ -356,8 +377,9 @@ _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
     ("What moved it", "input_attribution", _moving),
     ("Can it be trusted", "deletion_curves", _trust),
     ("What a covariate is worth", "covariate_use", _worth),
-    ("How far a covariate moves it", "covariate_use", _shuffling),
+    ("How much each covariate moves the forecast", "covariate_use", _shuffling),
     ("Accuracy", "forecast", _accuracy),
+    ("Uncertainty", "forecast", _uncertainty),
     ("Where it forms", "logit_lens", _forming),
     ("What it needs", "ablation_effects", _needs),
     ("What it reads", "head_states", _reads),

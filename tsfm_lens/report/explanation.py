@@ -31,8 +31,9 @@ from tsfm_lens.report import pipeline
 from tsfm_lens.viz.covariate_use import covariate_totals
 from tsfm_lens.viz.input_attribution import input_totals, read_inputs
 from tsfm_lens.viz.input_effects import item_overview
+from tsfm_lens.viz.panels import name_segments, name_target
 from tsfm_lens.viz.saving import locate_browser, printed, write_together
-from tsfm_lens.viz.scenarios import ANSWERS
+from tsfm_lens.viz.scenarios import ANSWERS, name_scenario
 
 __all__ = ["SECTIONS", "Explanation", "explain"]
 
@@ -81,7 +82,8 @@ class Explanation(dict[str, xr.Dataset]):
         effects = self.get("input_effects")
         items = [] if effects is None else _list_items(effects)
         if inputs is not None:
-            headline = read_inputs(inputs)[0]
+            # what moves the forecast, and its level
+            headline = " ".join(read_inputs(inputs)[:2])
         elif word:
             headline = f"Verdict: the explanation {word}."
         else:
@@ -282,12 +284,10 @@ def explain(
         subject = run.batch.ids[0]
         if item is None and len(items) > 1:
             subject = f"{len(items)} items"
-        heading = (
-            title or f"Explanation of the forecast of {subject} by {run.lens.model_id}"
-        )
         # a change that was asked for is the answer; else what moved the forecast is
         answers_first = ("what_if", "forecast_change", "input_attribution")
         lead = [kind for kind in answers_first if kind in results][:1]
+        heading = title or _name_page(results, lead, subject)
         page = pipeline.write_page(
             run, results, out, heading, sources, progress, missing, lead
         )
@@ -295,6 +295,20 @@ def explain(
         if pdf:
             write_together({page.with_suffix(".pdf"): printed(page.read_bytes())})
     return results
+
+
+def _name_page(
+    results: Mapping[str, xr.Dataset], lead: Sequence[str], subject: str
+) -> str:
+    """Name a page by the subject of its answer, which is that of the result in front.
+
+    ``subject`` is what the page is about where no result is in front.
+    """
+    for kind in lead:
+        if kind in ANSWERS:
+            return name_scenario(results[kind])
+        subject = name_target(results[kind])
+    return f"Forecast of {subject}: what moved it"
 
 
 def select_sections(
@@ -312,5 +326,8 @@ def summarize_verdict(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]
     """
     tests = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
     if tests:
-        return verdict(*tests)
+        # segments are named as in the figures
+        return verdict(
+            *(test.assign_coords(segment=name_segments(test)) for test in tests)
+        )
     return "", []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.dark import *
     from tsfm_lens.viz.data import *
     from tsfm_lens.viz.facets import *
+    from tsfm_lens.viz.faithfulness import *
     from tsfm_lens.viz.forecast import *
     from tsfm_lens.viz.induction import *
     from tsfm_lens.viz.input_attribution import *

@@ -2,7 +2,7 @@
 
 :func:`input_timeline` draws effects under the series. :func:`input_waterfall` adds them
 up, from the reference forecast (of masked input) to the forecast.
-:func:`deletion_lines` and :func:`read_tests` show how faithful an explanation is.
+How faithful an explanation is, :mod:`tsfm_lens.viz.faithfulness` draws.
 ``_QuantileView`` selects the quantile that a figure is about. Attributions are made in
 :mod:`tsfm_lens.explain`; effects over many items are in
 :mod:`tsfm_lens.viz.input_effects`.
@@ -21,10 +21,28 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.core.stats import CONFIDENCE_TEXT
-from tsfm_lens.core.verdict import find_rules, verdict
+from tsfm_lens.viz.contributions import (
+    ARROWS,
+    BOTH_WAYS,
+    CELL_TYPE,
+    contributions,
+    direction,
+    draw_cell,
+    draw_contributions,
+    draw_covariate,
+    horizon_sheet,
+    name_lines,
+)
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import SeriesWindow, fit, name_segments, series_window
+from tsfm_lens.viz.panels import (
+    SeriesWindow,
+    fit,
+    name_horizon,
+    name_segments,
+    name_target,
+    name_variate,
+    series_window,
+)
 from tsfm_lens.viz.select import (
     array,
     find_unit,
@@ -35,31 +53,28 @@ from tsfm_lens.viz.select import (
     position,
     series_position,
 )
-from tsfm_lens.viz.sheet import Panel, Style, sheet
+from tsfm_lens.viz.sheet import Panel, Style, sheet, text_width
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
-    CATEGORICAL,
     GREY,
     INK,
-    PALE,
     VERMILION,
     mixed,
     number,
     plain,
 )
-from tsfm_lens.viz.words import measured, signed
+from tsfm_lens.viz.words import after_number, capital, measured, num, signed
 
-__all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
+__all__ = ["input_timeline", "input_waterfall"]
 
-# Heights in pixels of a strip, and of a bar.
-_STRIP = 24
+# Heights in pixels of lines, a strip and a bar, and about the width of a strip.
+_LINES = 130
+_STRIP = 20
+_STRIP_WIDTH = 300
 _BAR = 22
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
-# Where the mean is below this share of the mean absolute effect, steps differ in sign.
-_MIXED = 0.9
-BOTH_WAYS = "both ways"
 VERBS = {"up": "raises", "down": "lowers", BOTH_WAYS: "moves"}
 """What an input does to a forecast, by the direction of its effect."""
 # Smallest difference of the halves of a forecast, as a share of its range, that is no
@@ -90,18 +105,13 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         if np.abs(effects[group].sum(0)).mean()
         > max(half_widths[group].sum(), threshold)
     ]
-    largest = [_moves(ds, effects[group], group) for group in acting[:_MAX_NAMES]]
-    effects_text = "No part of the input moves it beyond the noise."
-    if largest:
-        effects_text = f"What moves it most: {'; '.join(largest)}."
+    answer = _say_moves(ds, effects, acting[:_MAX_NAMES])
     # one text, so that the overview of a page says what moves the forecast
     if "verdict" in ds.attrs:
-        effects_text = f"{effects_text} Verdict: the explanation {ds.attrs['verdict']}"
+        answer = f"{answer} Verdict: the explanation {ds.attrs['verdict']}"
         if not ds.attrs.get("masked", 1):
-            effects_text = (
-                f"{effects_text} by its routes alone, as masking was not tested"
-            )
-        effects_text = f"{effects_text} (criteria below)."
+            answer = f"{answer} by its routes alone, as masking was not tested"
+        answer = f"{answer} (criteria below)."
     far = float(ds.attrs.get("reference_distance", 0.0))
     # the part of the change that belongs to no single segment
     rest = float(median["remainder"].mean())
@@ -115,9 +125,10 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     return [
         *summarize(
             ds,
-            "The forecast of {target} averages {whole:unit} over {steps} steps"
-            " ({statistic}){course}; with all inputs replaced by {reference} it"
-            " averages {nothing}. {most}",
+            "{answer}",
+            "The forecast of {name} averages {whole:unit} ({statistic}) over"
+            " {steps}{course}; with all inputs replaced by {reference} it"
+            " averages {nothing}.",
             "The reference forecast lies {far} standard deviations from the mean of the"
             " context, so effects include the level of the series. A reference that"
             " keeps the level shows the other effects better.",
@@ -128,12 +139,13 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             f"Masks were sampled: {CONFIDENCE_TEXT} intervals reach "
             "±{sampled} a step. A larger budget narrows them.",
             whole=median["forecast"].mean(),
-            steps=ds.sizes["step"],
+            answer=answer,
+            name=name_target(ds),
+            steps=name_horizon(ds),
             statistic=name_statistic(ds),
             course=_describe_course(ds, median["forecast"].values),
             reference=name_reference(ds),
             nothing=median["reference_forecast"].mean(),
-            most=effects_text,
             far=far if far > _FAR else None,
             rest=rest if is_joint else None,
             repeats=repeats,
@@ -239,17 +251,32 @@ def group_name(
     return re.sub(r", past$| -?\d+ to -?\d+$", "", first) + " in total"
 
 
-def _moves(ds: xr.Dataset, effects: np.ndarray, group: list[int]) -> str:
-    """Write how far a group moves the forecast, and which way.
+def _say_moves(ds: xr.Dataset, effects: np.ndarray, groups: list[list[int]]) -> str:
+    """State which groups of segments move the forecast most, how far and which way.
 
-    ``effects`` are those of its segments, (segment, step).
+    ``effects`` are (segment, step); the largest group comes first.
     """
-    name = group_name(names(ds, "segment"), group, name_segments(ds))
-    size, way = moved(effects.sum(0))
-    amount = measured(find_unit(ds).strip())(size)
-    if way in VERBS:
-        return f"{name} {VERBS[way]} it by {amount}"
-    return f"{name} {VERBS[BOTH_WAYS]} it by {amount} ({way})"
+    target = name_target(ds)
+    if not groups:
+        return f"No part of the input moves the forecast of {target} beyond the noise."
+    first, *others = (
+        (name, *moved(effects[group].sum(0)))
+        for (name, group) in _name_groups(ds, effects)
+        if group in groups
+    )
+    write = measured(find_unit(ds).strip())
+    name, size, way = first
+    verb = VERBS.get(way, VERBS[BOTH_WAYS])
+    text = f"{capital(name)} {verb} the forecast of {target} most, by {write(size)}"
+    if ds.sizes["step"] > 1:
+        text += " a step"
+    if way not in VERBS:
+        text += f" ({way})"
+    rest = [
+        f"{name} {VERBS.get(way, VERBS[BOTH_WAYS])} it by {write(size)}"
+        for name, size, way in others
+    ]
+    return f"{'; '.join([text, *rest])}."
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:
@@ -261,18 +288,8 @@ def moved(effect: np.ndarray) -> tuple[float, str]:
     way = direction(float(effect.mean()), size)
     if way == BOTH_WAYS:
         n_up = int((effect > 0).sum())
-        way = f"up at {n_up} of {len(effect)} steps"
+        way = f"up at {n_up} of {len(effect)} steps, else down"
     return size, way
-
-
-def direction(mean: float, size: float) -> str:
-    """Say which way an effect goes, by its mean and its mean size over steps.
-
-    It is "up" or "down" where nearly all of the size is in the mean, else "both ways".
-    """
-    if abs(mean) < _MIXED * size:
-        return BOTH_WAYS
-    return "up" if mean > 0 else "down"
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
@@ -305,20 +322,22 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
             effects on the width of the interval between them are shown.
     """
     view = _QuantileView(ds, quantile)
-    window = series_window(ds, view.target, context_steps=ds.sizes["time"])
+    window = series_window(ds, view.id, context_steps=ds.sizes["time"])
     strips: dict[str, list[int]] = {}
     for index, row in enumerate(ds["row"].values):
         # additive parts lie over one another, so each has a strip of its own
         if is_additive(ds, index):
             name = view.names[index]
         else:
-            name = view.series_name(int(row))
+            name = name_variate(ds, int(row))
         strips.setdefault(name, []).append(index)
-    canvas = sheet(
-        [210, _STRIP * len(strips)], row_gap=14, min_width=420, shared_xaxes=True
+    total = view.of("forecast", "step") - view.of("reference_forecast", "step")
+    parts = contributions(
+        _name_groups(ds, view.values), view.values, joint=view.joint_effect()
     )
-    above, below = canvas
-    window.draw(above)
+    heights = [_LINES, _STRIP * len(strips)]
+    canvas, left, right = horizon_sheet(window, heights, len(parts))
+    window.draw(left[0], right[0])
     forecast, reference = (
         array(ds, name, "step", quantile=view.line)
         for name in ("forecast", "reference_forecast")
@@ -327,9 +346,9 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         naming = {}
     else:
         naming = {"words": view.word}
-    window.forecast(above, forecast, "forecast", BLUE, 2, **naming)
+    window.forecast(right[0], forecast, "forecast", BLUE, 2, **naming)
     window.forecast(
-        above,
+        right[0],
         reference,
         "reference forecast",
         GREY,
@@ -337,24 +356,49 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         _DASHES,
         words="forecast of the reference",
     )
-    cut_remark = fit(canvas, np.append(window.observations, forecast), reference, row=1)
+    named = [("━", "forecast", BLUE), ("╌", "reference forecast", GREY)]
+    if window.has_truth:
+        named.append(("┈", "truth", INK))
+    name_lines(right[0], *named)
+    seen = np.append(window.observations, forecast)
+    cut_remark = fit(canvas, seen, reference, row=1)
+    colours = {at: part.colour for part in parts for at in part.members}
     for line, segments in enumerate(strips.values()):
-        _draw_strip(below, ds, view, window, segments, line)
+        _draw_strip(left[1], right[1], ds, view, window, segments, line, colours)
     ticks: Style = {
         "tickvals": list(range(len(strips))),
         "ticktext": [plain(name) for name in strips],
     }
-    below.y(range=[len(strips) - 0.5, -0.5], ticks="", showline=False, **ticks)
-    first = window.past[0] - 0.5
-    last = window.future[-1] + 0.5
-    canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
-    below.x(window.time.title)
-    above.y(window.title, nticks=5)
-    title = f"mean size of effects ({view.unit})"
-    canvas.colours(colour_scale(title, view.strength, low=0.0))
-    arrows = "↑ up, ↓ down, ↕ up at some steps"
+    bounds = [len(strips) - 0.5, -0.5]
+    left[1].y(range=bounds, ticks="", showline=False, **ticks)
+    right[1].y(range=bounds, showticklabels=False, ticks="", showline=False)
+    left[0].y(window.title, nticks=5)
+    draw_contributions(
+        left[2],
+        right[2],
+        parts,
+        total,
+        window,
+        unit=view.unit,
+        title="mean size of effects",
+        between=view.between,
+    )
+    arrows = "↑ raises, ↓ lowers, ↕ both"
     title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
     return canvas.finalize(title, view.when, view.how, arrows, cut_remark)
+
+
+def _name_groups(ds: xr.Dataset, effects: np.ndarray) -> list[tuple[str, list[int]]]:
+    """Name the inputs that move the forecast together, with their segments.
+
+    ``effects`` are (segment, step); the largest group comes first.
+    """
+    labels = names(ds, "segment")
+    words = name_segments(ds)
+    return [
+        (group_name(labels, group, words).removesuffix(" in total"), group)
+        for group in ranked(ds, effects)
+    ]
 
 
 def is_additive(ds: xr.Dataset, segment: int) -> bool:
@@ -365,58 +409,54 @@ def is_additive(ds: xr.Dataset, segment: int) -> bool:
 
 
 def _draw_strip(
-    panel: Panel,
+    past: Panel,
+    future: Panel,
     ds: xr.Dataset,
     view: _QuantileView,
     window: SeriesWindow,
     segments: list[int],
     row: int,
+    colours: dict[int, str],
 ) -> None:
     """Draw the segments of one series, or an additive part, as a row of cells.
 
-    The colour is the mean size of the effect, the arrow its direction. Where the series
-    has no segment nothing is drawn.
+    A cell has the colour of its contribution, and the size of its effect where there is
+    room; a covariate is drawn over its cells.
     """
-    ordered = np.array(segments)[np.argsort(ds["start"].values[segments])]
-    edges = [float(ds["start"].values[ordered[0]])]
-    values = []
-    texts = []
-    arrows = []
-    for index in map(int, ordered):
-        start = float(ds["start"].values[index])
-        stop = float(ds["stop"].values[index])
-        half_width = float(view.half_width[index])
+    is_target = int(ds["row"].values[segments[0]]) == window.index
+    for index in segments:
+        start = int(ds["start"].values[index])
+        stop = int(ds["stop"].values[index])
+        size = float(view.strength[index])
+        way = direction(float(view.effect[index]), size)
         label = (
-            f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on"
-            " average"
+            f"{plain(view.names[index])}<br>mean size of its effect {number(size)}"
+            f" {plain(after_number(view.unit))}<br>moves the forecast by"
+            f" {signed(view.effect[index])} on average"
         )
+        half_width = float(view.half_width[index])
         if half_width:
             label += f", ±{number(half_width)} ({CONFIDENCE_TEXT})"
-        _, way = moved(view.values[index])
-        arrow = {"up": "↑", "down": "↓"}.get(way, "↕")
-        # a cell is its right edge, value, text and arrow; it begins at the edge before
-        cells = [(stop, view.strength[index], label, arrow)]
-        if start > edges[-1]:
-            # a gap before the stretch
-            cells.insert(0, (start, np.nan, "", ""))
-        for edge, value, text, sign in cells:
-            edges.append(edge)
-            values.append(value)
-            texts.append(text)
-            arrows.append(sign)
-    x = window.time.at(np.array(edges) - 0.5)
-    hover = f"%{{customdata}}<br>%{{z:+.4g}} {plain(view.unit)}"
-    # the row is given by its lower and upper edge: on an axis of names, plotly cannot
-    # draw several maps of one row each
-    panel.cells(
-        np.array([values]),
-        x,
-        [row - 0.46, row + 0.46],
-        hover,
-        customdata=[texts],
-        text=[arrows],
-        texttemplate="%{text}",
-    )
+        text = f"{num(size)} {ARROWS[way]}"
+        for panel, steps in ((past, window.past), (future, window.future)):
+            first = max(start, int(steps[0]))
+            last = min(stop, int(steps[-1]) + 1)
+            if first >= last:
+                continue
+            room = _STRIP_WIDTH * (last - first) / len(steps)
+            fits = is_target and text_width(text, CELL_TYPE) < room
+            draw_cell(
+                panel,
+                window.time,
+                (first, last),
+                row,
+                mixed(colours[index], 0.6),
+                label,
+                text if fits else "",
+            )
+    if not is_target and not is_additive(ds, segments[0]):
+        at = int(ds["row"].values[segments[0]])
+        draw_covariate(past, future, ds, window, at, row)
 
 
 @figure(
@@ -562,6 +602,7 @@ class _QuantileView:
         effect, strength: means of the values and of their sizes over steps, (segment,).
         half_width: half of the interval of ``effect``, (segment,); 0 if it is unknown.
         word, when, how, sampled: what a figure is about, as its subtitle says it.
+        between: what all effects add up to.
     """
 
     def __init__(self, ds: xr.Dataset, quantile: Quantile) -> None:
@@ -589,22 +630,25 @@ class _QuantileView:
         # as text: position() would take a number that is no label for an index
         self._levels = [position(ds, "quantile", str(bound)) for bound in bounds]
         self.line = self._levels[0] if len(bounds) == 1 else self.middle
-        self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
+        self.id = str(ds.attrs.get("target") or names(ds, "series")[0])
+        self.target = name_target(ds)
         self.names = name_segments(ds)
         self.values = self.of("attribution", "segment", "step")
         self.effect = self.values.mean(1)
         self.strength = np.abs(self.values).mean(1)
-        self.unit = find_unit(ds, series_position(ds, self.target)) or "data units"
+        self.unit = find_unit(ds, series_position(ds, self.id)) or "data units"
         marks = [f"{levels[item]:g}" for item in self._levels]
+        self.between = "forecast − reference"
         if len(marks) == 2:
             self.word = f"width of the {marks[0]} to {marks[1]} interval"
+            self.between = "width − that of the reference"
         elif self._levels == [self.middle]:
             self.word = f"{name_statistic(ds)} forecast"
         else:
             self.word = f"quantile {marks[0]}"
-        steps = "one step"
+        steps = name_horizon(ds)
         if ds.sizes["step"] > 1:
-            steps = f"mean over {ds.sizes['step']} steps"
+            steps = f"mean over {steps}"
         self.when = f"{self.word}, {steps}"
         self.how = describe_method(ds)
         self.sampled = ""
@@ -632,16 +676,12 @@ class _QuantileView:
             return result
         return first
 
-    def series_name(self, row: int) -> str:
-        """Name a series of the item: its variate, or its id where it is alone."""
-        # names() goes by dimensions, and variate is a coordinate along the series
-        if "variate" in self._ds.coords:
-            variates = names(self._ds.swap_dims(series="variate"), "variate")
-        else:
-            variates = []
-        if variates and variates[row]:
-            return variates[row]
-        return names(self._ds, "series")[row]
+    def joint_effect(self) -> np.ndarray | None:
+        """Return what belongs to no single segment, (step,), unless it is rounding."""
+        remainder = self.of("remainder", "step")
+        if np.abs(remainder).max() > float(self._ds.attrs.get("rounding", 0.0)):
+            return remainder
+        return None
 
 
 def describe_method(ds: xr.Dataset) -> str:
@@ -661,92 +701,6 @@ def name_reference(ds: xr.Dataset) -> str:
     if "part_values" in ds.coords:
         return "the past without its parts"
     return f"{ds.attrs.get('reference', '')} values"
-
-
-_BAND = f"{CONFIDENCE_TEXT} of random orders"
-_CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown first"))
-
-
-def read_tests(ds: xr.Dataset) -> list[str]:
-    """State the verdict of :mod:`tsfm_lens.core.verdict` on the explanation.
-
-    It is that of all tests of a page, where the page has left it in the attributes.
-    """
-    word, sentences = verdict(ds)
-    full = ds.attrs.get("verdict", word)
-    by = "all tests of this page" if "verdict" in ds.attrs else "this test"
-    return [
-        f"Verdict by {by}: the explanation {full} (criteria below). {sentences[0]}",
-        *sentences[1:],
-        *find_rules(ds),
-    ]
-
-
-@figure(
-    "deletion_curves",
-    "Deletion and insertion curves of an explanation.",
-    table=lambda ds: frame(ds, "deletion", "insertion").merge(
-        frame(ds, "r2", "slope", "sign_agreement", "area", "p"), on="explanation"
-    ),
-    sentences=read_tests,
-)
-def deletion_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw how far the forecast moves as segments are masked, and as they are shown.
-
-    There is a curve for each explanation, which orders the segments by their effect.
-    """
-    explanations = names(ds, "explanation")
-    unit = find_unit(ds) or "data units"
-    area = array(ds, "area", "explanation")
-    p = array(ds, "p", "explanation")
-    canvas = sheet(
-        [280],
-        [1, 1],
-        titles=[text for _, text in _CURVES],
-        column_gap=0.05,
-        min_width=640,
-        shared_yaxes=True,
-    )
-    # from no segment masked to all of them
-    counts = np.arange(ds.sizes["masked"])
-    for index, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
-        low, high = (
-            array(ds, f"random_{end}", "masked", curve=index) for end in ("low", "high")
-        )
-        panel.band(counts, low, high, mixed(PALE, 0.7), _BAND, legend=True)
-        middle = array(ds, f"random_{name}", "draw", "masked").mean(0)
-        panel.line(counts, middle, "random orders, mean", colour=GREY, dash="dot")
-        for row, explanation in enumerate(explanations):
-            y = array(ds, name, "masked", explanation=row)
-            hover = (
-                f"{plain(explanation)}<br>%{{x}} segments<br>%{{y:.4g}} {plain(unit)}"
-            )
-            colour = CATEGORICAL[row % len(CATEGORICAL)]
-            panel.line(
-                counts,
-                y,
-                explanation,
-                hover,
-                colour=colour,
-                width=2.5 if row == 0 else 1.5,
-                dots=5,
-            )
-        panel.x(
-            "segments masked" if name == "deletion" else "segments shown",
-            dtick=max(1, len(counts) // 12),
-        )
-    canvas.panel(1, 1).y(
-        f"distance from the\nwhole forecast ({unit})", rangemode="tozero"
-    )
-    areas = [
-        f"{name} {a:.2f} (p {q:.2g})"
-        for name, a, q in zip(explanations, area, p, strict=True)
-    ]
-    remarks = [
-        f"forecast of {ds.attrs.get('target', '')}",
-        f"area between the curves, random 0: {', '.join(areas)}",
-    ]
-    return canvas.finalize(f"Deletion and insertion on {name_model(ds)}", *remarks)
 
 
 def _steps_table(ds: xr.Dataset) -> pd.DataFrame:

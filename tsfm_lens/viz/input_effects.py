@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.viz.contributions import direction
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.input_attribution import VERBS, direction
+from tsfm_lens.viz.input_attribution import VERBS
 from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.select import find_unit
 from tsfm_lens.viz.summary import summary

@@ -1,4 +1,4 @@
-"""Routes of the input through components to the forecast, and their tests.
+"""Routes of the input through components to the forecast.
 
 :func:`generic_figure` makes the figures, of one item and of many series;
 :func:`read_routes` describes the routes of one item.
@@ -11,7 +11,6 @@ import xarray as xr
 
 from tsfm_lens.core.registry import frame
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.input_attribution import read_tests
 from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.summary import summarize, summary
 
@@ -71,18 +70,4 @@ generic_figure(
     "Effect of each segment through each component.",
     table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True),
     sentences=read_routes,
-)
-generic_figure(
-    "route_faithfulness",
-    "necessity",
-    "Share of each segment's effect that is lost when its named routes are cut.",
-    table=(
-        "necessity",
-        "sufficiency",
-        "necessity_p",
-        "sufficiency_p",
-        "prediction_error",
-        "overlap",
-    ),
-    sentences=read_tests,
 )

@@ -27,6 +27,9 @@ from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain, true_minus
 from tsfm_lens.viz.words import after_number
 
+# what the ids of an item begin with that nobody has named
+UNNAMED = "series-0/"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesWindow:
@@ -76,15 +79,19 @@ class SeriesWindow:
         """Return the hover box of a line of values; see :func:`value_hover`."""
         return value_hover(words, self.time, self.unit)
 
-    def draw(self, panel: Panel) -> None:
-        """Draw context, truth (where known) and a line at the start of the forecast."""
+    def draw(self, panel: Panel, ahead: Panel | None = None) -> None:
+        """Draw context, truth (where known) and a line at the start of the forecast.
+
+        With ``ahead``, a panel of its own for the forecast steps, that has the truth,
+        and there is no line.
+        """
         past_hover = self.hover("observed, given to the model")
         panel.line(
             self.time.at(self.past), self.context, "context", past_hover, width=1.3
         )
         if self.has_truth:
             future_hover = self.hover("observed later, unknown to the model")
-            panel.line(
+            (ahead or panel).line(
                 self.time.at(self.future),
                 self.truth,
                 "truth",
@@ -92,7 +99,8 @@ class SeriesWindow:
                 width=1.3,
                 dash="2px,2px",
             )
-        mark_start(panel, self.time)
+        if ahead is None:
+            mark_start(panel, self.time)
 
     def forecast(
         self,
@@ -408,29 +416,83 @@ def name_segments(ds: xr.Dataset) -> list[str]:
         for other in timelines[1:]
     ):
         return labels
-    dates = pd.DatetimeIndex(full.stamps)
-    # the shortest format in which dates of this range and spacing differ
-    day = "%d %b"
-    if dates[-1] - dates[0] > pd.Timedelta(days=300):
-        day = "%d %b %Y"
-    if (dates != dates.normalize()).any():
-        form = f"{day} %H:%M"
-    elif (dates.day == 1).all():
-        form = "%b %Y"
-    else:
-        form = day
+    form, day = date_form(full.stamps)
     # the first and the last step of each segment; stop is the step after the last
-    bounds = zip(ds["start"].values, ds["stop"].values - 1, strict=True)
     spans = [
-        " to ".join(
-            f"{pd.Timestamp(full.at(float(end)).item()):{form}}" for end in bound
-        )
-        for bound in bounds
+        _name_span(full, int(start), int(stop), form, day)
+        for start, stop in zip(ds["start"].values, ds["stop"].values, strict=True)
     ]
     return [
         re.sub(r"[-−]?\d+ to [-−]?\d+$", span, label)
         for label, span in zip(labels, spans, strict=True)
     ]
+
+
+def _name_span(time: Timeline, start: int, stop: int, form: str, day: str) -> str:
+    """Write the first and the last date of steps [start, stop).
+
+    ``form`` is the format of a date with its clock; ``day``, that of whole days.
+    """
+    first, last, after = (
+        pd.Timestamp(time.at(float(step)).item()) for step in (start, stop - 1, stop)
+    )
+    if first == first.normalize() and after == after.normalize() and "%H" in form:
+        form = day
+    # "1 Mar": the directive that leaves the zero out is not the same everywhere
+    texts = [f"{date:{form}}".removeprefix("0") for date in (first, last)]
+    return " to ".join(dict.fromkeys(texts))
+
+
+def date_form(stamps: np.ndarray) -> tuple[str, str]:
+    """Return the shortest format in which dates differ, and that of their days."""
+    dates = pd.DatetimeIndex(stamps)
+    day = "%d %b"
+    if dates[-1] - dates[0] > pd.Timedelta(days=300):
+        day = "%d %b %Y"
+    if (dates != dates.normalize()).any():
+        return f"{day} %H:%M", day
+    if (dates.day == 1).all():
+        return "%b %Y", day
+    return day, day
+
+
+def name_span(time: Timeline, start: int, stop: int) -> str:
+    """Write steps [start, stop) as dates, or as steps where no dates are known."""
+    if time.stamps is None:
+        return " to ".join(dict.fromkeys((f"{start}", f"{stop - 1}")))
+    return _name_span(time, start, stop, *date_form(time.stamps))
+
+
+def name_variate(ds: xr.Dataset, row: int) -> str:
+    """Name a series of one item: its variate, or its id where it is alone."""
+    # names() goes by dimensions, and variate is a coordinate along the series
+    if "variate" in ds.coords:
+        variates = names(ds.swap_dims(series="variate"), "variate")
+        if variates and variates[row]:
+            return variates[row]
+    return names(ds, "series")[row]
+
+
+def name_horizon(ds: xr.Dataset) -> str:
+    """Write the number of forecast steps of a result, with their dates if known."""
+    count = ds.sizes["step"]
+    text = "one step" if count == 1 else f"{count} steps"
+    target = str(ds.attrs.get("target", ""))
+    series = names(ds, "series")
+    time = timeline(ds, series.index(target) if target in series else 0)
+    if time.stamps is None:
+        return text
+    first = int(names(ds, "step")[0])
+    return f"{text} ({name_span(time, first, first + count)})"
+
+
+def name_target(ds: xr.Dataset) -> str:
+    """Name the series that a result explains.
+
+    It is its variate alone where the item has no name of its own.
+    """
+    target = str(ds.attrs.get("target") or names(ds, "series")[0])
+    return target.removeprefix(UNNAMED)
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:

@@ -1,7 +1,7 @@
 """Scenarios: the forecast of an edited input, and its change since an earlier run.
 
-:func:`what_if_lines` draws a scenario; the change since an earlier forecast is drawn by
-:func:`generic_figure`. ``ANSWERS`` has the functions that write sentences on them. The
+:func:`what_if_lines` draws a scenario, :func:`change_bars` the change since an earlier
+forecast. ``ANSWERS`` has the functions that write sentences on them. The
 results are made by :mod:`tsfm_lens.explain.scenarios`.
 """
 
@@ -12,8 +12,26 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame, measurement
-from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.panels import SeriesWindow, series_window, value_hover
+from tsfm_lens.viz.contributions import (
+    Contribution,
+    contributions,
+    draw_contributions,
+    horizon_sheet,
+    line_shape,
+    name_lines,
+)
+from tsfm_lens.viz.panels import (
+    SeriesWindow,
+    fit,
+    fitted_range,
+    name_horizon,
+    name_span,
+    name_target,
+    name_variate,
+    series_window,
+    timeline,
+    value_hover,
+)
 from tsfm_lens.viz.select import (
     array,
     find_unit,
@@ -21,15 +39,22 @@ from tsfm_lens.viz.select import (
     name_model,
     name_statistic,
     names,
+    series_position,
 )
-from tsfm_lens.viz.sheet import Panel, sheet
+from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import labelled, summarize
-from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed
-from tsfm_lens.viz.words import listed
+from tsfm_lens.viz.theme import BLUE, GREY, INK, ORANGE, mixed, plain
+from tsfm_lens.viz.words import listed, measured, signed
 
-__all__ = ["what_if_lines"]
+__all__ = ["change_bars", "what_if_lines"]
 
 _MAX_PARTS = 3  # of a change, in a sentence
+_CONTEXT = 12  # steps, for which short horizons have room
+# Heights in pixels of the forecasts, and of a series that is edited.
+_LINES = 150
+_EDIT = 50
+# of a forecast that is drawn: variable, name, colour
+Line = tuple[str, str, str]
 
 
 measurement(
@@ -93,6 +118,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     before = _middle(ds, "forecast")
     after = _middle(ds, "changed_forecast")
     move = after - before
+    # of single steps, which may cancel one another in the mean
+    size = np.abs(move).mean()
     # mean over steps, (change,)
     effects = _middle(ds, "effect", "change").mean(1)
     low, high = _outer_quantiles(ds, "forecast")
@@ -116,9 +143,10 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         through = abs(ds["through"]).mean("step").sum("change") / total
     return summarize(
         ds,
-        "With {changes} the forecast of {target} averages {after:unit} instead of"
-        " {before:unit} ({statistic}): it moves by {move:signed unit}, and by"
-        " {size:unit} at a step on average.",
+        "With {changes} the forecast of {name} {verb} by {distance:unit} on average"
+        " over {steps}, from {before:unit} to {after:unit} ({statistic}).",
+        "It moves single steps by {size:unit} on average, {n_up:whole} of {n_steps} of"
+        " them up.",
         "Of that mean move, each change makes: {effects:each signed unit}.",
         "It moves by {inside:signed unit} on average at the steps that were changed "
         "({changed_steps} of {n_steps}), by {outside:signed unit} at the others.",
@@ -128,11 +156,15 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         " effect, so the shares do not add up.",
         "The interval between the outer quantiles is {new_width:unit} wide instead of "
         "{width:unit}.",
+        verb=_verb(float(move.mean())),
+        name=name_target(ds),
+        distance=abs(move.mean()),
+        steps=name_horizon(ds),
         after=after.mean(),
         before=before.mean(),
         statistic=_statistic(ds),
-        move=move.mean(),
-        size=np.abs(move).mean(),
+        size=size if abs(move.mean()) < size else None,
+        n_up=(move > 0).sum(),
         effects=labelled(ds, effects, "change") if len(effects) > 1 else None,
         changed_steps=int(is_changed.sum()),
         n_steps=ds.sizes["step"],
@@ -145,6 +177,13 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         width=width if width > 0 else None,
         new_width=new_width,
     )
+
+
+def _verb(move: float) -> str:
+    """Say which way the mean of a forecast goes."""
+    if move > 0:
+        return "rises"
+    return "falls" if move < 0 else "moves"
 
 
 def _changed_steps(ds: xr.Dataset) -> np.ndarray:
@@ -167,6 +206,14 @@ def _statistic(ds: xr.Dataset) -> str:
     return name_statistic(ds)
 
 
+def _name_lines(ds: xr.Dataset) -> str:
+    """Name what the lines and bands of both forecasts are."""
+    levels = ds["quantile"].values.astype(float)
+    if len(levels) < 2:
+        return _statistic(ds)
+    return f"{_statistic(ds)} and {100 * np.ptp(levels):.3g} % interval"
+
+
 @figure(
     "what_if",
     "Both forecasts, and the changed series as they were and as they are.",
@@ -181,112 +228,160 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     Example:
         >>> fig = viz.what_if_lines(explain.what_if(driven, cause="+1", routes=False))
         >>> fig.layout.meta["title"]
-        'Forecast of series-0/target by chronos2-nano with cause +1'
+        'Forecast of target by chronos2-nano with cause +1'
     """
-    target = str(ds.attrs["target"])
-    view = series_window(ds, target, context_steps)
+    view = series_window(ds, str(ds.attrs["target"]), context_steps, _CONTEXT)
+    name = name_target(ds)
+    effects = _middle(ds, "effect", "change")
+    labels = names(ds, "change")
+    groups = [(label, [at]) for at, label in enumerate(labels)]
+    parts = contributions(groups, effects, mean=True)
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
-    canvas = sheet(
-        [210, *[90] * len(rows)], row_gap=18, min_width=420, shared_xaxes=True
+    heights = [_LINES, *[_EDIT] * len(rows)]
+    canvas, left, right = horizon_sheet(view, heights, len(parts))
+    _draw_two(
+        left[0],
+        right[0],
+        ds,
+        view,
+        ("forecast", "forecast", GREY),
+        ("changed_forecast", "with the change", BLUE),
     )
-    above, *below = canvas
-    lines = (
-        ("forecast", "forecast", BLUE),
-        ("changed_forecast", "with the change", VERMILION),
+    for at, row in enumerate(rows, start=1):
+        _draw_edit(left[at], right[at], ds, view, row)
+    draw_contributions(
+        left[-1],
+        right[-1],
+        parts,
+        effects.sum(0),
+        view,
+        unit=find_unit(ds, view.index) or "data units",
+        title="mean effect",
+        between="forecast with the change − forecast",
+        mean=True,
     )
-    for name, text, colour in lines:
-        low, high = _outer_quantiles(ds, name)
-        above.band(
-            view.time.at(view.future),
-            low,
-            high,
-            mixed(colour, 0.22),
-            f"{text} (interval)",
-        )
-    # in a second loop, so that no band hides a line
-    for name, text, colour in lines:
-        view.forecast(above, _middle(ds, name), text, colour, 2)
-    view.draw(above)
-    above.y(view.title, nticks=5)
-    for panel, row in zip(below, rows, strict=True):
-        _draw_edit(panel, ds, view, row)
-    canvas.x(
-        range=[
-            view.time.scalar(view.past[0] - 0.5),
-            view.time.scalar(view.future[-1] + 0.5),
-        ]
-    )
-    below[-1].x(view.time.title)
     changes = str(ds.attrs.get("changes", ""))
     return canvas.finalize(
-        f"Forecast of {target} by {name_model(ds)} with {changes}",
-        f"{_statistic(ds)}, and interval between the outer quantiles",
+        f"Forecast of {name} by {name_model(ds)} with {changes}",
+        _name_lines(ds),
         view.remark,
     )
 
 
-def _draw_edit(panel: Panel, ds: xr.Dataset, view: SeriesWindow, row: int) -> None:
-    """Draw a series before and after the change."""
-    steps = np.concatenate([view.past, view.future])
-    length = len(view.past)
+def _draw_two(
+    past: Panel, future: Panel, ds: xr.Dataset, view: SeriesWindow, *lines: Line
+) -> None:
+    """Draw the context, and two forecasts with their intervals."""
+    ranges = [view.observations]
+    for variable, text, colour in lines:
+        low, high = _outer_quantiles(ds, variable)
+        ranges += [low, high]
+        x = view.time.at(view.future)
+        future.band(x, low, high, mixed(colour, 0.22), f"{text} (interval)")
+    # in a second loop, so that no band hides a line
+    for variable, text, colour in lines:
+        view.forecast(future, _middle(ds, variable), text, colour, 2)
+    view.draw(past, future)
+    named = [("━", text, colour) for _, text, colour in lines]
+    if view.has_truth:
+        named.append(("┈", "truth", INK))
+    name_lines(future, *named)
+    past.y(view.title, nticks=5)
+    fit(past.sheet, np.concatenate(ranges), np.array([]), row=1)
+
+
+def _draw_edit(
+    past: Panel, future: Panel, ds: xr.Dataset, view: SeriesWindow, row: int
+) -> None:
+    """Draw a series before and after the change.
+
+    The change is drawn only where it is one, and without a slope that leads to it.
+    """
     unit = find_unit(ds, row)
-    # "as it was" is drawn last, so that the other shows only where it was changed
-    for past, future, name, colour in (
-        ("changed_context", "changed_future", "changed", VERMILION),
-        ("context", "known_future", "as it was", GREY),
-    ):
-        values = array(ds, past, "time", series=row)[-length:]
-        # a result in which no series has a known future lacks the variable
-        if future in ds:
-            future_values = array(ds, future, "step", series=row)
-        else:
-            future_values = np.full(len(view.future), np.nan)
-        hover = value_hover(f"{name}: {names(ds, 'series')[row]}", view.time, unit)
-        panel.line(
-            view.time.at(steps),
-            np.append(values, future_values),
-            name,
-            hover,
-            colour=colour,
-            width=1.3,
+    length = len(view.past)
+    # a result in which no series has a known future lacks the variable
+    columns = [(past, view.past, "context", "changed_context")]
+    if "known_future" in ds:
+        columns.append((future, view.future, "known_future", "changed_future"))
+    every = []
+    for panel, steps, old_name, new_name in columns:
+        dim = "time" if panel is past else "step"
+        old, new = (
+            array(ds, name, dim, series=row)[-length if panel is past else 0 :]
+            for name in (old_name, new_name)
         )
-    if "variate" in ds.coords:
-        labels = names(ds.swap_dims(series="variate"), "variate")
-    else:
-        labels = names(ds, "series")
-    label = labels[row]
-    panel.y(f"{label} ({unit})" if unit else label, nticks=4)
+        every += [old, new]
+        differs = ~((old == new) | (np.isnan(old) & np.isnan(new)))
+        shape = line_shape(old)
+        for values, name, colour in (
+            (old, "as it was", GREY),
+            (np.where(differs, new, np.nan), "changed", BLUE),
+        ):
+            hover = value_hover(f"{name}: {names(ds, 'series')[row]}", view.time, unit)
+            panel.line(
+                view.time.at(steps),
+                values,
+                name,
+                hover,
+                colour=colour,
+                width=1.6 if colour == BLUE else 1.3,
+                line_shape=shape,
+                # a single step has no line
+                mode="lines+markers" if differs.sum() == 1 else "lines",
+            )
+    drawn = np.concatenate(every)
+    bounds, _ = fitted_range(drawn, np.array([]))
+    # its name stands at the left, its values at the right
+    label = name_variate(ds, row)
+    past.y(tickvals=[float(np.mean(bounds))], ticktext=[plain(label)], ticks="")
+    past.y(range=bounds)
+    future.y(unit, range=bounds, nticks=3)
+    seen = np.unique(drawn[np.isfinite(drawn)])
+    if len(seen) == 2:
+        future.y(tickvals=seen.tolist())
 
 
 def read_change(ds: xr.Dataset) -> list[str]:
     """State the change since the earlier forecast, and its largest parts."""
-    effect = labelled(ds, _middle(ds, "effect", "part"), "part", "step")
-    effect = effect.assign_coords(part=_parts(ds))
-    size = abs(effect).mean("step")
-    mean = effect.mean("step")
-    # a part is a difference of two forecasts, each of which is rounded
-    acting = size > 2 * float(ds.attrs.get("rounding", 0.0))
-    largest = np.argsort(-size.where(acting, 0).values, kind="stable")[:_MAX_PARTS]
-    # parts that do not act count as 0 above, and are removed where few parts act
-    largest = largest[acting.values[largest]]
-    origin = names(ds, "part").index("origin")
+    parts = _parts(ds)
+    before = _middle(ds, "before").mean()
+    after = _middle(ds, "after").mean()
+    unit = find_unit(ds).strip()
+    texts = [f"{part.label} {signed(part.size)}" for part in parts]
+    # a single one that is left is named, too
+    if len(parts) > _MAX_PARTS + 1:
+        rest = sum(part.size for part in parts[_MAX_PARTS:])
+        texts[_MAX_PARTS:] = [f"others {signed(rest)}"]
+    made_of = ""
+    if texts:
+        made_of = f": {listed(texts)}"
+    origin_acts = any(0 in part.members for part in parts)
     return summarize(
         ds,
-        "For the same {steps} steps the forecast of {target} averages {after:unit};"
-        " made {earlier} earlier it averaged {before:unit} ({statistic}).",
-        "Largest parts, at a step: {size:each}; on average over steps: {mean:each"
-        " signed}.",
+        "Over the same {steps} the mean forecast of {name} {way} ({statistic})"
+        "{made_of}.",
+        "The earlier forecast was made {earlier} before. Single steps move by"
+        " {size:unit} on average.",
         "Starting later changes the forecast without any new value: {origin}.",
         _REDRAWN,
-        steps=ds.sizes["step"],
+        steps=name_horizon(ds),
+        name=name_target(ds),
+        way=_say_change(before, after, unit),
+        made_of=made_of,
         earlier=_count_steps(int(ds.attrs["shift"])),
-        after=_middle(ds, "after").mean(),
-        before=_middle(ds, "before").mean(),
         statistic=_statistic(ds),
-        size=size[largest],
-        mean=mean[largest],
-        origin=_origin(ds) if acting[origin] and _origin(ds) else None,
+        size=np.abs(_middle(ds, "after") - _middle(ds, "before")).mean(),
+        origin=_origin(ds) if origin_acts and _origin(ds) else None,
     )
+
+
+def _say_change(before: float, after: float, unit: str) -> str:
+    """Say which way the mean of a forecast went."""
+    write = measured(unit)
+    if write(before) == write(after):
+        return f"stayed at {write(after)}"
+    verb = "rose" if after > before else "fell"
+    return f"{verb} from {write(before)} to {write(after)}"
 
 
 def _origin(ds: xr.Dataset) -> str:
@@ -312,6 +407,14 @@ def _origin(ds: xr.Dataset) -> str:
     return ""
 
 
+def name_scenario(ds: xr.Dataset) -> str:
+    """Name the subject of an answer to what-if or change, as a page's heading does."""
+    if ds.attrs["kind"] == "what_if":
+        return f"{name_target(ds)} with {ds.attrs['changes']}"
+    earlier = _name_earlier(ds)
+    return f"{name_target(ds)}: what changed since the forecast of {earlier}"
+
+
 def _count_steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
@@ -320,18 +423,80 @@ ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
 """Sentences that answer what-if and change, by kind of result."""
 
 
-def _parts(ds: xr.Dataset) -> list[str]:
-    """Name the parts of a change for sentences."""
-    later = f"starting {_count_steps(int(ds.attrs['shift']))} later, nothing new"
-    if not int(ds.attrs["shift"]):
-        later = "another length of the past"
-    return [later if label == "origin" else label for label in names(ds, "part")]
+def _parts(ds: xr.Dataset) -> list[Contribution]:
+    """Rank what is new since the earlier forecast by its mean effect.
+
+    The new values of a series, which the result has by stretches, are one part. What
+    does not act is left out.
+    """
+    effects = _middle(ds, "effect", "part")
+    groups: dict[str, list[int]] = {}
+    for at, label in enumerate(names(ds, "part")):
+        groups.setdefault(_name_part(ds, label), []).append(at)
+    # a part is a difference of two forecasts, each of which is rounded
+    threshold = 2 * float(ds.attrs.get("rounding", 0.0))
+    acting = [
+        (label, members)
+        for label, members in groups.items()
+        if np.abs(effects[members].sum(0)).mean() > threshold
+    ]
+    return contributions(acting, effects, mean=True)
 
 
-generic_figure(
+def _name_part(ds: xr.Dataset, label: str) -> str:
+    """Name a part of a change in words."""
+    if label == "origin":
+        if int(ds.attrs["shift"]):
+            return "later origin"
+        return "another length of the past"
+    series, _, change = label.rpartition(", ")
+    words = {"new": "new", "revised": "revised past", "future": "revised future"}
+    return f"{words[change.split()[0]]} {series}"
+
+
+@figure(
     "forecast_change",
-    "effect",
-    "Part of each new input in the change of the forecast, step by step.",
-    table=("effect",),
+    "The earlier and the later forecast, and what is new between them.",
+    table=["effect"],
     sentences=read_change,
 )
+def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
+    """Draw both forecasts of the same steps, and what moved one to the other.
+
+    Parts are ordered by the size of their mean effect.
+    """
+    view = series_window(ds, str(ds.attrs["target"]), context_steps, _CONTEXT)
+    parts = _parts(ds)
+    canvas, left, right = horizon_sheet(view, [_LINES + _EDIT], len(parts))
+    _draw_two(
+        left[0],
+        right[0],
+        ds,
+        view,
+        ("before", "earlier forecast", ORANGE),
+        ("after", "this forecast", BLUE),
+    )
+    draw_contributions(
+        left[-1],
+        right[-1],
+        parts,
+        _middle(ds, "effect", "part").sum(0),
+        view,
+        unit=find_unit(ds, view.index) or "data units",
+        title="mean effect",
+        between="this forecast − earlier forecast",
+        mean=True,
+    )
+    return canvas.finalize(
+        f"Change of the forecast of {name_target(ds)} by {name_model(ds)}",
+        _name_lines(ds),
+        f"earlier forecast from {_name_earlier(ds)}",
+        view.remark,
+    )
+
+
+def _name_earlier(ds: xr.Dataset) -> str:
+    """Name the step at which the earlier forecast starts."""
+    shift = int(ds.attrs["shift"])
+    time = timeline(ds, series_position(ds, str(ds.attrs["target"])))
+    return name_span(time, -shift, 1 - shift)
