@@ -21,7 +21,7 @@ NO_LEAD = {"distance_leads": "", "distance_lead_share": 0.0}
 METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
 _ATTRS = {"sweep": "planted", "seed": 0, "confidence": 0.95}
 _NO_COST = [
-    *("first", "last", "n_layers", "baseline_mase", "mase", *NO_LEAD),
+    *("first", "last", "n_layers", "baseline_relative_mase", "relative_mase", *NO_LEAD),
     *("spearman_distance", "spearman_distance_lower", "spearman_distance_upper"),
 ]
 ORDERS = ("stable_rank:low", "stable_rank:high", "random:0")
@@ -125,8 +125,8 @@ def of_variant(
     return {
         "model": m.model,
         "label": label,
-        "baseline_mase": m.baseline,
-        "mase": m.baseline * (1 + found["change"]),
+        "baseline_relative_mase": m.baseline,
+        "relative_mase": m.baseline * (1 + found["change"]),
         **found,
         **more,
     }
@@ -318,9 +318,11 @@ def maps(
                 if count:
                     strength = m.depth(layer) * (count / m.heads) ** 2 + harm
                     errors = m.ablated(strength, 0.03)
-                row = pd.DataFrame({"dataset": m.datasets, "mase": errors.mean(-1)})
+                row = pd.DataFrame(
+                    {"dataset": m.datasets, "relative_mase": errors.mean(-1)}
+                )
                 row = row.assign(
-                    change=row["mase"] / m.plain.mean(-1) - 1,
+                    change=row["relative_mase"] / m.plain.mean(-1) - 1,
                     model=m.model,
                     layer=layer,
                     kept=retained,

@@ -206,7 +206,9 @@ def test_unfinished_sweep_is_reported_so_far(
     swept: dict[str, pd.DataFrame], tmp_path: Path
 ) -> None:
     layers = swept["layers"][swept["layers"]["family"] == "groups"].copy()
-    layers.loc[layers.index[0], ["mase", "change", "spearman_distance"]] = np.nan
+    layers.loc[layers.index[0], ["relative_mase", "change", "spearman_distance"]] = (
+        np.nan
+    )
     heads = swept["heads_at"].iloc[:0]
     page = build_sweep_report(
         {"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={}

@@ -98,10 +98,12 @@ def test_effects_are_ratios_of_geometric_means(
     variant = plan.set_index("label")["variant"]
     for _, row in table.iterrows():
         errors = mase[variant[row["label"]]]
-        assert row["baseline_mase"] == pytest.approx(
+        assert row["baseline_relative_mase"] == pytest.approx(
             geometric(mase["plain"] / mase["seasonal_naive"])
         )
-        assert row["mase"] == pytest.approx(geometric(errors / mase["seasonal_naive"]))
+        assert row["relative_mase"] == pytest.approx(
+            geometric(errors / mase["seasonal_naive"])
+        )
         assert row["change"] == pytest.approx(geometric(errors / mase["plain"]) - 1)
         assert row["lower"] <= row["change"] <= row["upper"]
         assert (
@@ -216,7 +218,9 @@ def test_unfinished_sweep_shows_whole_datasets(
     row = found.results["effects"].iloc[0]
     errors = rest[plan.set_index("label")["variant"][row["label"]]]
     assert row["change"] == pytest.approx(geometric(errors / rest["plain"]) - 1)
-    assert row["mase"] == pytest.approx(geometric(errors / rest["seasonal_naive"]))
+    assert row["relative_mase"] == pytest.approx(
+        geometric(errors / rest["seasonal_naive"])
+    )
     no_naive = without(
         folder, tmp_path / "part", cells[cells["variant"] == "seasonal_naive"]["key"]
     )

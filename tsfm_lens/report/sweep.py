@@ -289,24 +289,25 @@ def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFram
     """Build one row for each dataset.
 
     It has for each layer the largest number of heads within the tolerance, and its
-    MASE.
+    MASE relative to that of the seasonal naive forecast.
     """
     names = sorted(set(table["dataset"]))
     cells = pd.DataFrame({"dataset": names})
     for (model, layer), rows in table.groupby(["model", "layer"], sort=False):
         is_largest = rows["ablated"] == rows["largest_within"]
-        mase = rows[is_largest].set_index("dataset")["mase"]
+        mase = rows[is_largest].set_index("dataset")["relative_mase"]
         texts = {
             name: f"{count} ({_number(mase[name], 2)})"
             for name, count in _largest(rows).items()
             if name in mase
         }
-        cells[f"{model}, layer {layer}: heads (MASE)"] = [
+        cells[f"{model}, layer {layer}: heads (relative MASE)"] = [
             texts.get(name, "--") for name in names
         ]
     caption = (
         "Largest number of heads of a layer whose ablation raises MASE by less than "
-        f"{percent(find_tolerance(table))}, and the MASE at it."
+        f"{percent(find_tolerance(table))}, and the MASE at it, relative to"
+        " that of the seasonal naive forecast."
     )
     bold = pd.DataFrame(False, index=cells.index, columns=cells.columns)
     return cells, ["dataset"], bold, caption
@@ -366,7 +367,7 @@ _CELLS: dict[str, Cell] = {
     "heads kept": lambda row: str(row["kept"]),
     "of": lambda row: str(row["of"]),
     "Spearman distance": lambda row: _number(row["spearman_distance"]),
-    "MASE": lambda row: _number(row["mase"]),
+    "relative MASE": lambda row: _number(row["relative_mase"]),
     "% change": lambda row: _percent(row["change"]),
     "% change of MASE": lambda row: _percent(row["change"]),
     "% change (median)": lambda row: _percent(row["median"]),
@@ -377,7 +378,7 @@ _CELLS: dict[str, Cell] = {
     "its interval": _interval("diff_lower", "diff_upper"),
 }
 """Content of a cell, by the head of its column."""
-_EFFECT = ("Spearman distance", "MASE", "% change", "interval", "p (Holm)")
+_EFFECT = ("Spearman distance", "relative MASE", "% change", "interval", "p (Holm)")
 
 
 class _Sheet(NamedTuple):
@@ -391,6 +392,11 @@ class _Sheet(NamedTuple):
     number_columns: tuple[str, ...]
 
 
+_RELATIVE = (
+    "Relative MASE: MASE divided by that of the seasonal naive forecast, geometric mean"
+    " over datasets."
+)
+
 _SHEETS = {
     ANSWER: _Sheet(
         "Layers and heads ablated one by one; medians over units and their {intervals};"
@@ -400,20 +406,21 @@ _SHEETS = {
     ),
     "sweep_effects": _Sheet(
         "Ablated parts of the models; {intervals}; bold: the change of MASE is"
-        " significant.",
+        f" significant. {_RELATIVE}",
         ("model", "ablated"),
         _EFFECT,
     ),
     "sweep_heads": _Sheet(
         "Heads ablated one by one; {intervals}; bold: the change of MASE is"
-        " significant.",
+        f" significant. {_RELATIVE}",
         ("model", "head"),
         _EFFECT,
     ),
     "sweep_curves": _Sheet(
-        "Heads of one layer ablated; {intervals}; bold: the change is significant.",
+        "Heads of one layer ablated; {intervals}; bold: the change is significant."
+        f" {_RELATIVE}",
         ("model", "order"),
-        ("layer", "heads ablated", "MASE", "% change", "interval"),
+        ("layer", "heads ablated", "relative MASE", "% change", "interval"),
     ),
     "sweep_heads_at": _Sheet(
         "Heads that each layer must keep for a rise below {tolerance}.",

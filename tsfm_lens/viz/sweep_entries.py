@@ -30,7 +30,7 @@ _LABELS = {
     "change": "change of MASE",
     "first": "first layer",
     "kept": "heads kept",
-    "mase": "MASE",
+    "relative_mase": "MASE / that of seasonal naive",
     "size": "layers in the range",
     "spearman_distance": "Spearman distance",
 }

@@ -102,7 +102,7 @@ def _best_curves(table: pd.DataFrame) -> xr.Dataset:
 def _curves(table: pd.DataFrame) -> xr.Dataset:
     """Return the MASE in every order, (model, layer, order, ablated)."""
     rows = table.assign(order=table["order"].map(sweep.describe_order))
-    return sweep.labelled(rows, ["model", "layer", "order", "ablated"], "mase")
+    return sweep.labelled(rows, ["model", "layer", "order", "ablated"], "relative_mase")
 
 
 draw_heads = generic_figure(
@@ -124,11 +124,11 @@ draw_curves = generic_figure(
 )
 generic_figure(
     "sweep_curves",
-    "mase",
+    "relative_mase",
     "Error over the number of heads of one layer ablated, by order.",
     prepare=_curves,
     options={"model": 0, "layer": 0},
-    variables=("mase", *_CURVE),
+    variables=("relative_mase", *_CURVE),
 )
 panels("sweep_heads")(partial(sweep.panels_by_model, draw_heads, read_heads))
 panels("sweep_curves")(partial(sweep.panels_by_model, draw_curves, read_curves))

@@ -196,10 +196,10 @@ class SweepResults:
         result[test_columns] = result[test_columns].bfill().ffill()
         return result.assign(significant=result["significant"].eq(True))
 
-    def with_mase(self, entries: pd.DataFrame) -> pd.DataFrame:
+    def with_relative_mase(self, entries: pd.DataFrame) -> pd.DataFrame:
         """Add MASE over that of the seasonal naive forecast to one model's entries.
 
-        ``baseline_mase`` is that of the plain model.
+        ``baseline_relative_mase`` is that of the plain model.
         """
         model = entries["model"].iloc[0]
         if model not in self._cache:
@@ -212,7 +212,8 @@ class SweepResults:
             self._cache[model] = np.exp(logs.mean(skipna=False))
         mase = self._cache[model]
         return entries.assign(
-            mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN])
+            relative_mase=entries["variant"].map(mase),
+            baseline_relative_mase=float(mase[PLAIN]),
         )
 
     def mase_ratios(self, model: str) -> pd.DataFrame:

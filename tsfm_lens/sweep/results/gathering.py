@@ -172,14 +172,14 @@ def _with_distance(results: SweepResults, entries: pd.DataFrame) -> pd.DataFrame
     columns |= {
         f"distance_{name}": entries["variant"].map(leads[name]) for name in LEADS
     }
-    return results.with_mase(results.measured(entries)).assign(**columns)
+    return results.with_relative_mase(results.measured(entries)).assign(**columns)
 
 
 _EFFECT_COLUMNS = (
     *(f"distance_{name}" for name in LEADS),
     *(f"spearman_distance{suffix}" for suffix in _DISTANCE.values()),
-    "baseline_mase",
-    "mase",
+    "baseline_relative_mase",
+    "relative_mase",
     *CHANGE,
 )
 
@@ -192,7 +192,7 @@ def curves(
     Its kind is "sweep_curves".
     """
     parts = [
-        results.with_mase(results.measured(entries))
+        results.with_relative_mase(results.measured(entries))
         for _, entries in results.by_model("head_counts")
     ]
     if not parts:
@@ -221,8 +221,8 @@ def curves(
         "ablated",
         "of",
         "share",
-        "baseline_mase",
-        "mase",
+        "baseline_relative_mase",
+        "relative_mase",
         *CHANGE,
     ]
     names += ["better", "within", "judged_by", "order_significant"]
@@ -365,7 +365,7 @@ def by_dataset(
         "ablated",
         "of",
         "dataset",
-        "mase",
+        "relative_mase",
         "change",
         "largest_within",
     ]
@@ -385,7 +385,7 @@ def _panel(
     mase = (
         results.mase_ratios(model)
         .reset_index()
-        .melt("dataset", var_name="variant", value_name="mase")
+        .melt("dataset", var_name="variant", value_name="relative_mase")
     )
     table = curve.merge(mase, on="variant").merge(
         changes[["variant", "dataset", "change"]],
