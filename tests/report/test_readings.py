@@ -69,7 +69,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         read_forecast,
         "forecast",
         (0,),
-        ("The median forecast of a starts at 11 m and ends at 15 m after 5 steps.",),
+        ("forecast of a rises by 4 m over 5 steps", "from 11 m to 15 m"),
     ),
     (
         read_forecast,
@@ -82,7 +82,10 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         read_forecast,
         "forecast",
         (0,),
-        ("at 3 of 5 steps", "last season repeated (2 steps) misses it by 3.6 m"),
+        (
+            "at 3 of 5 steps",
+            "less than the 3.6 m of the last season repeated (2 steps)",
+        ),
     ),
     # other heads may move it more: a report names the kind and the head as other
     # sections do

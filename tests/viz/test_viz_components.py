@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import planted
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.attention import attention_by_lag
 from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.tokens import token_axis
 from viz.marks import heatmaps, named
@@ -228,7 +230,10 @@ def test_attention_map_places_tokens_in_time(attention):
 
 
 def test_attention_grid_shares_axes_over_heads(attention):
-    """The attention grid draws every head on shared axes."""
+    """The attention grid of tokens of one step draws every head on shared axes."""
+    attention = attention.assign_coords(
+        planted.tokens("key", (-3, -2, -1), (-2, -1, 0), special="REG")
+    )
     fig = viz.attention_grid(attention)
     maps = heatmaps(fig)
     assert len(maps) == 4
@@ -243,3 +248,27 @@ def test_attention_grid_shares_axes_over_heads(attention):
     texts = [a.text for a in fig.layout.annotations]
     assert {"head 0", "head 1", "layer 0", "layer 1"} <= set(texts)
     assert len(heatmaps(viz.attention_grid(attention, layers=[1], heads=[0]))) == 1
+
+
+def test_attention_of_patches_is_a_curve_over_distances(attention):
+    """A head that copies from eight steps back has one peak there, though its queries
+    move; curve and special tokens sum to one."""
+    labels = planted.tokens("query", (0, 4), (4, 8)) | {"season": ("series", [4])}
+    attention = attention.isel(query=[1, 2]).assign_coords(labels)
+    attention["pattern"][1, 0] = [[0, 0.9, 0, 0.1], [0, 0, 0.9, 0.1]]
+    fig = viz.attention_grid(attention)
+    assert not heatmaps(fig)
+    assert len(fig.data) == 4
+    curve = fig.data[2]
+    assert dict(zip(curve.x, np.round(curve.y, 6), strict=True)) == {
+        4: 0, 8: 0.9, 12: 0, 16: 0,
+    }  # fmt: skip
+    assert "REG 10%" in [note.text for note in fig.layout.annotations]
+    ticks = fig.layout.xaxis.tickvals
+    assert set(np.mod(ticks, 4)) == {0}
+    lags, weights, aside = attention_by_lag(attention)
+    np.testing.assert_allclose(weights.sum(-1) + aside, 1, rtol=1e-6)
+    # a query of four steps of the horizon weighs twice one of two
+    first, second = attention["pattern"].values[0, 1]
+    expected = (4 * first[1] + 2 * second[2]) / 6
+    np.testing.assert_allclose(weights[0, 1, list(lags).index(8)], expected)

@@ -58,6 +58,8 @@ _MAX_NUMBERED = 12
 _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # share of a map's largest value, of which rounding can be the cause
 _MAP_WIDTH = 480  # pixels that the columns of a map share
+_TURNED = 14  # pixels of a column without a number, under which its label is turned
+_MAX_TURNED = 23  # columns that each have their label
 _SPREAD = 0.5  # share of a row's height over which its dots are spread
 # Suffixes of the variables that core.estimates.add_estimates() adds to a tested one.
 # Tables have those of ``_TEST_PARTS`` alone.
@@ -520,9 +522,16 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     # plotly turns labels that do not fit, and the turned ones need room below the map
     longest = max(text_width(label, LABEL_TYPE) for label in columns)
     are_turned = longest * len(columns) > _MAP_WIDTH
+    numbered = len(columns) <= _MAX_NUMBERED
+    cell = 24 if numbered else _TURNED
+    of_pairs = drawn.dims[1] == f"other_{drawn.dims[0]}"
+    if of_pairs:
+        row = int(np.clip(400 / len(rows), 4, 80))
+    else:
+        row = int(np.clip(480 / len(rows), 4, 26))
     canvas = blank(
-        max(int(np.clip(480 / len(rows), 4, 26)) * len(rows), 130),
-        min_width=max(420, 170 + 24 * min(len(columns), 30)),
+        max(row * len(rows), 130),
+        min_width=max(420, 170 + cell * min(len(columns), _MAX_TURNED)),
         below=round(52 + longest) if are_turned else 52,
     )
     panel = canvas.panel()
@@ -531,7 +540,7 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         columns,
         rows,
         f"%{{y}}, %{{x}}<br>{drawn.hover('z')}",
-        write=num if len(columns) <= _MAX_NUMBERED else None,
+        write=num if numbered else None,
         printed=_PRINTED,
         noise=drawn.effect,
         xgap=1 if len(columns) <= 60 else 0,
@@ -541,7 +550,12 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     # a few large values would leave all others white, so colours then go by the root of
     # the size
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
-    canvas.colours(_head_map(drawn).colours(root=bool(is_skewed)))
+    colours = _head_map(drawn).colours(root=bool(is_skewed))
+    if of_pairs and numbered:
+        # the numbers say what a bar far from the map would
+        canvas.fig.update_layout(coloraxis={**colours, "showscale": False})
+    else:
+        canvas.colours(colours)
     # as categories: plotly would read labels such as "1" as numbers, and place them by
     # value
     style = {"type": "category", "ticks": ""}
@@ -557,6 +571,10 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         nticks=min(len(rows), 40),
         **style,
     )
+    if of_pairs:
+        # the cells of pairs are square
+        panel.x(constrain="domain", constraintoward="left")
+        panel.y(scaleanchor="x", constrain="domain", constraintoward="top")
     empty = ""
     if np.isnan(drawn.values).any():
         empty = "empty: no value"

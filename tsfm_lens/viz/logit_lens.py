@@ -267,7 +267,7 @@ def logit_sheet(
                 "width": 1.3 * weight,
                 "dash": "4px,2px",
             }
-            panel.line(future, view.truth, "truth", view.hover("truth"), **style)
+            panel.line(future, view.truth, "observed", view.hover("observed"), **style)
         mark_start(panel, view.time)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
@@ -283,8 +283,8 @@ def logit_sheet(
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
     remarks = [
         (
-            f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth"
-            " dashed"
+            f"probability of each row of {width:.3g} {view.unit or 'data units'},"
+            " observed dashed"
         ),
         "outside: probability beyond the axis",
         view.time.remark,
@@ -349,7 +349,7 @@ def lens_forecast(
 
     The output head is applied to the residual stream after the layer.
     """
-    view = series_window(ds, series, context_steps, least=24)
+    view = series_window(ds, series, context_steps)
     rows = positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
     values = array(
