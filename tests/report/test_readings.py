@@ -154,8 +154,8 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (
         *(read_attribution, "attribution", ("expected_value", 0)),
         (
-            "decoder.0.mlp (3)",
-            "decoder.1.cross_attn.0 (1)",
+            "decoder.0.mlp raises it (3)",
+            "decoder.1.cross_attn.0 lowers it (1)",
             "Completeness error of the sum: 25 %",
         ),
     ),
@@ -412,7 +412,8 @@ def test_rounding_shares_are_no_forecast_shares(results):
     )
     text = " ".join(read_attribution(single, "expected_value", 0))
     assert [
-        part in text for part in (": decoder.0.mlp (", "ones to 0.", "cross_attn")
+        part in text
+        for part in (": decoder.0.mlp raises it (", "take 0 ", "cross_attn")
     ] == [True, True, False]
     silent = read_attribution(
         parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0

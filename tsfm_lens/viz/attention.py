@@ -361,7 +361,7 @@ def _draw_curves(ds: xr.Dataset) -> go.Figure:
     # distances at which no head has any attention worth seeing are left out
     seen = lags[(weights >= _SEEN * weights.max()).any((0, 1))]
     far, near = float(seen.max()), float(seen.min())
-    ticks = _lag_ticks(far, _season(ds), 2 + 2 * (columns <= _MAX_NUMBERED))
+    ticks = _lag_ticks(far, _season(ds), 2 + (columns <= 3))
     pad = 0.03 * (far - near or 1.0)
     canvas.x(range=[far + pad, near - pad], tickvals=ticks, tickangle=0)
     # a third is left above the curves for the bars and their words

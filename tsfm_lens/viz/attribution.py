@@ -37,7 +37,7 @@ from tsfm_lens.viz.select import (
 from tsfm_lens.viz.sheet import Style, blank, sheet
 from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, percent, plain
-from tsfm_lens.viz.words import after_number, signed
+from tsfm_lens.viz.words import after_number, measured, signed
 
 __all__ = ["attribution_bars", "attribution_heatmap"]
 
@@ -73,19 +73,26 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     chosen = _select_contributions(ds, decomposition, series)
     ds = with_decompositions(ds)
     index = names(ds, "decomposition").index(decomposition)
+    directions = np.where(chosen.mean < 0, "lowers it", "raises it")
+    components = [
+        f"{name} {direction}"
+        for name, direction in zip(chosen.components, directions, strict=True)
+    ]
+    write = measured(chosen.unit)
     return summarize(
         ds.isel(decomposition=index, series=series),
-        "Largest contributions on {series} ({decomposition}, unit {unit}, mean size "
-        "over {steps}): {sizes:largest}.",
-        "Positive means sum to {above:signed}, negative ones to {below}.",
+        "What moves the {subject} of {series} most ({decomposition}, mean size over"
+        " {steps}, in {unit}): {sizes:largest}.",
+        "All that raise it add {above} on average, all that lower it take {below} off.",
         "Completeness error of the sum: {completeness_error:percent} of the forecast.",
+        subject=chosen.subject,
         decomposition=chosen.decomposition,
-        unit=chosen.unit,
         steps=chosen.steps,
-        sizes=_by_component(chosen, chosen.size),
-        above=chosen.mean[chosen.mean > 0].sum(),
+        unit=chosen.unit,
+        sizes=xr.DataArray(chosen.size, {"component": components}, ["component"]),
+        above=write(chosen.mean[chosen.mean > 0].sum()),
         # adding 0 makes 0 of -0
-        below=chosen.mean[chosen.mean < 0].sum() + 0.0,
+        below=write(0.0 - chosen.mean[chosen.mean < 0].sum()),
     )
 
 
@@ -180,7 +187,7 @@ def attribution_bars(
         [max(130, 24 * len(labels))],
         [0.68, 0.32],
         titles=["", "sign at every step"],
-        column_gap=0.03,
+        column_gap=0.08,
         min_width=500,
         shared_yaxes=True,
     )
@@ -192,7 +199,7 @@ def attribution_bars(
     how = ""
     if is_wide:
         scale = {**LOG_AXIS, "dtick": "D2"}
-        how = ", logarithmic"
+        how = ", log"
     else:
         # a logarithmic axis has no 0 that a band could begin at
         forest.floor(noise, signed=False, across=True)
@@ -226,7 +233,7 @@ def attribution_bars(
         panel.separators([*edges, len(largest) - 0.5] if len(rest) else list(edges))
     canvas.fig.update_layout(coloraxis=_SIGNS)
     forest.x(
-        f"mean size of the contribution{how} ({chosen.unit})",
+        f"mean size{how} ({chosen.unit})",
         showgrid=True,
         gridcolor=PALE,
         **scale,
@@ -272,7 +279,8 @@ def attribution_heatmap(
     canvas = blank(max(140, 17 * len(keep)), 480)
     panel = canvas.panel()
     labels = [plain(chosen.components[i]) for i in keep]
-    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(chosen.unit)}"
+    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}}"
+    hover = f"{hover} {plain(after_number(chosen.unit))}"
     panel.cells(
         z,
         time.at(np.array([int(v) for v in names(ds, "step")])),

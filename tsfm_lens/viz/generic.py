@@ -39,7 +39,7 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import blank, text_width
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, LABEL_TYPE, mixed, percent, plain
-from tsfm_lens.viz.words import capital, num
+from tsfm_lens.viz.words import after_number, capital, num
 
 # Dimensions by how they are drawn: places along the depth of the model; numbers of
 # singular values, counted from 1; and values that have a logarithmic axis.
@@ -58,8 +58,6 @@ _MAX_NUMBERED = 12
 _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # share of a map's largest value, of which rounding can be the cause
 _MAP_WIDTH = 480  # pixels that the columns of a map share
-_TURNED = 14  # pixels of a column without a number, under which its label is turned
-_MAX_TURNED = 23  # columns that each have their label
 _SPREAD = 0.5  # share of a row's height over which its dots are spread
 # Suffixes of the variables that core.estimates.add_estimates() adds to a tested one.
 # Tables have those of ``_TEST_PARTS`` alone.
@@ -102,7 +100,7 @@ class _Drawn:
     def hover(self, letter: str) -> str:
         """Write the template of a hover box for the value on axis "x", "y" or "z"."""
         if self.unit:
-            unit = f" {plain(self.unit)}"
+            unit = f" {plain(after_number(self.unit))}"
         else:
             unit = ""
         return f"{plain(self.label)} %{{{letter}:.4g}}{unit}"
@@ -127,7 +125,7 @@ def draw_variable(
         result: labelled result with the attribute "kind", or without.
         variable: name; the first of the result unless given.
         title: of the figure; from the measurement and the model unless given.
-        about: what the values are, a sentence under the title.
+        about: what the values are, a sentence that is the title unless one is given.
         top: number of members, the largest, that are drawn as rows of dots.
         selection: a label, or an index counted from 0, by dimension: ``layer=3,
             series="co2"``.
@@ -292,7 +290,7 @@ def _select(
             f"{name!r} has {len(dims)} dimensions, and two can be drawn; decide with "
             f"{options}"
         )
-    remarks = [about.removesuffix(".")]
+    remarks = []
     remarks += [_find_label(ds, dim, index) for dim, index in at.items()]
     if effect is None:
         drawn_values = array(ds, name, *dims, **at)
@@ -306,6 +304,10 @@ def _select(
     label = str(values.attrs.get("long_name", name.replace("_", " ")))
     unit = str(values.attrs.get("units", ""))
     heading = title or _write_title(ds, label)
+    if about and not title:
+        # what is drawn comes first, then the measurement
+        heading = ": ".join(filter(None, (about.removesuffix("."), _model(ds))))
+        remarks = [_find_title(ds), *remarks]
     return _Drawn(
         ds, tuple(dims), drawn_values, effect, label, unit, heading, tuple(remarks)
     )
@@ -389,8 +391,8 @@ def _read_effect(
     )
 
 
-def _write_title(ds: xr.Dataset, label: str) -> str:
-    """Write the measurement's title, the model and the variable."""
+def _find_title(ds: xr.Dataset) -> str:
+    """Return the title of the measurement; "" for a result of no kind."""
     heading = str(ds.attrs.get("title", ""))
     if kind := str(ds.attrs.get("kind", "")):
         # a user's own result may be of a kind that no measurement declares
@@ -398,7 +400,17 @@ def _write_title(ds: xr.Dataset, label: str) -> str:
             heading = find(kind).title
         except UnknownNameError:
             heading = heading or kind.replace("_", " ")
-    model = str(ds.attrs.get("model", ""))
+    return heading
+
+
+def _model(ds: xr.Dataset) -> str:
+    return str(ds.attrs.get("model", ""))
+
+
+def _write_title(ds: xr.Dataset, label: str) -> str:
+    """Write the measurement's title, the model and the variable."""
+    heading = _find_title(ds)
+    model = _model(ds)
     if heading and model:
         subject = f"{heading} of {model}"
     else:
@@ -523,7 +535,6 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     longest = max(text_width(label, LABEL_TYPE) for label in columns)
     are_turned = longest * len(columns) > _MAP_WIDTH
     numbered = len(columns) <= _MAX_NUMBERED
-    cell = 24 if numbered else _TURNED
     of_pairs = drawn.dims[1] == f"other_{drawn.dims[0]}"
     if of_pairs:
         row = int(np.clip(400 / len(rows), 4, 80))
@@ -531,7 +542,7 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         row = int(np.clip(480 / len(rows), 4, 26))
     canvas = blank(
         max(row * len(rows), 130),
-        min_width=max(420, 170 + cell * min(len(columns), _MAX_TURNED)),
+        min_width=max(420, 170 + 24 * min(len(columns), 30)),
         below=round(52 + longest) if are_turned else 52,
     )
     panel = canvas.panel()

@@ -33,7 +33,7 @@ def choose_columns(panels: int, most: int = 5) -> int:
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 
-def choose_width(columns: int, least: int = 98) -> int:
+def choose_width(columns: int, least: int = 110) -> int:
     """Return the pixels that panels side by side need for their marks."""
     return 110 + columns * least
 
@@ -43,7 +43,7 @@ def panel_grid(
     *,
     row_height: int,
     most: int = 5,
-    least: int = 98,
+    least: int = 110,
     own_x: bool = False,
 ) -> Sheet:
     """Make a grid of panels that share their axes.

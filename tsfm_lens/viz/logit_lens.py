@@ -441,10 +441,12 @@ def read_errors(ds: xr.Dataset, series: int) -> list[str]:
         "It rises most in {rises:highest signed unit}.",
         "The model misses by {last:unit} a step, {comparison} the {naive:unit} of the"
         " {label}.",
+        "The model misses by {alone:unit} a step.",
         falls=change if bool((change < 0).any()) else None,
         rises=change if bool((change > 0).any()) else None,
         last=error[-1],
         naive=naive,
+        alone=error[-1] if np.isnan(naive) else None,
         comparison=comparison,
         label=label,
     )

@@ -34,6 +34,7 @@ from tsfm_lens.viz.theme import (
     true_minus,
     wrapped,
 )
+from tsfm_lens.viz.words import after_number
 
 Style = dict[str, Any]
 """Settings of a plotly trace, shape or axis, by their plotly names."""
@@ -122,7 +123,8 @@ class Sheet:
             # floors that differ by less than 1 % are written as one
             differs = noise.lowest < 0.99 * noise.floor
             bound = "up to " if differs else ""
-            self.floors[f"{bound}{number(noise.floor)} {noise.unit}".strip()] = None
+            unit = after_number(noise.unit)
+            self.floors[f"{bound}{number(noise.floor)} {unit}".strip()] = None
         if sign:
             self.signs[sign] = None
 
@@ -132,7 +134,9 @@ class Sheet:
         fit_axes(self.fig, max(self.min_width, USUAL), self.plot_height)
         remarks = (*remarks, self._noise_remark())
         titles = [axis.title.text for axis in self.fig.select_xaxes()]
-        if not self.has_x_title and not any(titles):
+        # the title of a colour bar may reach below the panels
+        has_bar = self.fig.layout.coloraxis.colorbar.title.text
+        if not (self.has_x_title or has_bar or any(titles)):
             self.below -= _X_TITLE
         return finalize(
             self.fig,

@@ -301,8 +301,6 @@ def finalize(
             "yanchor": "top",
             "pad": {"l": 12},
         },
-        # right under the axes, also where fewer rows are needed than there is room for
-        legend={"yref": "paper", "y": -below / plot_height, "yanchor": "top"},
         meta={
             "title": title,
             "subtitle": subtitle,
