@@ -33,15 +33,15 @@ def test_files_and_caption_are_named(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     names = [
-        "layer_gain_gain-bolt-nano.json",
-        "layer_gain_gain-bolt-nano.html",
-        "layer_gain_gain-bolt-nano.txt",
+        "layer_errors-bolt-nano.json",
+        "layer_errors-bolt-nano.html",
+        "layer_errors-bolt-nano.txt",
     ]
     assert result.stdout.split() == [str(tmp_path / name) for name in names]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     text = " ".join((tmp_path / names[2]).read_text().split())
     for label in (
-        "Figure layer_gain_gain.",
+        "Figure layer_errors.",
         "seed = 5",
         "horizon = 6",
         "bundled:nile",

@@ -69,7 +69,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         read_forecast,
         "forecast",
         (0,),
-        ("The median forecast of a starts at 11 m and ends at 15 m after 5 steps.",),
+        ("forecast of a rises by 4 m over 5 steps", "from 11 m to 15 m"),
     ),
     (
         read_forecast,
@@ -82,7 +82,10 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         read_forecast,
         "forecast",
         (0,),
-        ("at 3 of 5 steps", "last season repeated (2 steps) misses it by 3.6 m"),
+        (
+            "at 3 of 5 steps",
+            "less than the 3.6 m of the last season repeated (2 steps)",
+        ),
     ),
     # other heads may move it more: a report names the kind and the head as other
     # sections do
@@ -151,8 +154,8 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (
         *(read_attribution, "attribution", ("expected_value", 0)),
         (
-            "decoder.0.mlp (3)",
-            "decoder.1.cross_attn.0 (1)",
+            "decoder.0.mlp raises it (3)",
+            "decoder.1.cross_attn.0 lowers it (1)",
             "Completeness error of the sum: 25 %",
         ),
     ),
@@ -409,7 +412,8 @@ def test_rounding_shares_are_no_forecast_shares(results):
     )
     text = " ".join(read_attribution(single, "expected_value", 0))
     assert [
-        part in text for part in (": decoder.0.mlp (", "ones to 0.", "cross_attn")
+        part in text
+        for part in (": decoder.0.mlp raises it (", "take 0 ", "cross_attn")
     ] == [True, True, False]
     silent = read_attribution(
         parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0

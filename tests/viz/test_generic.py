@@ -141,7 +141,7 @@ def test_registered_drawing_describes_its_values(registered: None) -> None:
         fig = draw(made("layer", "head"))
     finally:
         registry._FIGURES.pop("leaning")
-    assert fig.layout.meta["subtitle"].startswith("Lean of each head, by eye")
+    assert fig.layout.meta["title"].startswith("Lean of each head, by eye")
 
 
 def test_many_lines_are_a_map(registered: None) -> None:

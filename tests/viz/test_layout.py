@@ -34,7 +34,7 @@ WHOLE = 1  # pixel: widths of files are whole ones
 A_PIXEL = 0.2  # mm: sizes are whole pixels of the screen
 DRAWN: dict[str, Callable[[Any], go.Figure]] = {
     "forecast_fan": lambda get: viz.forecast_fan(get("forecast"), samples=2),
-    "layer_gain": lambda get: viz.plot(get("gain")),
+    "layer_gain": lambda get: viz.plot(get("gain"), "gain"),
     "ablation_heatmap": lambda get: viz.ablation_heatmap(get("ablation")),
     "ablation_forecasts": lambda get: viz.ablation_forecasts(get("ablation")),
     "attribution_heatmap": lambda get: viz.attribution_heatmap(get("attribution")),

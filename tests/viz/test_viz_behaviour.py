@@ -73,40 +73,30 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     assert len(heatmaps(viz.induction_maps(ds.drop_vars("entropy")))) == 2
 
 
-def test_every_head_appears_once_per_panel() -> None:
-    """The figure of induction scores holds every head once in each panel."""
+def test_every_head_stands_at_its_two_scores() -> None:
+    """The figure of induction scores holds every head once, by its name; the shaded
+    corner begins at the thresholds."""
     ds = results()["overlap"]
     fig = viz.induction_corner(ds)
-    points = [trace for trace in fig.data if trace.type == "scatter"]
-    for x, y in (
-        ("prefix_matching", "copy_score"),
-        ("prefix_matching", "normalised"),
-        ("copy_score", "normalised"),
-    ):
-        wanted = sorted(zip(ds[x].values.ravel(), ds[y].values.ravel(), strict=True))
-        panels: dict[str, list[tuple[float, float]]] = {}
-        for trace in points:
-            panels.setdefault(trace.xaxis, []).extend(
-                zip(trace.x, trace.y, strict=True)
-            )
-        assert any(sorted(found) == wanted for found in panels.values())
-    text = {f"{trace.name}" for trace in points if trace.showlegend}
-    expected = {
-        "both": ds["count"][0, 0],
-        "induction": ds["count"][0, 1],
-        "sharp": ds["count"][1, 0],
+    found = {
+        name: (x, y)
+        for trace in fig.data
+        for name, x, y in zip(trace.text, trace.x, trace.y, strict=True)
     }
-    assert {
-        f"{word} ({int(count)})" for word, count in expected.items() if count
-    } <= text
-    correlations = ds["correlation"].values
-    visible = {
-        note.text for note in fig.layout.annotations if str(note.text).startswith("r =")
+    assert found == {
+        f"L{layer}H{head}": (
+            float(ds["prefix_matching"].sel(layer=layer, head=head)),
+            float(ds["copy_score"].sel(layer=layer, head=head)),
+        )
+        for layer in ds["layer"].values
+        for head in ds["head"].values
     }
-    assert visible == {
-        f"r = {correlations[i, j]:+.2f}".replace("-", "−")
-        for i, j in ((0, 1), (0, 2), (1, 2))
-    }
+    (corner,) = (shape for shape in fig.layout.shapes if shape.type == "rect")
+    assert (corner.x0, corner.y0) == (ds.attrs["prefix_from"], ds.attrs["copy_from"])
+    count = ds["count"].values
+    notes = " ".join(str(note.text) for note in fig.layout.annotations)
+    assert f"past both: {int(count[0].sum())} of {int(count.sum())}" in notes
+    assert f"sharp heads ({int(count[:, 0].sum())})" in {one.name for one in fig.data}
 
 
 def test_lines_appear_in_their_layers_panel() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import xarray as xr
 
+import planted
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.attention import attention_by_lag
+from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.tokens import token_axis
 from viz.marks import heatmaps, named
 
@@ -61,46 +65,75 @@ def test_ablation_forecasts_show_strongest_components(ablation):
     )
 
 
-def test_bars_are_sorted_signed_and_complete(attribution):
-    fig = viz.attribution_bars(attribution, top=4)
-    bar = fig.data[0]
+def test_layer_errors_are_those_of_the_result_beside_the_naive_one(gain, forecast):
+    """Points are the mean absolute errors; the dashed line is that of the last season
+    repeated, over the steps that errors are over."""
+    ds = gain.assign(truth=forecast["truth"], context=forecast["context"])
+    ds = ds.assign(error=abs(gain["gain"].fillna(3.0)))
+    ds = ds.assign_coords(season=("series", [2, 2])).assign_attrs(first_step=1)
+    naive, points = viz.layer_errors(ds, series="roads").data
+    error = ds["error"].sel(metric="MAE", series="roads")
+    np.testing.assert_allclose(points.y, error)
+    _, repeated = naive_forecast(ds, 1)
+    misses = np.abs(repeated - ds["truth"].sel(series="roads").values)[1:]
+    np.testing.assert_allclose(naive.y, misses.mean())
+    own = ds.drop_vars("truth").assign_attrs(reference="model")
+    (points,) = viz.layer_errors(own, series="roads").data
+    np.testing.assert_allclose(points.y, error[:-1])
+
+
+def forest_of(fig):
+    """Point and range by component, and the signs of each at every step."""
+    dots = [trace for trace in fig.data if trace.type == "scatter"]
+    sizes = {name: x for dot in dots for name, x in zip(dot.y, dot.x, strict=True)}
+    sides = {name: dot.name.split()[0] for dot in dots for name in dot.y}
+    (strip,) = heatmaps(fig)
+    signs = dict(zip(strip.y, np.asarray(strip.z), strict=True))
+    return sizes, sides, signs
+
+
+def test_forest_has_the_largest_in_order_and_all_others(attribution):
+    """Points are mean sizes of the largest, in the order of the model; the rest is
+    summed, and colours and strip have the sign."""
+    sizes, sides, signs = forest_of(viz.attribution_bars(attribution, top=4))
     fine = attribution.isel(component=attribution["kind"].values != "layer")
-    values = (
-        fine["attribution"]
-        .sel(decomposition="logit", series="rivers", quantile=0.5)
-        .mean("step")
-        .to_series()
+    values = fine["attribution"].sel(
+        decomposition="logit", series="rivers", quantile=0.5
     )
-    largest = values.abs().sort_values(ascending=False, kind="stable").index[:4]
-    assert list(bar.y[:4]) == list(largest)
-    np.testing.assert_allclose(bar.x[:4], values[largest])
-    np.testing.assert_allclose(sum(bar.x), values.sum())
-    assert bar.y[4] == f"{len(values) - 4} others, summed"
-    colours = dict(zip(np.sign(bar.x[:4]), bar.marker.color[:4], strict=True))
-    assert colours[1.0] != colours[-1.0]
-    assert fig.layout.xaxis.title.text == "contribution (logit)"
+    size = abs(values).mean("step").to_series()
+    largest = size.sort_values(ascending=False, kind="stable").index[:4]
+    expected = [name for name in size.index if name in set(largest)]
+    rest = f"{len(size) - 4} others, summed"
+    assert list(signs) == [*expected, rest]
+    for name in expected:
+        assert sizes[name] == pytest.approx(size[name])
+        one = values.sel(component=name)
+        np.testing.assert_array_equal(signs[name], np.sign(one))
+        assert sides[name] == ("raises" if one.mean() >= 0 else "lowers")
+    others = values.sum("component") - values.sel(component=expected).sum("component")
+    assert sizes[rest] == pytest.approx(float(abs(others).mean()))
 
 
-def test_bars_of_one_method_and_series(attribution):
+def test_forest_of_one_method_and_series(attribution):
     fig = viz.attribution_bars(
         attribution, decomposition="expected_value", series="rivers", top=100
     )
-    values = dict(zip(fig.data[0].y, fig.data[0].x, strict=True))
-    assert values["embed"] == -5 * 3.5 * 10
-    assert "decoder.0" not in values
-    assert fig.layout.xaxis.title.text == "contribution (m³/s)"
+    sizes, sides, _ = forest_of(fig)
+    assert sizes["embed"] == 5 * 3.5 * 10
+    assert sides["embed"] == "lowers"
+    assert "decoder.0" not in sizes
+    assert "(m³/s)" in fig.layout.xaxis.title.text
     assert "completeness error 2 %" in fig.layout.meta["subtitle"]
 
 
-def test_giant_bar_runs_off_the_axis(attribution):
-    """A giant bar runs off the axis, and its value stands at the edge."""
+def test_giant_contribution_makes_the_axis_logarithmic(attribution):
+    """No point is cut: where sizes differ much, their axis is logarithmic."""
+    assert viz.attribution_bars(attribution).layout.xaxis.type != "log"
     attribution["attribution"][:, 0] = 1e4
     fig = viz.attribution_bars(attribution)
-    assert fig.data[0].x[0] == 1e4
-    assert fig.layout.xaxis.range[1] < 1e3
-    assert "values beyond the axis are cut off" in fig.layout.meta["subtitle"]
-    (trimmed,) = (note for note in fig.layout.annotations if note.y == fig.data[0].y[0])
-    assert (trimmed.text, trimmed.x) == ("<b>10000</b>", fig.layout.xaxis.range[1])
+    assert fig.layout.xaxis.type == "log"
+    assert "log" in fig.layout.xaxis.title.text
+    assert forest_of(fig)[0]["embed"] == 1e4
 
 
 def test_attribution_uses_median_or_chosen_quantile(attribution):
@@ -112,13 +145,10 @@ def test_attribution_uses_median_or_chosen_quantile(attribution):
     whole = attribution["attribution"].squeeze("quantile", drop=True)
     patch = attribution.drop_dims("quantile").assign(attribution=whole * levels)
     patch = patch.assign_coords(labels)
-    one = viz.attribution_bars(attribution, top=3).data[0].x
-    np.testing.assert_allclose(
-        viz.attribution_bars(patch, top=3).data[0].x, 0.5 * np.array(one)
-    )
-    np.testing.assert_allclose(
-        viz.attribution_bars(patch, top=3, quantile=0.9).data[0].x, 0.9 * np.array(one)
-    )
+    one, _, _ = forest_of(viz.attribution_bars(attribution, top=3))
+    for asked, level in (({}, 0.5), ({"quantile": 0.9}, 0.9)):
+        sizes, _, _ = forest_of(viz.attribution_bars(patch, top=3, **asked))
+        assert sizes == pytest.approx({name: level * x for name, x in one.items()})
     expect_error(r"no quantile '0\.8'", viz.attribution_bars, patch, quantile=0.8)
 
 
@@ -200,7 +230,10 @@ def test_attention_map_places_tokens_in_time(attention):
 
 
 def test_attention_grid_shares_axes_over_heads(attention):
-    """The attention grid draws every head on shared axes."""
+    """The attention grid of tokens of one step draws every head on shared axes."""
+    attention = attention.assign_coords(
+        planted.tokens("key", (-3, -2, -1), (-2, -1, 0), special="REG")
+    )
     fig = viz.attention_grid(attention)
     maps = heatmaps(fig)
     assert len(maps) == 4
@@ -215,3 +248,27 @@ def test_attention_grid_shares_axes_over_heads(attention):
     texts = [a.text for a in fig.layout.annotations]
     assert {"head 0", "head 1", "layer 0", "layer 1"} <= set(texts)
     assert len(heatmaps(viz.attention_grid(attention, layers=[1], heads=[0]))) == 1
+
+
+def test_attention_of_patches_is_a_curve_over_distances(attention):
+    """A head that copies from eight steps back has one peak there, though its queries
+    move; curve and special tokens sum to one."""
+    labels = planted.tokens("query", (0, 4), (4, 8)) | {"season": ("series", [4])}
+    attention = attention.isel(query=[1, 2]).assign_coords(labels)
+    attention["pattern"][1, 0] = [[0, 0.9, 0, 0.1], [0, 0, 0.9, 0.1]]
+    fig = viz.attention_grid(attention)
+    assert not heatmaps(fig)
+    assert len(fig.data) == 4
+    curve = fig.data[2]
+    assert dict(zip(curve.x, np.round(curve.y, 6), strict=True)) == {
+        4: 0, 8: 0.9, 12: 0, 16: 0,
+    }  # fmt: skip
+    assert "REG 10%" in [note.text for note in fig.layout.annotations]
+    ticks = fig.layout.xaxis.tickvals
+    assert set(np.mod(ticks, 4)) == {0}
+    lags, weights, aside = attention_by_lag(attention)
+    np.testing.assert_allclose(weights.sum(-1) + aside, 1, rtol=1e-6)
+    # a query of four steps of the horizon weighs twice one of two
+    first, second = attention["pattern"].values[0, 1]
+    expected = (4 * first[1] + 2 * second[2]) / 6
+    np.testing.assert_allclose(weights[0, 1, list(lags).index(8)], expected)

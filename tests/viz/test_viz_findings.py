@@ -103,10 +103,10 @@ def test_clear_or_untested_values_stay_plain(
         assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
 
 
-def test_noisy_attribution_bars_are_hatched(
+def test_contributions_within_the_noise_are_hollow(
     attribution: xr.Dataset,
 ) -> None:
-    """Bars of an attribution within the noise are hatched."""
+    """Points of an attribution within the noise are hollow."""
     mean = (
         attribution["mean_absolute"]
         .isel(series=0)
@@ -127,14 +127,35 @@ def test_noisy_attribution_bars_are_hatched(
     assert stands.any()
     assert not stands.all()
     for which, good in enumerate(stands):
-        (bars,) = viz.attribution_bars(
+        fig = viz.attribution_bars(
             ds, decomposition=ds["decomposition"].values[which], top=5
-        ).data[:1]
+        )
         known = dict(zip(ds["component"].values, good, strict=True))
-        assert list(bars.marker.pattern.shape) == [
-            "" if known.get(name, True) else "/" for name in bars.y
-        ]
-        assert len(bars.y) == 6
+        drawn = {
+            name: symbol.endswith("open")
+            for dots in fig.data
+            if dots.type == "scatter"
+            for name, symbol in zip(dots.y, dots.marker.symbol, strict=True)
+        }
+        assert len(drawn) == 6
+        assert drawn == {name: not known.get(name, True) for name in drawn}
+
+
+def test_range_of_contributions_is_that_of_shares(attribution: xr.Dataset) -> None:
+    """The line of a component is the range of its share over series, on the scale of
+    the series that is drawn."""
+    share = attribution["size_share"].isel(series=0)
+    ds = attribution.assign(size_share_low=0.5 * share, size_share_high=2 * share)
+    fig = viz.attribution_bars(ds, top=3)
+    for dots in fig.data[:2]:
+        for name, size, less, more in zip(
+            dots.y, dots.x, dots.error_x.arrayminus, dots.error_x.array, strict=True
+        ):
+            if "others" in name:
+                assert (less, more) == (0, 0)
+                continue
+            assert (less, more) == pytest.approx((0.5 * size, size))
+    assert "range of its share over 2 series" in subtitle(fig)
 
 
 def test_parts_are_marked_as_the_whole() -> None:

@@ -22,15 +22,15 @@ def test_fan_draws_bands_median_and_truth(forecast):
     h = np.arange(6.0)
     assert [t.name for t in fig.data] == [
         "80 % interval from", "80 % interval", "50 % from", "50 %",
-        "median forecast", "context", "truth",
+        "median forecast", "context", "observed",
     ]  # fmt: skip
     np.testing.assert_allclose(fig.data[0].y, 100 + h - 1.6)
     np.testing.assert_allclose(fig.data[1].y, 100 + h + 1.6)
     assert fig.data[1].fill == "tonexty"
     np.testing.assert_allclose(named(fig, "median forecast")[0].y, 100 + h)
-    np.testing.assert_allclose(named(fig, "context")[0].y, 100.0 + np.arange(-30, 0))
-    np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-30, 0))
-    np.testing.assert_allclose(named(fig, "truth")[0].x, h)
+    np.testing.assert_allclose(named(fig, "context")[0].y, 100.0 + np.arange(-12, 0))
+    np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-12, 0))
+    np.testing.assert_allclose(named(fig, "observed")[0].x, h)
     assert "80 % probability 98.4 to 101.6" in named(fig, "median forecast")[0].text[0]
 
 
@@ -64,7 +64,7 @@ def test_fan_omits_padding_and_unknown_truth(forecast):
     fig = viz.forecast_fan(forecast)
     np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-10, 0))
     assert "10 context steps" in fig.layout.meta["subtitle"]
-    assert not named(fig, "truth")
+    assert not named(fig, "observed")
 
 
 def test_fan_draws_paths_instead_of_bands(forecast):
@@ -116,7 +116,7 @@ def test_logit_map_has_truth_at_bin(logit):
     np.testing.assert_allclose([np.max(last.z), np.min(last.z)], [0.0, -3.0])
     assert "layer 1<br>" in [a.text for a in fig.layout.annotations]
     assert fig.layout.coloraxis.cmax == 0
-    np.testing.assert_allclose(named(fig, "truth")[0].y, 100 + np.arange(6))
+    np.testing.assert_allclose(named(fig, "observed")[0].y, 100 + np.arange(6))
 
 
 def test_lens_forecast_has_fan_per_layer(logit):

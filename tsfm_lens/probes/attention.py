@@ -98,7 +98,8 @@ def attention_patterns(
     check_single(run, "attention patterns are drawn", covariates=True)
     data = _patterns(run, *pick_attention(run.lens, stack, kind))
     data["native_median"] = (("series", "step"), run.forecast.median)
-    return data
+    # whose multiples figures mark
+    return data.assign_coords(season=("series", list(run.batch.seasonalities)))
 
 
 def _patterns(run: Run, stack: Stack, kind: str, layers: list[int]) -> xr.Dataset:

@@ -93,7 +93,8 @@ def logit_lens(
     check_additive(run.lens.wiring, run.lens.wiring.output_stack)
     streams = layer_streams(run)
     depth = depth_coords("layer", len(streams) - 1)
-    data = marked_dataset(run.in_one_pass(), **depth)
+    seasons = ("series", list(run.batch.seasonalities))
+    data = marked_dataset(run.in_one_pass(), **depth, season=seasons)
     data["native_median"] = (("series", "step"), run.forecast.median)
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
     data.attrs = {"readout": readout, "first_step": run.first_step}
@@ -260,7 +261,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         series), NaN for the first layer and after an error within rounding, with what
         :func:`.estimates.add_estimates` adds for each metric (MAE, RMSE, and sMAPE,
         ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error``
-        (layer, series).
+        (layer, series); the context and the truth that errors are measured against.
 
     Source:
         tsfm-lens paper, appendix F (S3-GAIN).
@@ -323,12 +324,13 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     result = result.assign(
         {
             name: lens_result[name]
-            for name in ("context", "item", "flat")
+            for name in ("context", "item", "flat", "truth", "season")
             if name in lens_result
         }
     )
     result.attrs = {
         "reference": reference,
+        "first_step": first,
         **{key: lens_result.attrs[key] for key in shared if key in lens_result.attrs},
     }
     # first-order uncertainty of error / before, which equals 1 + gain / 100

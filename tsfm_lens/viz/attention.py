@@ -31,7 +31,7 @@ from tsfm_lens.viz.select import (
 from tsfm_lens.viz.sheet import Panel, Style, sheet
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
-from tsfm_lens.viz.theme import BLUE, INK, nats, number, percent, plain
+from tsfm_lens.viz.theme import BLUE, GREY, INK, TEAL, nats, number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, choose_group, grouped, pooled, ruler, token_axis
 from tsfm_lens.viz.words import (
     capital,
@@ -50,6 +50,8 @@ _LEAST = 1e-4  # smallest weight of a pair of tokens that a table lists
 # share of its attention above which a head is said to rest on special tokens, which
 # stand for no step
 _RESTING = 0.5
+_WORTH_A_BAR = 0.05  # least share on special tokens that a curve's panel shows
+_SEEN = 0.01  # least attention that is drawn, as a share of the largest
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
@@ -285,9 +287,11 @@ def attention_grid(
     layers: Sequence[str | int] | None = None,
     heads: Sequence[str | int] | None = None,
 ) -> go.Figure:
-    """Draw the weights, query × key, of every layer and head as small multiples.
+    """Draw the attention of every layer and head as small multiples.
 
-    Tokens are as wide as the time that they cover.
+    Where tokens cover one step each, they are maps of the weights, query × key. A
+    patch model has few queries: its panels are curves of the attention against the
+    distance back, mean over the steps of the forecast.
 
     Args:
         layers, heads: labels and numbers to draw, all unless given.
@@ -295,6 +299,133 @@ def attention_grid(
     selected = ds.isel(
         layer=positions(ds, "layer", layers), head=positions(ds, "head", heads)
     )
+    keys = token_axis(ds, "key")
+    if len(keys.timed) and (keys.stop - keys.start)[keys.timed].max() > 1:
+        return _draw_curves(selected)
+    return _draw_maps(selected)
+
+
+def _draw_curves(ds: xr.Dataset) -> go.Figure:
+    """Draw the attention of heads against the distance back."""
+    lags, weights, aside = attention_by_lag(ds)
+    rows, columns, _ = weights.shape
+    row_names = layer_names(ds)
+    canvas = sheet(
+        [int(np.clip(560 / max(rows, columns), 64, 110))] * rows,
+        [1] * columns,
+        row_gap=12,
+        column_gap=0.08 / columns,
+        min_width=max(420, 110 + 60 * columns),
+        above=28,
+        below=56,
+        shared_xaxes="all",
+        shared_yaxes="all",
+        column_titles=[f"head {head}" for head in names(ds, "head")],
+        row_titles=row_names,
+        x_title="steps before the forecast step",
+    )
+    word = " and ".join(dict.fromkeys(token_axis(ds, "key").special_labels()))
+    for (row, col), panel in zip(canvas.positions, canvas, strict=True):
+        at = (row - 1, col - 1)
+        label = f"{row_names[at[0]]}, head {names(ds, 'head')[at[1]]}"
+        panel.line(
+            lags,
+            weights[at],
+            "",
+            f"{plain(label)}<br>%{{x}} steps before the step<br>%{{y:.1%}} of its"
+            " attention",
+            colour=TEAL,
+            fill="tozeroy",
+        )
+        if aside[at] >= _WORTH_A_BAR:
+            refs = {"xref": "x domain", "yref": "y domain"}
+            panel.shape(
+                "rect",
+                (0, aside[at]),
+                (0.94, 1),
+                fillcolor=GREY,
+                line_width=0,
+                **refs,
+            )
+            panel.note(
+                f"{word} {aside[at]:.0%}",
+                0,
+                0.92,
+                xref="domain",
+                yref="domain",
+                xanchor="left",
+                yanchor="top",
+                colour=GREY,
+            )
+    canvas.fig.update_annotations(font_size=12)
+    # distances at which no head has any attention worth seeing are left out
+    seen = lags[(weights >= _SEEN * weights.max()).any((0, 1))]
+    far, near = float(seen.max()), float(seen.min())
+    ticks = _lag_ticks(far, _season(ds), 2 + (columns <= 3))
+    pad = 0.03 * (far - near or 1.0)
+    canvas.x(range=[far + pad, near - pad], tickvals=ticks, tickangle=0)
+    # a third is left above the curves for the bars and their words
+    canvas.y(range=[0, 1.35 * weights.max()], tickformat=".0%", nticks=4)
+    remark = ""
+    if word:
+        remark = f"grey: share on the {word} token"
+    return canvas.finalize(
+        f"{sentence_start(ds)} of every head of {name_model(ds)}, by distance back",
+        single_series(ds),
+        "mean over the steps of the forecast",
+        remark,
+    ).update_layout(margin_l=64)
+
+
+def attention_by_lag(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the attention at each distance back, and on special tokens.
+
+    Returns distances (lag,), means over forecast steps (layer, head, lag), and means on
+    special tokens (layer, head). A distance is from the first step of a token of
+    the forecast to that of the key; where the queries are of the context alone, from
+    the start of the forecast.
+    """
+    pattern = array(ds, "pattern", "layer", "head", "query", "key")
+    queries, keys = (token_axis(ds, side) for side in ("query", "key"))
+    ahead = queries.timed[
+        (queries.start[queries.timed] >= 0)
+        & (queries.start[queries.timed] < ds.sizes["step"])
+    ]
+    if not len(ahead):
+        ahead = queries.timed[-1:]
+    begin = np.maximum(queries.start[ahead], 0)
+    # a query weighs as many steps as it forecasts
+    steps = np.diff(np.append(begin, ds.sizes["step"]))
+    share = pattern[:, :, ahead] * (steps / steps.sum())[:, None]
+    distance = begin[:, None] - keys.start[keys.timed]
+    lags, place = np.unique(distance, return_inverse=True)
+    weights = np.zeros((*pattern.shape[:2], len(lags)))
+    flat = share[..., keys.timed].reshape(*pattern.shape[:2], -1)
+    for index, column in enumerate(place.ravel()):
+        weights[..., column] += flat[..., index]
+    return lags, weights, share[..., keys.aside].sum((-1, -2))
+
+
+def _season(ds: xr.Dataset) -> int:
+    """Return the steps of the season of the series; 1 where none is known."""
+    if "season" in ds.coords:
+        return int(np.atleast_1d(ds["season"].values)[0])
+    return 1
+
+
+def _lag_ticks(far: float, season: int, most: int) -> np.ndarray:
+    """Return multiples of the season, or round numbers, up to ``far``."""
+    least = max(far / most, season, 1.0)
+    if season > 1:
+        return np.arange(0, far + 1, season * np.ceil(least / season))
+    size = 10.0 ** np.floor(np.log10(least))
+    factor = next(factor for factor in (1, 2, 5, 10) if size * factor >= least)
+    return np.arange(0, far + 1, size * factor)
+
+
+def _draw_maps(selected: xr.Dataset) -> go.Figure:
+    """Draw the weights of heads as maps, tokens as wide as the time they cover."""
+    ds = selected
     values = array(selected, "pattern", "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
     x = ruler(token_axis(ds, "key"))

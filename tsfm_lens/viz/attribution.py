@@ -1,6 +1,6 @@
 """Contributions of components to the forecast, and to the residual stream.
 
-:func:`attribution_bars` draws means over the forecast steps,
+:func:`attribution_bars` draws mean sizes over the forecast steps,
 :func:`attribution_heatmap` every step. All figures and tables show one decomposition of
 one series, which ``_select_contributions`` cuts from the result.
 """
@@ -19,8 +19,9 @@ from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, panels
 from tsfm_lens.viz.findings import EffectEstimate, describe_flat, find_estimate
 from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import fitted_range, timeline
+from tsfm_lens.viz.panels import timeline
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -33,21 +34,26 @@ from tsfm_lens.viz.select import (
     position,
     series_position,
 )
-from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.sheet import Style, blank, sheet
 from tsfm_lens.viz.summary import summarize, summary
-from tsfm_lens.viz.theme import (
-    BLUE,
-    INK,
-    PALE,
-    VERMILION,
-    number,
-    percent,
-    plain,
-)
+from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, percent, plain
+from tsfm_lens.viz.words import after_number, measured, signed
 
 __all__ = ["attribution_bars", "attribution_heatmap"]
 
-_OTHERS = "#9A9A9A"  # colour of the bar of all other components
+# verb, whether the mean is raised, and colour of a component's side
+_SIDES = (
+    ("raises", True, VERMILION),
+    ("lowers", False, BLUE),
+)
+_SIGNS = {
+    "colorscale": [[0.0, BLUE], [0.5, "#FFFFFF"], [1.0, VERMILION]],
+    "cmin": -1,
+    "cmax": 1,
+    "showscale": False,
+}
+_MAX_GAPS = 48  # steps up to which their signs have gaps between them
+_WIDE = 30  # ratio of sizes above which their axis is logarithmic
 _METHOD_WORDS = {
     "logit": "logit attribution",
     "probability": "probability attribution",
@@ -67,19 +73,26 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     chosen = _select_contributions(ds, decomposition, series)
     ds = with_decompositions(ds)
     index = names(ds, "decomposition").index(decomposition)
+    directions = np.where(chosen.mean < 0, "lowers it", "raises it")
+    components = [
+        f"{name} {direction}"
+        for name, direction in zip(chosen.components, directions, strict=True)
+    ]
+    write = measured(chosen.unit)
     return summarize(
         ds.isel(decomposition=index, series=series),
-        "Largest contributions on {series} ({decomposition}, unit {unit}, mean size "
-        "over {steps}): {sizes:largest}.",
-        "Positive means sum to {above:signed}, negative ones to {below}.",
+        "What moves the {subject} of {series} most ({decomposition}, mean size over"
+        " {steps}, in {unit}): {sizes:largest}.",
+        "All that raise it add {above} on average, all that lower it take {below} off.",
         "Completeness error of the sum: {completeness_error:percent} of the forecast.",
+        subject=chosen.subject,
         decomposition=chosen.decomposition,
-        unit=chosen.unit,
         steps=chosen.steps,
-        sizes=_by_component(chosen, chosen.size),
-        above=chosen.mean[chosen.mean > 0].sum(),
+        unit=chosen.unit,
+        sizes=xr.DataArray(chosen.size, {"component": components}, ["component"]),
+        above=write(chosen.mean[chosen.mean > 0].sum()),
         # adding 0 makes 0 of -0
-        below=chosen.mean[chosen.mean < 0].sum() + 0.0,
+        below=write(0.0 - chosen.mean[chosen.mean < 0].sum()),
     )
 
 
@@ -145,65 +158,105 @@ def attribution_bars(
     decomposition: str | None = None,
     series: str | int = 0,
     quantile: float | None = None,
-    top: int = 20,
+    top: int = 8,
 ) -> go.Figure:
-    """Draw the components of largest mean size, largest first.
+    """Draw the components of largest mean size, and the sign of each at every step.
 
-    Bars are signed means; circles stand at the mean sizes.
+    A point is the mean size on the series, and its colour the side to which the
+    component moves the mean forecast. A line is the range over all series, of shares of
+    all sizes, on the scale of this series. Components stand in the order of the model;
+    the last row is the sum of all others.
     """
     chosen = _select_contributions(ds, decomposition, series, quantile)
-    means = chosen.mean
-    size = chosen.size
-    order = np.argsort(-np.nan_to_num(size), kind="stable")
-    largest = order[:top]
+    order = np.argsort(-np.nan_to_num(chosen.size), kind="stable")
+    largest = np.sort(order[:top])
     rest = order[top:]
     labels = [plain(chosen.components[i]) for i in largest]
-    lengths = means[largest]
-    colours = [VERMILION if mean >= 0 else BLUE for mean in lengths]
-    canvas = blank(max(110, 20 * (len(largest) + bool(len(rest)))), 400)
-    panel = canvas.panel()
-    hover = f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(chosen.unit)}"
-    panel.floor(chosen.noise, across=True)
-    noise = chosen.noise and chosen.noise.at(largest)
+    values = chosen.values[largest]
     if len(rest):
         labels = [*labels, f"{len(rest)} others, summed"]
-        lengths = np.append(lengths, means[rest].sum())
-        colours = [*colours, _OTHERS]
-        noise = noise and noise.with_another(lengths[-1])
-    panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
-    # on the side of the bar
-    circles = np.where(means[largest] < 0, -size[largest], size[largest])
-    panel.dots(
-        circles,
-        labels[: len(largest)],
-        "mean size",
-        "%{y}<br>mean size %{x:.4g}",
-        colour=INK,
-        symbol="circle-open",
+        values = np.vstack([values, chosen.values[rest].sum(axis=0)])
+    later = values[:, chosen.values.shape[1] - chosen.later.shape[1] :]
+    sizes = np.abs(later).mean(axis=1)
+    means = later.mean(axis=1)
+    noise = chosen.noise and chosen.noise.at(largest)
+    if noise and len(rest):
+        noise = noise.with_another(sizes[-1])
+    time = timeline(ds, series_position(ds, series))
+    canvas = sheet(
+        [max(130, 24 * len(labels))],
+        [0.68, 0.32],
+        titles=["", "sign at every step"],
+        column_gap=0.08,
+        min_width=500,
+        shared_yaxes=True,
     )
-    # The axis is fitted to all bars but the longest, which may be so long that the
-    # others could not be read. A bar that is cut has its number at the edge.
-    others = lengths
-    if len(lengths) > 2:
-        others = np.delete(lengths, np.nanargmax(np.abs(lengths)))
-    drawn = np.append(lengths, circles)
-    bounds, is_cut = fitted_range(np.append(others, 0.0), drawn, reach=3.0)
-    panel.x(range=bounds)
-    for label, mean in zip(labels, means[largest], strict=False):
-        if not bounds[0] <= mean <= bounds[1]:
-            end, side = (bounds[1], "right") if mean > 0 else (bounds[0], "left")
-            panel.note(
-                f"<b>{number(mean)}</b>", end, label, xanchor=side, bgcolor="#FFFFFF"
-            )
-    panel.vline(0)
-    panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
-    panel.x(f"contribution ({chosen.unit})", showgrid=True, gridcolor=PALE)
+    forest = canvas.panel(1, 1)
+    unit = plain(after_number(chosen.unit))
+    known = sizes[sizes > 0]
+    is_wide = len(known) > 0 and known.max() > _WIDE * known.min()
+    scale: Style = {"rangemode": "tozero"}
+    how = ""
+    if is_wide:
+        scale = {**LOG_AXIS, "dtick": "D2"}
+        how = ", log"
+    else:
+        # a logarithmic axis has no 0 that a band could begin at
+        forest.floor(noise, signed=False, across=True)
+    for verb, is_raising, colour in _SIDES:
+        mask = (means >= 0) == is_raising
+        forest.dots(
+            sizes[mask],
+            np.array(labels)[mask],
+            f"{verb} the {chosen.subject}",
+            f"%{{y}}<br>mean size %{{x:.4g}} {unit}<br>mean %{{customdata}} {unit}",
+            colour=colour,
+            size=9,
+            across=True,
+            noise=noise and noise.at(mask),
+            customdata=[signed(value) for value in means[mask]],
+        )
+    strip = canvas.panel(1, 2)
+    strip.cells(
+        np.sign(values),
+        time.at(np.array([int(step) for step in names(ds, "step")])),
+        labels,
+        f"%{{y}}, {time.hover}<br>moves it by %{{text:.4g}} {unit}",
+        text=values,
+        xgap=1 if values.shape[1] <= _MAX_GAPS else 0,
+        ygap=4,
+    )
+    # a line between two layers
+    layer_of = chosen.layers[largest]
+    edges = np.flatnonzero(np.diff(layer_of)) + 0.5
+    for panel in (forest, strip):
+        panel.separators([*edges, len(largest) - 0.5] if len(rest) else list(edges))
+    canvas.fig.update_layout(coloraxis=_SIGNS)
+    forest.x(
+        f"mean size{how} ({chosen.unit})",
+        showgrid=True,
+        gridcolor=PALE,
+        **scale,
+    )
+    strip.x("" if time.stamps is not None else "forecast step", nticks=4)
+    canvas.y(
+        type="category",
+        categoryorder="array",
+        categoryarray=labels,
+        range=[len(labels) - 0.5, -0.5],
+        ticks="",
+        showline=False,
+        dtick=1,
+    )
+    ranges = ""
+    if noise and noise.spread:
+        ranges = f"lines: range of its share over {ds.sizes['series']} series"
     return canvas.finalize(
         f"Contributions to the forecast of {chosen.series} by {name_model(ds)}:"
         f" {chosen.decomposition}",
         f"mean over {chosen.steps}",
         chosen.note,
-        "values beyond the axis are cut off" if is_cut else "",
+        ranges,
     )
 
 
@@ -226,7 +279,8 @@ def attribution_heatmap(
     canvas = blank(max(140, 17 * len(keep)), 480)
     panel = canvas.panel()
     labels = [plain(chosen.components[i]) for i in keep]
-    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(chosen.unit)}"
+    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}}"
+    hover = f"{hover} {plain(after_number(chosen.unit))}"
     panel.cells(
         z,
         time.at(np.array([int(v) for v in names(ds, "step")])),
@@ -262,18 +316,23 @@ class _Contributions(NamedTuple):
 
     Attributes:
         values: (component, step).
+        layers: layer of each component, (component,).
         decomposition: its name in words.
+        subject: what the components move.
         note: part of a subtitle, on the quantile and the error of the sum.
-        noise: the mean contributions with their noise floor and test, if known.
+        noise: the mean sizes with their range over series, noise floor and test, if
+            known.
         later: values at the steps that means are over: all, or all but the first.
         mean, size: mean and mean absolute value over these steps, (component,).
         steps: these steps in words.
     """
 
     components: list[str]
+    layers: np.ndarray
     values: np.ndarray
     series: str
     decomposition: str
+    subject: str
     unit: str
     note: str
     noise: EffectEstimate | None
@@ -313,23 +372,25 @@ def _select_contributions(
     note = []
     noise = None
     if "size_share_floor" in selected:
-        mean, size = (
-            array(selected, name, "component")
-            for name in ("mean_attribution", "mean_absolute")
-        )
+        size = array(selected, "mean_absolute", "component")
         # the floor is of shares of all sizes, and is turned into one of sizes
         floor = float(selected["size_share_floor"]) * float(size.sum())
         effect = find_estimate(
             ds, "size_share", "component", decomposition=decomposition_index
         )
         if effect is None:
-            significant = np.ones(len(mean), dtype=bool)
+            significant = np.ones(len(size), dtype=bool)
         else:
             significant = effect.significant
+        low = high = size
+        # shares of other series on the scale of this one
+        if effect is not None:
+            low = np.fmin(effect.low * size.sum(), size)
+            high = np.fmax(effect.high * size.sum(), size)
         noise = EffectEstimate(
-            mean,
-            mean,
-            mean,
+            size,
+            low,
+            high,
             (size > floor).astype(int),
             significant,
             floor,
@@ -370,6 +431,14 @@ def _select_contributions(
         values = values[is_part]
         noise = noise and noise.at(is_part)
         components = [components[i] for i in np.flatnonzero(is_part)]
+    layer_of = np.zeros(len(components))
+    if "layer" in ds.coords:
+        layer_of = ds["layer"].values
+        if is_part.any():
+            layer_of = layer_of[is_part]
+    subject = "forecast"
+    if label in ("logit", "probability"):
+        subject = label
     series = names(ds, "series")[at]
     method = _METHOD_WORDS.get(label, label)
     first = int(ds.attrs.get("first_step", 0))
@@ -379,9 +448,11 @@ def _select_contributions(
         steps = f"{steps} (all but the first)"
     return _Contributions(
         components,
+        layer_of,
         values,
         series,
         method,
+        subject,
         unit,
         "; ".join(note),
         noise,

@@ -37,9 +37,9 @@ _MAX_SERIES = 24  # series with a figure of their own
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe course and width of the forecast of one series.
+    """Describe direction and width of the forecast of one series.
 
-    Its error is stated where the truth is known.
+    Its error is stated, beside the naive one, where the truth is known.
     """
     one = ds.isel(series=[series])
     levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -54,16 +54,30 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     truth = one.get("truth", 0 * one["quantile_forecast"][:, 0] + np.nan)[0]
     covered = (truth >= low) & (truth <= high)
     label, repeated = naive_forecast(ds, series)
+    change = median[-1] - median[0]
+    direction = "rises"
+    if change < 0:
+        direction = "falls"
+    error = np.abs(median - truth).mean()
+    naive = None
+    comparison = "less than"
+    if len(repeated):
+        naive = np.abs(repeated - truth).mean()
+        if error > naive:
+            comparison = "more than"
     return summarize(
         one,
-        "The median forecast of {series} starts at {first:unit} and ends at {last:unit}"
-        " after {steps} steps.",
+        "The median forecast of {series} {direction} by {change:unit} over {steps}"
+        " steps, from {first:unit} to {last:unit}.",
         "Its {band:percent} band is {first_width:unit} wide at the first step and "
         "{last_width:unit} at the last.",
-        "The band covers the truth at {covered:count} steps (calibrated: about "
+        "The band holds the observed value at {covered:count} steps (calibrated: about "
         "{band:percent}).",
-        "The median misses the truth by {error:unit} on average.",
-        "The {label} misses it by {naive:unit}.",
+        "The median misses by {error:unit} a step, {comparison} the {naive:unit} of the"
+        " {label}.",
+        "The median misses by {alone:unit} a step.",
+        direction=direction,
+        change=abs(change),
         first=median[0],
         last=median[-1],
         steps=len(median),
@@ -71,9 +85,11 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
         first_width=high[0] - low[0],
         last_width=high[-1] - low[-1],
         covered=covered.where(truth.notnull()),
-        error=np.abs(median - truth).mean(),
+        error=error,
+        comparison=comparison,
         label=label,
-        naive=np.abs(repeated - truth).mean() if len(repeated) else None,
+        naive=naive,
+        alone=error if naive is None else None,
     )
 
 
@@ -119,7 +135,7 @@ def forecast_fan(
     context_steps: int | None = None,
     samples: int = 0,
 ) -> go.Figure:
-    """Draw a forecast's quantile bands and median over context and truth.
+    """Draw a forecast's quantile bands and median, and what was observed.
 
     Args:
         ds: a run, a forecast, or a dataset of kind "forecast": ``quantile_forecast``
@@ -153,11 +169,8 @@ def forecast_fan(
     )
     view.draw(panel)
     view.title_axes(panel)
-    ahead = f"{len(view.future)} steps ahead from {view.remark}"
-    spread = "bands: central intervals of the forecast distribution"
-    if len(paths):
-        spread = "sampled paths"
-    return sheet.finalize(f"Forecast of {view.id} by {name_model(ds)}", ahead, spread)
+    remarks = [f"{len(view.future)}-step forecast", f"shown: {view.remark}"]
+    return sheet.finalize(f"Forecast of {view.id} by {name_model(ds)}", *remarks)
 
 
 @panels("forecast")

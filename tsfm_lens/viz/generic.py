@@ -39,7 +39,7 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import blank, text_width
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, LABEL_TYPE, mixed, percent, plain
-from tsfm_lens.viz.words import capital, num
+from tsfm_lens.viz.words import after_number, capital, num
 
 # Dimensions by how they are drawn: places along the depth of the model; numbers of
 # singular values, counted from 1; and values that have a logarithmic axis.
@@ -100,7 +100,7 @@ class _Drawn:
     def hover(self, letter: str) -> str:
         """Write the template of a hover box for the value on axis "x", "y" or "z"."""
         if self.unit:
-            unit = f" {plain(self.unit)}"
+            unit = f" {plain(after_number(self.unit))}"
         else:
             unit = ""
         return f"{plain(self.label)} %{{{letter}:.4g}}{unit}"
@@ -125,7 +125,7 @@ def draw_variable(
         result: labelled result with the attribute "kind", or without.
         variable: name; the first of the result unless given.
         title: of the figure; from the measurement and the model unless given.
-        about: what the values are, a sentence under the title.
+        about: what the values are, a sentence that is the title unless one is given.
         top: number of members, the largest, that are drawn as rows of dots.
         selection: a label, or an index counted from 0, by dimension: ``layer=3,
             series="co2"``.
@@ -290,7 +290,7 @@ def _select(
             f"{name!r} has {len(dims)} dimensions, and two can be drawn; decide with "
             f"{options}"
         )
-    remarks = [about.removesuffix(".")]
+    remarks = []
     remarks += [_find_label(ds, dim, index) for dim, index in at.items()]
     if effect is None:
         drawn_values = array(ds, name, *dims, **at)
@@ -304,6 +304,10 @@ def _select(
     label = str(values.attrs.get("long_name", name.replace("_", " ")))
     unit = str(values.attrs.get("units", ""))
     heading = title or _write_title(ds, label)
+    if about and not title:
+        # what is drawn comes first, then the measurement
+        heading = ": ".join(filter(None, (about.removesuffix("."), _model(ds))))
+        remarks = [_find_title(ds), *remarks]
     return _Drawn(
         ds, tuple(dims), drawn_values, effect, label, unit, heading, tuple(remarks)
     )
@@ -387,8 +391,8 @@ def _read_effect(
     )
 
 
-def _write_title(ds: xr.Dataset, label: str) -> str:
-    """Write the measurement's title, the model and the variable."""
+def _find_title(ds: xr.Dataset) -> str:
+    """Return the title of the measurement; "" for a result of no kind."""
     heading = str(ds.attrs.get("title", ""))
     if kind := str(ds.attrs.get("kind", "")):
         # a user's own result may be of a kind that no measurement declares
@@ -396,7 +400,17 @@ def _write_title(ds: xr.Dataset, label: str) -> str:
             heading = find(kind).title
         except UnknownNameError:
             heading = heading or kind.replace("_", " ")
-    model = str(ds.attrs.get("model", ""))
+    return heading
+
+
+def _model(ds: xr.Dataset) -> str:
+    return str(ds.attrs.get("model", ""))
+
+
+def _write_title(ds: xr.Dataset, label: str) -> str:
+    """Write the measurement's title, the model and the variable."""
+    heading = _find_title(ds)
+    model = _model(ds)
     if heading and model:
         subject = f"{heading} of {model}"
     else:
@@ -520,8 +534,14 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     # plotly turns labels that do not fit, and the turned ones need room below the map
     longest = max(text_width(label, LABEL_TYPE) for label in columns)
     are_turned = longest * len(columns) > _MAP_WIDTH
+    numbered = len(columns) <= _MAX_NUMBERED
+    of_pairs = drawn.dims[1] == f"other_{drawn.dims[0]}"
+    if of_pairs:
+        row = int(np.clip(400 / len(rows), 4, 80))
+    else:
+        row = int(np.clip(480 / len(rows), 4, 26))
     canvas = blank(
-        max(int(np.clip(480 / len(rows), 4, 26)) * len(rows), 130),
+        max(row * len(rows), 130),
         min_width=max(420, 170 + 24 * min(len(columns), 30)),
         below=round(52 + longest) if are_turned else 52,
     )
@@ -531,7 +551,7 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         columns,
         rows,
         f"%{{y}}, %{{x}}<br>{drawn.hover('z')}",
-        write=num if len(columns) <= _MAX_NUMBERED else None,
+        write=num if numbered else None,
         printed=_PRINTED,
         noise=drawn.effect,
         xgap=1 if len(columns) <= 60 else 0,
@@ -541,7 +561,12 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     # a few large values would leave all others white, so colours then go by the root of
     # the size
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
-    canvas.colours(_head_map(drawn).colours(root=bool(is_skewed)))
+    colours = _head_map(drawn).colours(root=bool(is_skewed))
+    if of_pairs and numbered:
+        # the numbers say what a bar far from the map would
+        canvas.fig.update_layout(coloraxis={**colours, "showscale": False})
+    else:
+        canvas.colours(colours)
     # as categories: plotly would read labels such as "1" as numbers, and place them by
     # value
     style = {"type": "category", "ticks": ""}
@@ -557,6 +582,10 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         nticks=min(len(rows), 40),
         **style,
     )
+    if of_pairs:
+        # the cells of pairs are square
+        panel.x(constrain="domain", constraintoward="left")
+        panel.y(scaleanchor="x", constrain="domain", constraintoward="top")
     empty = ""
     if np.isnan(drawn.values).any():
         empty = "empty: no value"

@@ -2,12 +2,11 @@
 
 A sharp head has a low entropy of attention. :func:`past_both` decides which heads are
 significantly above both thresholds of induction; :func:`induction_maps` maps the scores
-and frames these heads, and :func:`induction_corner` draws the scores in pairs.
+and frames these heads, and :func:`induction_corner` draws the two scores
+against each other.
 """
 
 from __future__ import annotations
-
-from itertools import combinations
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,21 +15,11 @@ import xarray as xr
 from tsfm_lens.core.registry import figure
 from tsfm_lens.core.stats import LEVEL, holm, sign_test
 from tsfm_lens.viz.findings import find_estimate
-from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, name_model, names
-from tsfm_lens.viz.sheet import Panel, Style, sheet
+from tsfm_lens.viz.sheet import Style, blank
 from tsfm_lens.viz.summary import labelled, summary
-from tsfm_lens.viz.theme import (
-    BLACK,
-    BLUE,
-    INK,
-    PALE,
-    VERMILION,
-    number,
-    plain,
-    true_minus,
-)
+from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, number
 
 __all__ = ["induction_corner", "induction_maps"]
 
@@ -145,33 +134,23 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     )
 
 
-_ALL_THRESHOLDS = {
-    "prefix_matching": "prefix_from",
-    "copy_score": "copy_from",
-    "normalised": "sharp_below",
-}
-_AXES = {
-    "prefix_matching": "prefix matching",
-    "copy_score": "copy score (std)",
-    "normalised": "normalised entropy",
-}
-# name of the group, whether its heads are induction heads, whether they are sharp,
-# colour and symbol of its dots; the last group is drawn on top
+# word of the group, whether its heads are sharp, colour and symbol of its dots
 _GROUPS = (
-    ("neither", False, False, PALE, "circle"),
-    ("sharp", False, True, BLUE, "square"),
-    ("induction", True, False, VERMILION, "diamond"),
-    ("both", True, True, BLACK, "star"),
+    ("other heads", False, GREY, "circle"),
+    ("sharp heads", True, BLUE, "diamond"),
 )
+_MAX_LABELLED = 24  # heads; of more, those in the corner alone have their names
 
 
 @figure(
     "induction_overlap",
-    "Prefix-matching, copying and entropy against each other.",
-    table=(*_AXES, "induction", "sharp"),
+    "Prefix matching and copying of every head, and which are sharp.",
+    table=("prefix_matching", "copy_score", "normalised", "induction", "sharp"),
     sentences=summary(
-        "Heads that are significantly induction heads: {surely:count}; undecided: "
+        "Heads that are significantly induction heads: {surely:which}; undecided: "
         "{undecided:count}.",
+        "Highest prefix matching: {prefix_matching:highest}; it takes {prefix_from}.",
+        "Highest copy score: {copy_score:highest}; it takes {copy_from}.",
         "Sharp heads: {sharp:count}, of which {both:whole} are significantly "
         "induction heads.",
         surely=lambda ds: labelled(ds, past_both(ds)[0], *_DIMS),
@@ -182,79 +161,68 @@ _GROUPS = (
     ),
 )
 def induction_corner(ds: xr.Dataset) -> go.Figure:
-    """Draw prefix matching, copy score and normalised entropy of heads in pairs."""
-    thresholds = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}
-    pairs = list(combinations(_AXES, 2))
-    titles = []
-    for x_score, y_score in pairs:
-        # a score that is the same for all heads correlates with nothing
-        r = float(ds["correlation"].sel(score=x_score, other_score=y_score))
-        known = np.isfinite(r)
-        titles.append(true_minus(f"r = {r:+.2f}") if known else "r undefined")
-    canvas = sheet(
-        heights=[260],
-        widths=[1] * len(pairs),
-        titles=titles,
-        column_gap=0.1,
-        min_width=700,
-    )
-    for panel, (x_score, y_score) in zip(canvas, pairs, strict=True):
-        x, y = (array(ds, name, *_DIMS).ravel() for name in (x_score, y_score))
-        _draw_scores(panel, ds, x, y)
-        panel.x(_AXES[x_score], nticks=5)
-        panel.y(_AXES[y_score], nticks=5)
-        panel.vline(thresholds[x_score], dash="4px,3px")
-        panel.hline(thresholds[y_score], dash="4px,3px")
-    # (induction, sharp): index 0 counts the heads that are, index 1 those that are not
-    count = ds["count"].values
-    return canvas.finalize(
-        f"Induction and sharpness of the {int(count.sum())} heads of {name_model(ds)}",
-        f"by their means {int(count[0].sum())} are induction heads,"
-        f" {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
-        f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed:"
-        " thresholds; r: Pearson",
-    )
+    """Draw every head by its prefix matching and its copy score.
 
-
-def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
-    """Draw a dot for each head at two of its scores, each (layer · head,)."""
-    labels = np.array(
-        [
-            f"layer {layer}, head {head}"
-            for layer in names(ds, "layer")
-            for head in names(ds, "head")
-        ]
-    )
+    The shaded corner holds the heads past both thresholds.
+    """
+    prefix, copy = (array(ds, name, *_DIMS).ravel() for name in _THRESHOLDS)
+    prefix_from, copy_from = (float(ds.attrs[key]) for key in _THRESHOLDS.values())
     # array() returns booleans as floats
     induction, sharp = (
-        array(ds, name, "layer", "head").ravel() > 0 for name in ("induction", "sharp")
+        array(ds, name, *_DIMS).ravel() > 0 for name in ("induction", "sharp")
     )
-    for word, is_induction, is_sharp, colour, symbol in _GROUPS:
-        mask = (induction == is_induction) & (sharp == is_sharp)
+    labels = [
+        f"L{layer}H{head}" for layer in names(ds, "layer") for head in names(ds, "head")
+    ]
+    is_named = induction | (len(labels) <= _MAX_LABELLED)
+    shown_names = np.where(is_named, labels, "")
+    x_range, y_range = (
+        _reach(values, threshold)
+        for values, threshold in ((prefix, prefix_from), (copy, copy_from))
+    )
+    canvas = blank(340, 420)
+    panel = canvas.panel()
+    panel.shape(
+        "rect",
+        (prefix_from, x_range[1]),
+        (copy_from, y_range[1]),
+        fillcolor=mixed(VERMILION, 0.14),
+        line_width=0,
+        layer="below",
+    )
+    for word, is_sharp, colour, symbol in _GROUPS:
+        mask = sharp == is_sharp
         if mask.any():
-            hover = f"%{{customdata}}: {plain(word)}<br>%{{x:.3g}}, %{{y:.3g}}"
-            style: Style = {
-                "colour": colour,
-                "symbol": symbol,
-                "edge": INK,
-                "customdata": labels[mask],
-            }
-            panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **style)
+            panel.dots(
+                prefix[mask],
+                copy[mask],
+                f"{word} ({int(mask.sum())})",
+                "%{customdata}<br>prefix matching %{x:.3g}<br>copy score %{y:.3g}",
+                colour=colour,
+                symbol=symbol,
+                mode="markers+text",
+                text=shown_names[mask],
+                customdata=np.array(labels)[mask],
+                textposition="top center",
+                textfont_size=11,
+            )
+    corner = f"past both: {int(induction.sum())} of {induction.size}"
+    panel.note(corner, x_range[1], y_range[1], xanchor="right", yanchor="top")
+    panel.vline(prefix_from, dash="4px,3px")
+    panel.hline(copy_from, dash="4px,3px")
+    panel.x("prefix matching (share of attention)", range=x_range)
+    panel.y("copy score (standard deviations)", range=y_range)
+    return canvas.finalize(
+        f"Prefix matching and copying of the heads of {name_model(ds)}",
+        f"means over sequences; shaded: prefix matching of {number(prefix_from)} and a"
+        f" copy score of {number(copy_from)} or more",
+        f"sharp: entropy of attention below {number(float(ds.attrs['sharp_below']))}"
+        f" of its range, along {ds.attrs.get('entropy_along', 'forecasts')}",
+    )
 
 
-generic_figure(
-    "induction_overlap",
-    "sweep_sharp_given_induction",
-    "Share of induction heads that are sharp.",
-    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
-)
-generic_figure(
-    "induction_overlap",
-    "sweep_induction_given_sharp",
-    "Share of sharp heads that are induction heads.",
-)
-generic_figure(
-    "induction_overlap",
-    "sweep_proportion_induction",
-    "Share of all heads that are induction heads.",
-)
+def _reach(values: np.ndarray, threshold: float) -> tuple[float, float]:
+    """Return a range that holds all values, and some of what lies past a threshold."""
+    known = np.append(values[np.isfinite(values)], [0.0, 1.25 * threshold])
+    pad = 0.08 * float(np.ptp(known))
+    return float(known.min()) - pad, float(known.max()) + pad

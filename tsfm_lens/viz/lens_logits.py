@@ -94,8 +94,8 @@ def lens_logit_map(
             panel.line(
                 x,
                 view.truth,
-                "truth",
-                view.hover("truth"),
+                "observed",
+                view.hover("observed"),
                 colour=BLACK,
                 width=1.4,
                 dash="2px,2px",
@@ -111,6 +111,6 @@ def lens_logit_map(
         "the output head applied to the residual stream after each layer, less the mean"
         " over the values drawn",
         "colours end at the panel's largest absolute value",
-        "truth dashed" if view.has_truth else "",
+        "observed dashed" if view.has_truth else "",
         view.time.remark,
     )

@@ -1,8 +1,8 @@
 """Logit lens: the forecast read after every layer, and the gain of each layer.
 
 :func:`logit_map` draws the probabilities of a token model, :func:`lens_forecast` the
-forecasts of any model; entropies and gains are drawn by :func:`generic_figure`. Logits
-are in :mod:`tsfm_lens.viz.lens_logits`.
+forecasts of any model, :func:`layer_errors` their errors. Logits are in
+:mod:`tsfm_lens.viz.lens_logits`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.findings import describe_flat
+from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.generic import generic_figure, with_range
-from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import (
     SeriesWindow,
@@ -37,26 +38,22 @@ from tsfm_lens.viz.select import (
     name_statistic,
     names,
     positions,
+    series_position,
     varying,
 )
-from tsfm_lens.viz.sheet import Sheet, Style
+from tsfm_lens.viz.sheet import Sheet, Style, blank
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.tables import quantile_table
-from tsfm_lens.viz.theme import (
-    VERMILION,
-    percent,
-    plain,
-)
-from tsfm_lens.viz.words import (
-    layer_names,
-)
+from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, percent, plain
+from tsfm_lens.viz.words import after_number, layer_names, layers, num
 
-__all__ = ["lens_forecast", "logit_map"]
+__all__ = ["layer_errors", "lens_forecast", "logit_map"]
 
 _ROWS = 48  # of values in a panel, at most
 _CELLS = 150_000  # in the whole figure, at most
 _LONG = 128  # steps above which a row has two panels at most
 FLOOR = 1e-3  # smaller probabilities are drawn as this one
+_WIDE = 20  # ratio of errors above which their axis is logarithmic
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
@@ -270,7 +267,7 @@ def logit_sheet(
                 "width": 1.3 * weight,
                 "dash": "4px,2px",
             }
-            panel.line(future, view.truth, "truth", view.hover("truth"), **style)
+            panel.line(future, view.truth, "observed", view.hover("observed"), **style)
         mark_start(panel, view.time)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
@@ -286,8 +283,8 @@ def logit_sheet(
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
     remarks = [
         (
-            f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth"
-            " dashed"
+            f"probability of each row of {width:.3g} {view.unit or 'data units'},"
+            " observed dashed"
         ),
         "outside: probability beyond the axis",
         view.time.remark,
@@ -352,7 +349,7 @@ def lens_forecast(
 
     The output head is applied to the residual stream after the layer.
     """
-    view = series_window(ds, series, context_steps, least=24)
+    view = series_window(ds, series, context_steps)
     rows = positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
     values = array(
@@ -419,41 +416,146 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
 
 
-def read_gain(ds: xr.Dataset) -> list[str]:
-    """Name the layers that lower and raise the error most, for every metric."""
-    out = []
-    if ds.attrs.get("reference", "truth") == "model":
-        out.append(
-            "Errors are distances from the model's own forecast; the last layer ends in"
-            " it, so it has no gain."
+def read_errors(ds: xr.Dataset, series: int) -> list[str]:
+    """State where the error falls, and whether the model beats the naive forecast."""
+    if flat := describe_flat(ds, series, "layers"):
+        return flat
+    one = ds.isel(series=[series])
+    error = one["error"].sel(metric="MAE").isel(series=0)
+    if _is_against_model(ds):
+        return summarize(
+            one,
+            "On {series} the forecast read after {layer} is still {away:unit} a step"
+            " from the final one.",
+            layer=layers(ds)[-2],
+            away=error[-2],
         )
-    change = "Change of {metric} by layers{gain:basis}: {gain:largest signed %}."
-    # only the sentences on the first metric say which gains are significant
-    first, *rest = (ds.isel(metric=position) for position in range(ds.sizes["metric"]))
-    out += summarize(first, change, effect="gain", noun="layers")
-    for item in rest:
-        out += summarize(item, change)
-    return out
+    change = error.diff("layer")
+    label, naive = _naive_error(ds, series)
+    comparison = "less than"
+    if float(error[-1]) > naive:
+        comparison = "more than"
+    return summarize(
+        one,
+        "On {series} the error falls most in {falls:lowest signed unit}.",
+        "It rises most in {rises:highest signed unit}.",
+        "The model misses by {last:unit} a step, {comparison} the {naive:unit} of the"
+        " {label}.",
+        "The model misses by {alone:unit} a step.",
+        falls=change if bool((change < 0).any()) else None,
+        rises=change if bool((change > 0).any()) else None,
+        last=error[-1],
+        naive=naive,
+        alone=error[-1] if np.isnan(naive) else None,
+        comparison=comparison,
+        label=label,
+    )
 
 
-def _gains(ds: xr.Dataset) -> xr.Dataset:
-    """Return the gains in percent, without layers that have none."""
-    metadata = {"units": "%", "long_name": "change of the error"}
-    ds = ds.dropna("layer", subset=["gain"], how="all")
-    return ds.assign(gain=ds["gain"].assign_attrs(metadata))
+def read_gain(ds: xr.Dataset) -> list[str]:
+    """Name the layers that lower and raise the error most, over all series."""
+    if _is_against_model(ds):
+        remarks = [
+            "Without the values that came later there is no error: distances are from"
+            " the model's own forecast. Give a truth, or hold out the last steps."
+        ]
+    else:
+        remarks = []
+    return remarks + summarize(
+        ds.sel(metric=["MAE"]).isel(metric=0),
+        "Change of the error by layers{gain:basis}: {gain:largest signed %}.",
+        effect="gain",
+        noun="layers",
+    )
 
 
-draw_gain = generic_figure(
-    "layer_gain",
-    "gain",
-    "Change of the error from layer to layer; negative is better.",
-    prepare=_gains,
-)
+def _is_against_model(ds: xr.Dataset) -> bool:
+    """Test if errors are distances from the model's own forecast."""
+    return bool(ds.attrs.get("reference", "truth") == "model")
+
+
+def _naive_error(ds: xr.Dataset, series: int) -> tuple[str, float]:
+    """Return the name and the mean absolute error of the naive forecast of a series.
+
+    The error is over the steps that the errors of layers are over; NaN where the result
+    has no truth.
+    """
+    if "truth" not in ds:
+        return "", np.nan
+    label, repeated = naive_forecast(ds, series)
+    truth = array(ds, "truth", "step", series=series)
+    first = int(ds.attrs.get("first_step", 0))
+    if not len(repeated) or not np.isfinite(truth[first:]).any():
+        return label, np.nan
+    return label, float(np.nanmean(np.abs(repeated - truth)[first:]))
+
+
+@figure("layer_gain", "Error of the forecast read after each layer.")
+def layer_errors(ds: xr.Dataset, *, series: str | int = 0) -> go.Figure:
+    """Draw the mean absolute error of the forecast read after each layer.
+
+    A dashed line is the error of the naive forecast. Without a truth the distance from
+    the model's own forecast is drawn, of all layers but the last, which has none.
+    """
+    index = series_position(ds, series)
+    error = array(ds.sel(metric="MAE"), "error", "layer", series=index)
+    labels = layer_names(ds)
+    unit = find_unit(ds, index) or "data units"
+    subject = f"the forecast of {names(ds, 'series')[index]} by {name_model(ds)}"
+    title = f"Error of {subject}, read after each layer"
+    word = "mean absolute error"
+    remark = "the output head applied after each layer; the last is the model's own"
+    if _is_against_model(ds):
+        error = error[:-1]
+        labels = labels[:-1]
+        title = f"Distance of {subject} from the final one, read after each layer"
+        word = "mean distance"
+        remark = "an error needs the values that came later: a truth, or a holdout"
+    canvas = blank(260)
+    panel = canvas.panel()
+    label, naive = _naive_error(ds, index)
+    drawn = error[error > 0]
+    name = ""
+    has_naive = np.isfinite(naive) and not _is_against_model(ds)
+    if has_naive:
+        drawn = np.append(drawn, naive)
+        hover = f"{plain(label)}<br>{word} %{{y:.4g}} {plain(after_number(unit))}"
+        repeated = [naive] * len(labels)
+        panel.line(labels, repeated, label, hover, colour=GREY, dash="4px,3px")
+        name = "forecast read after the layer"
+    sides = ["top", "bottom"]
+    panel.line(
+        labels,
+        error,
+        name,
+        f"%{{x}}<br>{word} %{{y:.4g}} {plain(after_number(unit))}",
+        colour=BLUE,
+        dots=8,
+        mode="lines+markers+text",
+        text=[num(value) for value in error],
+        # away from the line of the naive forecast
+        textposition=[f"{sides[int(value < naive)]} center" for value in error],
+        cliponaxis=False,
+    )
+    scale: Style = {"rangemode": "tozero"}
+    if len(drawn) and drawn.max() > _WIDE * drawn.min():
+        scale = {**LOG_AXIS, "dtick": "D2"}
+        word = f"{word}, logarithmic"
+    panel.x(type="category", nticks=16)
+    panel.y(f"{word} ({unit})", **scale)
+    return canvas.finalize(title, remark)
 
 
 @panels("layer_gain")
 def _gain_panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     # a gain is relative to the error before, so there is none if all errors are 0
-    if np.isfinite(ds["gain"].values).any():
-        table = frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
-        yield FigurePanel(draw_gain(ds), table, read_gain(ds))
+    if not np.isfinite(ds["gain"].values).any():
+        return
+    table = frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
+    for i in forecast_series(ds, MAX_DRAWN):
+        sentences = read_errors(ds, i)
+        # on the first panel alone, as it is about all series
+        if i == 0:
+            sentences += read_gain(ds)
+        label = names(ds, "series")[i]
+        yield FigurePanel(layer_errors(ds, series=i), table, sentences, series=label)

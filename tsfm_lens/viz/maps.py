@@ -191,7 +191,7 @@ def head_maps(
     if len(maps) <= _ABREAST:
         columns = len(maps)
     if several:
-        width = max(150, 16 * len(heads))
+        width = max(130, 16 * len(heads))
     else:
         width = 26 * len(heads)
     titles = [shortened(head_map.label, 0.95 * width, LABEL_TYPE) for head_map in maps]

@@ -94,7 +94,7 @@ class SeriesWindow:
             (ahead or panel).line(
                 self.time.at(self.future),
                 self.truth,
-                "truth",
+                "observed",
                 future_hover,
                 width=1.3,
                 dash="2px,2px",
@@ -139,14 +139,12 @@ def series_window(
     ds: xr.Dataset,
     series: str | int,
     context_steps: int | None,
-    least: int | None = None,
 ) -> SeriesWindow:
     """Cut one series of a result to the last steps of its context and its forecast.
 
     Args:
-        context_steps: number of context steps. If None, five times the length of the
-            forecast, but at least 60; if ``least`` is given, twice that length, but at
-            least so many.
+        context_steps: number of context steps. If None, one and a half times the length
+            of the forecast, so that this has two fifths of the width, but at least 12.
     """
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
@@ -161,10 +159,7 @@ def series_window(
         first = int(finite[0])
     else:
         first = len(past)
-    if least is None:
-        usual = max(5 * len(future), 60)
-    else:
-        usual = max(2 * len(future), least)
+    usual = max(3 * len(future) // 2, 12)
     start = max(first, len(past) - (usual if context_steps is None else context_steps))
     if "truth" in ds:
         truth = array(ds, "truth", "step", series=at)

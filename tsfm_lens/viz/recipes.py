@@ -139,7 +139,7 @@ def recipe_forecasts(
         recipes: names to draw, all if None.
     """
     indices = positions(ds, "recipe", recipes)
-    view = series_window(ds, series, context_steps, least=48)
+    view = series_window(ds, series, context_steps)
     grid = panel_grid([_title(ds, at, view.index) for at in indices], row_height=150)
     values = array(
         ds, "quantile_forecast", "recipe", "quantile", "step", series=view.index

@@ -435,7 +435,7 @@ def selected_patch(
         which = position(ds, "head", head)
     view = series_window(ds, 0, ds.sizes["time"])
     values = array(ds, "quantile_forecast", "quantile", "step", series=0)
-    sheet = blank(260, min_width=640)
+    sheet = blank(260, min_width=500)
     panel = sheet.panel()
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)

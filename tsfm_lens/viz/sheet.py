@@ -34,11 +34,13 @@ from tsfm_lens.viz.theme import (
     true_minus,
     wrapped,
 )
+from tsfm_lens.viz.words import after_number
 
 Style = dict[str, Any]
 """Settings of a plotly trace, shape or axis, by their plotly names."""
 
 PRINTED = 500  # most cells of a map that have room for their numbers
+_X_TITLE = 20  # pixels of the title of a horizontal axis
 _MAX_DOTS = 60  # most rows or columns of a map that have room for dots
 # Without this plotly draws no lines and bands on a panel that has no trace yet.
 _ALWAYS: Style = {"exclude_empty_subplots": False}
@@ -62,6 +64,7 @@ class Sheet:
             dict keeps their order.
         floors: the different noise floors of the panels, as text.
         has_band: whether a noise floor is drawn.
+        has_x_title: whether all horizontal axes share a title.
     """
 
     fig: go.Figure
@@ -74,6 +77,7 @@ class Sheet:
     signs: dict[str, None] = field(default_factory=dict)
     floors: dict[str, None] = field(default_factory=dict)
     has_band: bool = False
+    has_x_title: bool = False
 
     def panel(self, row: int = 1, col: int = 1) -> Panel:
         """Return one panel."""
@@ -119,7 +123,8 @@ class Sheet:
             # floors that differ by less than 1 % are written as one
             differs = noise.lowest < 0.99 * noise.floor
             bound = "up to " if differs else ""
-            self.floors[f"{bound}{number(noise.floor)} {noise.unit}".strip()] = None
+            unit = after_number(noise.unit)
+            self.floors[f"{bound}{number(noise.floor)} {unit}".strip()] = None
         if sign:
             self.signs[sign] = None
 
@@ -128,6 +133,11 @@ class Sheet:
         # last of all, since the marks to explain are collected while panels are drawn
         fit_axes(self.fig, max(self.min_width, USUAL), self.plot_height)
         remarks = (*remarks, self._noise_remark())
+        titles = [axis.title.text for axis in self.fig.select_xaxes()]
+        # the title of a colour bar may reach below the panels
+        has_bar = self.fig.layout.coloraxis.colorbar.title.text
+        if not (self.has_x_title or has_bar or any(titles)):
+            self.below -= _X_TITLE
         return finalize(
             self.fig,
             title,
@@ -209,7 +219,8 @@ def sheet(
     ]
     if above is None:
         above = 30 if titles is not None else 10
-    return Sheet(fig, positions, total, above=above, min_width=min_width, below=below)
+    room: Style = {"above": above, "min_width": min_width, "below": below}
+    return Sheet(fig, positions, total, has_x_title="x_title" in options, **room)
 
 
 def _over(fig: go.Figure, position: tuple[int, int]) -> Style:

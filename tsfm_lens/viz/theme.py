@@ -25,6 +25,7 @@ ORANGE = "#E69F00"
 SKY = "#56B4E9"
 YELLOW = "#F0E442"
 BLACK = "#000000"
+TEAL = "#00807A"
 WINE = "#882255"
 INDIGO = "#5B4FC4"
 OLIVE = "#8A8A00"
@@ -51,7 +52,8 @@ PALE = "#D4D4D4"
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 
 # Stops lie closer near white, where a small amount has to differ from none.
-_AMOUNTS = ("#FFFFFF", "#E3F3F1", "#B5DFDA", "#6FBFBB", "#2F919A", "#135F7E", "#00224E")
+# The hue is that of the linked view, which ends at TEAL.
+_AMOUNTS = ("#FFFFFF", "#E3F3F1", "#B5DFDA", "#6FBFBB", "#26979A", TEAL, "#003B38")
 SEQUENTIAL = tuple(zip((0.0, 0.06, 0.2, 0.4, 0.6, 0.8, 1.0), _AMOUNTS, strict=True))
 _SIDES = ("#144E72", "#5A9DC8", "#D5E6F2", "#FFFFFF", "#F7DDC9", "#CA7D44", "#743100")
 DIVERGING = tuple(zip((0.0, 0.25, 0.45, 0.5, 0.55, 0.75, 1.0), _SIDES, strict=True))

@@ -249,7 +249,7 @@ def ablation_forecasts(
         components: names to draw; if None the six heads and MLPs of the largest
             Spearman distance.
     """
-    view = series_window(ds, series, context_steps, least=24)
+    view = series_window(ds, series, context_steps)
     if components is None:
         check(ds, "ablation_effects", "spearman_distance")
         components = strongest(ds, view.index)
