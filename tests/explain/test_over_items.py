@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from tsfm_lens import explain
+from tsfm_lens import explain, viz
 from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.explain import route_effects, untrained_twin
 from tsfm_lens.explain.masking import in_random_order
@@ -176,6 +176,16 @@ def test_overview_without_truth_sorts_by_effect() -> None:
     assert table["error"].isna().all()
     assert table["effect"].is_monotonic_decreasing
     assert not any("error" in text for text in read_items(effects))
+
+
+def test_map_of_items_stands_as_the_overview() -> None:
+    run = load("bolt-nano").run(bundled("co2", "elnino"), 8)
+    effects = explain.input_effects(run, parts=2, method="occlusion")
+    order = item_overview(effects)["series"]
+    fig = viz.item_map(effects)
+    assert list(fig.layout.yaxis.ticktext) == order.tolist()
+    sizes = effects["size"].sel(series=order.values).transpose("series", "segment")
+    np.testing.assert_array_equal(fig.data[0].z, sizes)
 
 
 def test_dates_of_one_series_name_no_other() -> None:

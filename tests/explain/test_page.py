@@ -19,6 +19,7 @@ import xarray as xr
 import tsfm_lens
 from refusals import expect_error
 from tsfm_lens import explain
+from tsfm_lens.data import as_series
 from tsfm_lens.models import Run
 from tsfm_lens.report import build, explanation
 from tsfm_lens.report.cards import make_cards
@@ -117,7 +118,7 @@ def test_tables_with_gaps_have_every_section(
     assert trust["big"] == f"the explanation {word}"
     assert trust["note"].startswith(reasons[0])
     assert repr(found).startswith("Explanation with input_attribution, ")
-    expect_error("no figure 'map'", found.plot, "map")
+    expect_error("no figure 'tree'", found.plot, "tree")
 
 
 def test_files_hold_the_page_s_numbers(page: Any, tmp_path: Path) -> None:
@@ -183,6 +184,29 @@ def _unpacked(stream: bytes) -> bytes:
         return zlib.decompress(stream)
     except zlib.error:
         return b""
+
+
+@pytest.mark.parametrize(
+    ("asked", "heading"),
+    [
+        ({}, "Forecasts of 2 items: what moved them"),
+        ({"item": 1}, "Forecast of b: what moved it"),
+        ({"item": "a", "changes": {"a": "+1"}, "start": -4}, "a with a +1 from -4"),
+    ],
+)
+def test_pages_are_named_by_their_answer(
+    asked: dict[str, Any], heading: str, few: dict[str, Any], tmp_path: Path
+) -> None:
+    """The heading is the subject of the answer, which stands before the cards."""
+    values = {name: 10 + np.sin(np.arange(64) / n) for name, n in (("a", 3), ("b", 4))}
+    run = tsfm_lens.load("bolt-nano").run(as_series(values), 4)
+    sections = ("input_effects", "forecast")
+    if asked:
+        sections = ("input_attribution", *sections)
+    explanation.explain(run, tmp_path, sections=sections, options=few, **asked)
+    page = (tmp_path / "index.html").read_text()
+    assert f"<h1>{heading}</h1>" in page
+    assert page.index('class="lead"') < page.index('class="cards"')
 
 
 def test_sections_share_adaptive_stretches() -> None:

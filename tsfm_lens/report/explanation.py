@@ -282,10 +282,11 @@ def explain(
             results[kind].attrs |= page_verdict
     if out is not None:
         subject = run.batch.ids[0]
+        # a change that was asked for is the answer; else what moved the forecast is
+        answers_first = ["what_if", "forecast_change", "input_attribution"]
         if item is None and len(items) > 1:
             subject = f"{len(items)} items"
-        # a change that was asked for is the answer; else what moved the forecast is
-        answers_first = ("what_if", "forecast_change", "input_attribution")
+            answers_first.insert(2, "input_effects")
         lead = [kind for kind in answers_first if kind in results][:1]
         heading = title or _name_page(results, lead, subject)
         page = pipeline.write_page(
@@ -307,6 +308,8 @@ def _name_page(
     for kind in lead:
         if kind in ANSWERS:
             return name_scenario(results[kind])
+        if kind == "input_effects":
+            return f"Forecasts of {subject}: what moved them"
         subject = name_target(results[kind])
     return f"Forecast of {subject}: what moved it"
 

@@ -9,29 +9,40 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.viz.contributions import direction
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.input_attribution import VERBS
+from tsfm_lens.viz.input_attribution import VERBS, describe_method
+from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import name_segments
-from tsfm_lens.viz.select import find_unit
-from tsfm_lens.viz.summary import summary
+from tsfm_lens.viz.select import find_unit, name_model
+from tsfm_lens.viz.sheet import blank, shortened
+from tsfm_lens.viz.summary import summarize
+from tsfm_lens.viz.theme import LABEL_TYPE, plain
 from tsfm_lens.viz.words import measured, num
 
-_MAX_ITEMS = 3  # named in sentences
+__all__ = ["item_map"]
 
-generic_figure(
-    "input_effects",
-    "size",
-    "Size of each segment's effect over the series.",
-    table=("effect", "size", "value"),
-    sentences=summary(
-        "Largest effects of segments on forecasts{size:basis}: {size:largest MASE}.",
+_MAX_ITEMS = 3  # named in sentences
+_MAX_ROWS = 12  # of the map
+# Pixels of a row, and of a segment's name in a column.
+_ROW = 30
+_LABEL = 90
+
+
+def read_effects(ds: xr.Dataset) -> list[str]:
+    """State the largest effects over the items, with segments named as in figures."""
+    named = ds.assign_coords(segment=name_segments(ds))
+    return summarize(
+        named,
+        "Largest effects of segments on forecasts, in multiples of the seasonal-naive"
+        " error{size:basis}: {size:largest}.",
         effect="size",
         noun="segments",
-    ),
-)
+    )
 
 
 def item_overview(ds: xr.Dataset) -> pd.DataFrame:
@@ -81,6 +92,64 @@ def read_items(ds: xr.Dataset) -> list[str]:
     return sentences
 
 
+def effects_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate the effect of each segment on each item."""
+    return frame(ds, "effect", "size", "value")
+
+
+def say_items(ds: xr.Dataset) -> list[str]:
+    """Say in one text what moves the first items, then what moves all of them."""
+    return [" ".join(read_items(ds)), *read_effects(ds)]
+
+
+@figure(
+    "input_effects",
+    "Size of each segment's effect on each item's forecast.",
+    table=effects_table,
+    sentences=say_items,
+)
+def item_map(ds: xr.Dataset) -> go.Figure:
+    """Draw how far each segment moves the forecast of each item, as a map.
+
+    The items stand as in the overview, at most so many that a row has room for numbers.
+    """
+    rows = item_overview(ds)["series"].head(_MAX_ROWS)
+    sizes = ds["size"].sel(series=rows.values).transpose("series", "segment").values
+    labels = [shortened(name, _LABEL, LABEL_TYPE) for name in name_segments(ds)]
+    canvas = blank(_ROW * len(rows), min_width=520, below=70)
+    panel = canvas.panel()
+    hover = "%{y}<br>%{x}<br>%{z:.4g} times the seasonal-naive error"
+    columns = np.arange(sizes.shape[1])
+    panel.cells(sizes, columns, np.arange(len(rows)), hover, write=num)
+    panel.x(
+        tickvals=columns.tolist(),
+        ticktext=[plain(label).replace("\n", "<br>") for label in labels],
+        tickangle=0,
+        ticks="",
+    )
+    panel.y(
+        tickvals=list(range(len(rows))),
+        ticktext=[plain(name) for name in rows],
+        autorange="reversed",
+        ticks="",
+    )
+    largest = float(np.nanmax(sizes, initial=0.0))
+    canvas.colours(colour_scale("mean size of effects", np.array([largest]), low=0.0))
+    shown = f"{len(rows)} of {ds.sizes['series']} items"
+    return canvas.finalize(
+        f"Input effects on the forecasts by {name_model(ds)}",
+        "mean size at a step, in multiples of the seasonal-naive error",
+        f"{describe_method(ds)}; {shown}",
+    )
+
+
+generic_figure(
+    "input_effects",
+    "size",
+    "Size of each segment's effect over the series.",
+    table=effects_table,
+    sentences=read_effects,
+)
 generic_figure(
     "input_effects",
     "error",
