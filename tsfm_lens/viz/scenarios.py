@@ -49,7 +49,6 @@ from tsfm_lens.viz.words import listed, measured, signed
 __all__ = ["change_bars", "what_if_lines"]
 
 _MAX_PARTS = 3  # of a change, in a sentence
-_CONTEXT = 12  # steps, for which short horizons have room
 # Heights in pixels of the forecasts, and of a series that is edited.
 _LINES = 150
 _EDIT = 50
@@ -230,7 +229,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
         >>> fig.layout.meta["title"]
         'Forecast of target by chronos2-nano with cause +1'
     """
-    view = series_window(ds, str(ds.attrs["target"]), context_steps, _CONTEXT)
+    view = series_window(ds, str(ds.attrs["target"]), context_steps)
     name = name_target(ds)
     effects = _middle(ds, "effect", "change")
     labels = names(ds, "change")
@@ -465,7 +464,7 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
 
     Parts are ordered by the size of their mean effect.
     """
-    view = series_window(ds, str(ds.attrs["target"]), context_steps, _CONTEXT)
+    view = series_window(ds, str(ds.attrs["target"]), context_steps)
     parts = _parts(ds)
     canvas, left, right = horizon_sheet(view, [_LINES + _EDIT], len(parts))
     _draw_two(
