@@ -7,6 +7,8 @@ results are made by :mod:`tsfm_lens.explain.scenarios`.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -30,6 +32,8 @@ from tsfm_lens.viz.words import listed
 __all__ = ["what_if_lines"]
 
 _MAX_PARTS = 3  # of a change, in a sentence
+# end of the name of a stretch of new values, as in "load, new -24 to -19"
+_STRETCH = re.compile(r", new -\d+( to -\d+)?$")
 
 
 measurement(
@@ -259,9 +263,21 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: SeriesWindow, row: int) -> No
 
 
 def read_change(ds: xr.Dataset) -> list[str]:
-    """State the change since the earlier forecast, and its largest parts."""
-    effect = labelled(ds, _middle(ds, "effect", "part"), "part", "step")
-    effect = effect.assign_coords(part=_parts(ds))
+    """State the change since the earlier forecast, and its largest parts.
+
+    The stretches of new values of a series are one part.
+    """
+    effects = _middle(ds, "effect", "part")
+    groups: dict[str, list[int]] = {}
+    for index, label in enumerate(names(ds, "part")):
+        groups.setdefault(_STRETCH.sub(", new in total", label), []).append(index)
+    origin = list(groups).index("origin")
+    # Shapley values add up, so that those of a group are the effect of all of it
+    effect = xr.DataArray(
+        np.stack([effects[group].sum(0) for group in groups.values()]),
+        {"part": _parts(ds, list(groups))},
+        ("part", "step"),
+    )
     size = abs(effect).mean("step")
     mean = effect.mean("step")
     # a part is a difference of two forecasts, each of which is rounded
@@ -269,7 +285,6 @@ def read_change(ds: xr.Dataset) -> list[str]:
     largest = np.argsort(-size.where(acting, 0).values, kind="stable")[:_MAX_PARTS]
     # parts that do not act count as 0 above, and are removed where few parts act
     largest = largest[acting.values[largest]]
-    origin = names(ds, "part").index("origin")
     return summarize(
         ds,
         "For the same {steps} steps the forecast of {target} averages {after:unit};"
@@ -320,12 +335,12 @@ ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
 """Sentences that answer what-if and change, by kind of result."""
 
 
-def _parts(ds: xr.Dataset) -> list[str]:
+def _parts(ds: xr.Dataset, labels: list[str]) -> list[str]:
     """Name the parts of a change for sentences."""
     later = f"starting {_count_steps(int(ds.attrs['shift']))} later, nothing new"
     if not int(ds.attrs["shift"]):
         later = "another length of the past"
-    return [later if label == "origin" else label for label in names(ds, "part")]
+    return [later if label == "origin" else label for label in labels]
 
 
 generic_figure(
