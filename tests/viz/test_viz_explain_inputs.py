@@ -168,6 +168,12 @@ def test_readings_name_sum_and_outliers() -> None:
     assert "most: k in total raises it by 59.5." in read_inputs(always_up)[0]
     always_down = exact.assign(attribution=-always_up["attribution"])
     assert "k in total lowers it by 59.5." in read_inputs(always_down)[0]
+    # a step that goes the other way takes from the mean, which the verb goes with
+    uneven = xr.where(exact["step"] == 0, -10.0, 60.0) * (exact["segment"] == "k, past")
+    mostly_up = exact.assign(attribution=uneven + exact["attribution"] * 0)
+    assert "k in total raises it by 51.2." in read_inputs(mostly_up)[0]
+    mostly_down = exact.assign(attribution=-mostly_up["attribution"])
+    assert "k in total lowers it by 51.2." in read_inputs(mostly_down)[0]
     assert (
         "the explanation holds in part (criteria below)."
         in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]

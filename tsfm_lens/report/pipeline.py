@@ -333,8 +333,8 @@ def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[
         return []
     first = next(iter(items))
     return [
-        f"Of {first} alone, the first of {len(items)} items:"
-        f" {', '.join(dict.fromkeys(titles))}. Choose another item with --item NAME, in"
+        f"Of {first} alone, one of {len(items)} items:"
+        f" {', '.join(dict.fromkeys(titles))}. The item is chosen with --item NAME, in"
         " Python with item=NAME."
     ]
 

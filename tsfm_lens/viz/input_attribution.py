@@ -245,11 +245,13 @@ def _moves(ds: xr.Dataset, effects: np.ndarray, group: list[int]) -> str:
     ``effects`` are those of its segments, (segment, step).
     """
     name = group_name(names(ds, "segment"), group, name_segments(ds))
-    size, way = moved(effects.sum(0))
-    amount = measured(find_unit(ds).strip())(size)
+    total = effects.sum(0)
+    size, way = moved(total)
+    write = measured(find_unit(ds).strip())
     if way in VERBS:
-        return f"{name} {VERBS[way]} it by {amount}"
-    return f"{name} {VERBS[BOTH_WAYS]} it by {amount} ({way})"
+        # what goes one way goes so by the mean, not by its size at a step
+        return f"{name} {VERBS[way]} it by {write(abs(float(total.mean())))}"
+    return f"{name} {VERBS[BOTH_WAYS]} it by {write(size)} ({way})"
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:
