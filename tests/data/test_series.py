@@ -344,3 +344,27 @@ def test_listed_batches_are_joined(kind: Any) -> None:
     expect_error("item 1 is ndarray", as_series, [parts[0], np.arange(3.0)])
     expect_error("unique.*'co2'", as_series, [parts[0], parts[0]])
     expect_error("'a' is a SeriesBatch", as_series, {"a": parts[0]})
+
+
+@pytest.mark.parametrize(
+    ("data", "axis"),
+    [
+        (np.ones((500, 3)), "series"),
+        (torch.ones(40, 2), "series"),
+        (np.ones((2, 500, 3)), "variates"),
+        ([np.ones((60, 4))], "variates"),
+        ({"a": np.ones((99, 9))}, "variates"),
+    ],
+)
+def test_arrays_of_times_by_series_are_told(data: Any, axis: str) -> None:
+    """An array with a column for each series is read as many short ones, and said."""
+    with pytest.warns(UserWarning, match="transpose"):
+        batch = as_series(data)
+    (note,) = batch.notes
+    assert axis in note
+    assert "array.T" in note
+
+
+@pytest.mark.parametrize("shape", [(3, 500), (64, 16), (20, 2), (5,), (2, 40, 8)])
+def test_arrays_of_series_by_time_are_not(shape: tuple[int, ...]) -> None:
+    assert as_series(np.ones(shape)).notes == ()

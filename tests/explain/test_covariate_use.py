@@ -20,7 +20,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.explain.covariate_use import SHIFTS, WAYS, covariate_use
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.covariate_use import read_use
+from tsfm_lens.viz.covariate_use import covariate_totals, read_use
 
 STEPS = 160
 HORIZON = 16
@@ -63,6 +63,47 @@ def test_only_causes_are_worth_something(nano: Lens, seed: int) -> None:
     assert (found["worth_size"].sel(covariate="cause") > 0).all()
     noise = found.sel(covariate="noise")
     assert not ((noise["worth_size"] > 0) & noise["worth_significant"]).any()
+
+
+def test_worth_is_told_by_way(nano: Lens) -> None:
+    """What shuffling costs is told apart from the error without a covariate."""
+    run = nano.run(as_series(items(4, 3)), HORIZON, holdout=True)
+    found = covariate_use(run, shuffles=1)
+    worth = found["worth_size"].to_series().unstack("way")
+    for total in covariate_totals(found):
+        row = worth.loc[total["covariate"]]
+        assert (total["worth"], total["worth_removed"]) == (
+            row["shuffled"],
+            row["removed"],
+        )
+    # a covariate that costs when it is shuffled, and is better left out
+    for name, by_way in (
+        ("worth_size", (-0.1, -0.1, 0.1)),
+        ("worth_significant", (False, False, True)),
+    ):
+        found[name][:] = np.array(by_way)
+    assert covariate_totals(found)[0]["worth_significant"]
+    assert not covariate_totals(found)[0]["worth_removed_significant"]
+    for text in read_use(found):
+        assert "shuffled: significant" in text
+        assert "does not say it helps" in text
+    found["worth_size"][:] = 0.1
+    assert not any("does not say" in text for text in read_use(found))
+
+
+@pytest.mark.parametrize("part", ["known", "past"])
+def test_constant_covariates_leave_others_measured(nano: Lens, part: str) -> None:
+    """A covariate that never changes in any series is named, the others measured."""
+    entries = items(3, 8)
+    for level, entry in enumerate(entries):
+        entry["past_covariates"]["idle"] = np.full(STEPS, float(level))
+        if part == "known":
+            entry["future_covariates"]["idle"] = np.full(HORIZON, float(level))
+    found = covariate_use(nano.run(as_series(entries), HORIZON), shuffles=1)
+    assert found["covariate"].values.tolist() == ["cause", "noise"]
+    assert np.isfinite(found["moved"]).all()
+    assert "'idle' in any of 3 items" in found.attrs["left_out"]
+    assert found.attrs["left_out"] in read_use(found)[-1]
 
 
 def test_effects_compare_with_the_changed_series(nano: Lens) -> None:

@@ -376,6 +376,18 @@ def test_linear_forecasts_change_by_new_values(shift: int) -> None:
     assert (f"the past loses its oldest {steps}" in reported) == (shift > 0)
 
 
+@pytest.mark.parametrize("shift", [1, 3])
+def test_new_values_of_a_series_are_one_part(shift: int) -> None:
+    """Stretches of new values together outweigh parts that each is smaller than."""
+    before, after, _ = pair(shift)
+    found = explain.explain_change(before, after)
+    fresh = [name for name in found["part"].values if "target, new" in name]
+    found["effect"][:] = 1.5
+    found["effect"].loc[{"part": fresh}] = 2.0
+    reported = read_change(found)[0]
+    assert f"(median): new target +{2 * shift}, " in reported
+
+
 def test_incomparable_runs_are_refused(covariate_run: Run) -> None:
     before, after, _ = pair(1)
 

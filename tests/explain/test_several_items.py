@@ -129,7 +129,7 @@ OF_ONE = ("attention_patterns", "autoregressive_attention")
 
 def item_sentence(page: Path) -> str:
     """The sentence on chapters of one item, with blanks as they are; "" without it."""
-    found = re.search(r"Of \w+ alone, the first of \d+ items[^<]*", page.read_text())
+    found = re.search(r"Of \w+ alone, one of \d+ items[^<]*", page.read_text())
     if found:
         return found[0]
     return ""
@@ -141,7 +141,7 @@ def test_pages_name_the_item_explained(item: int | str, tmp_path: Path) -> None:
     run = several(tsfm_lens.load("bolt-nano"))
     page = run.report(tmp_path, sections=("forecast", *OF_ONE), item=item)
     text = item_sentence(page)
-    assert text.startswith(f"Of {item or 'a'} alone, the first of 2 items")
+    assert text.startswith(f"Of {item or 'a'} alone, one of 2 items")
     assert all(find(kind).title in text for kind in OF_ONE)
     assert find("forecast").title not in text
     assert item_sentence(run.report(tmp_path / "all", sections=("forecast",))) == ""

@@ -324,3 +324,15 @@ def test_twins_change_weights_only() -> None:
             weight.flatten().sort().values, trained[name].flatten().sort().values
         )
     np.testing.assert_array_equal(lens.run(bundled("co2").tail(64), 6).point, before)
+
+
+@pytest.mark.parametrize("value", [48, 12, 1, "yes", None])
+def test_a_holdout_is_asked_for_or_not(value: object) -> None:
+    """A number of steps is no holdout, and its error says what takes it."""
+    lens = lens_of("chronos-bolt")
+    expect_error("horizon=.*windows=", lens.run, bundled("co2"), 4, holdout=value)
+
+
+def test_series_shorter_than_the_horizon_are_noted() -> None:
+    run = lens_of("chronos-bolt").run(bundled("co2").tail(3), H)
+    assert any(f"only 3 steps come before the {H}" in note for note in run.batch.notes)

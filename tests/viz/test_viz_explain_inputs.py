@@ -211,6 +211,15 @@ def test_readings_name_sum_and_outliers() -> None:
     assert read_inputs(always_up)[0].startswith("K raises the forecast")
     always_down = exact.assign(attribution=-always_up["attribution"])
     assert read_inputs(always_down)[0].startswith("K lowers the forecast")
+    # a step that goes the other way takes from the mean, which the verb goes with
+    uneven = xr.where(exact["step"] == 0, -10.0, 60.0) * (exact["segment"] == "k, past")
+    mostly_up = exact.assign(attribution=uneven + exact["attribution"] * 0)
+    up = read_inputs(mostly_up)[0]
+    assert up.startswith("K raises the forecast")
+    assert "by 51.2 a step" in up
+    down = read_inputs(exact.assign(attribution=-mostly_up["attribution"]))[0]
+    assert down.startswith("K lowers the forecast")
+    assert "by 51.2 a step" in down
     assert (
         "the explanation holds in part (criteria below)."
         in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]

@@ -453,7 +453,6 @@ class Request:
             if note not in series.notes:
                 echo(f"note: {note}", err=True)
         pass_length = lens.adapter.prediction_length
-        shortest = min(run.batch.lengths)
         # the library's own warning names an argument that the command line does not
         # have; the note below says the same of this run
         if run.horizon > pass_length:
@@ -467,13 +466,6 @@ class Request:
             )
             echo(
                 f"note: {lens.model_id} forecasts {pass_length} steps at once; {text}",
-                err=True,
-            )
-        if run.horizon > shortest:
-            name = run.batch.ids[run.batch.lengths.index(shortest)]
-            echo(
-                f"note: of {name} only {shortest} steps come before the {run.horizon}"
-                " that are forecast",
                 err=True,
             )
         return run

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.clocks import on_clock
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data.frequencies import (
     format_calendar,
@@ -421,6 +422,16 @@ class SeriesBatch:
             return None
         return _stamps(start, self.lengths[index] + ahead, self.freqs[index])
 
+    def dates(self, index: int = 0, ahead: int = 0) -> pd.DatetimeIndex | None:
+        """Compute :meth:`timestamps` as the clock of the series shows them.
+
+        Where the series stand on the grid of UTC, they have the offset of their zone.
+        """
+        stamps = self.timestamps(index, ahead)
+        if stamps is None or not self.clock:
+            return stamps
+        return on_clock(stamps.values, self.clock)
+
     def rows(self, which: str | int | Sequence[str | int]) -> list[int]:
         """Return the rows of series by id or position.
 
@@ -476,7 +487,8 @@ class SeriesBatch:
         """Return a long frame, one row per value.
 
         Its columns are id, group and variate if multivariate, role if there are
-        covariates, timestamp (or step where it is unknown), and target.
+        covariates, timestamp (with its offset where the series have a zone, or step
+        where it is unknown), and target.
         """
         columns: dict[str, Any] = {
             name: np.repeat(np.array(labels, dtype=object), self.lengths)
@@ -485,7 +497,8 @@ class SeriesBatch:
         stamps = [self.timestamps(index) for index in range(len(self))]
         has_dates = [dates is not None for dates in stamps]
         if any(has_dates):
-            columns["timestamp"] = joined_dates(stamps, self.lengths)
+            dates = joined_dates(stamps, self.lengths)
+            columns["timestamp"] = on_clock(dates, self.clock)
         if not all(has_dates):
             steps = np.concatenate([np.arange(length) for length in self.lengths])
             columns["step"] = steps

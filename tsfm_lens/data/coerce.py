@@ -7,6 +7,7 @@ Series and the entries of gluonts and Chronos-2 are converted in this module; fr
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import date
@@ -55,6 +56,10 @@ FIELDS = (
 )
 """Fields of gluonts's data entries and of Chronos-2's inputs."""
 _TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
+# An array of so many times more rows than columns, and with no more columns than these,
+# is rather one of times by series.
+_MANY = 10
+_FEW = 9
 _LABELS = ("item_id", "unique_id", "series_id", "timestamp", "ds", "datetime")
 """Names of columns that no series has."""
 _NO_VALUES = ("string", "date", "datetime", "datetime64", "period")
@@ -95,7 +100,7 @@ def as_series(
             variate, time); a list or dict of arrays (time,) and (variate, time); a
             pandas Series; a long frame or such a table of Arrow, polars or xarray;
             entries of gluonts or Chronos-2; or a path of CSV or Parquet. NaN, None and
-            masked are missing.
+            masked are missing. An array whose rows are rather times is warned of.
         ids: one name per item; the variates of an item with that axis become ``id/0``,
             ``id/1``, ….
         freq: pandas frequency alias; inferred from timestamps where there are any.
@@ -221,7 +226,8 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
             rows = array[None]
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
-        return _items(tuple(rows), None, freq, levels)
+        batch = _items(tuple(rows), None, freq, levels)
+        return batch.noted(_shape_notes([array], "series"))
     # runs belong to a package that this one must not import
     is_run = hasattr(type(data), "encoded")
     hint = ""
@@ -341,7 +347,7 @@ def _items(
         ]
         # one batch at once: a batch for each of thousands of arrays would be checked
         # one by one
-        return make_batch(rows)
+        return make_batch(rows).noted(_shape_notes(items, "variates"))
     batches = []
     for name, item, is_indexed in zip(names, items, by_index, strict=True):
         try:
@@ -383,6 +389,22 @@ def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
     if names or not pd.api.types.is_numeric_dtype(series):
         return True
     return has_falling_numbers(series.index)
+
+
+def _shape_notes(arrays: Iterable[Any], axis: str) -> list[str]:
+    """Note the first array of two axes whose rows are rather times; warn of it, too."""
+    for array in arrays:
+        shape = np.shape(array)
+        if len(shape) < 2 or shape[1] > _FEW or shape[0] <= _MANY * shape[1]:
+            continue
+        note = (
+            f"an array of shape {shape} is read as {shape[0]} {axis} of {shape[1]}"
+            f" steps; if its rows are times, give its transpose,"
+            " array.T"
+        )
+        warnings.warn(note, stacklevel=2)
+        return [note]
+    return []
 
 
 def _array_rows(name: str, item: Any) -> list[dict[str, Any]]:

@@ -213,6 +213,8 @@ def from_frame(
     if times is not None:
         grids, more, in_utc = make_grids(times, owners, frame.index, freq)
         notes += more
+        if in_utc and timezone is not None:
+            notes.append(f"dates are given and shown in {timezone}")
     # of each group: its rows that are no future, and the step after the last of them
     counts = [int((~in_future[rows]).sum()) for _, rows in groups]
     if grids is None:

@@ -50,7 +50,8 @@ Edit = Callable[[int, np.ndarray], np.ndarray]
         "with its values shuffled, and with its values shifted by standard "
         "deviations. A model that does not use the covariate makes the same "
         "forecast. With a held-out truth (--holdout, in Python holdout=True), the "
-        "change of the error shows whether the covariate helps."
+        "error without the covariate shows whether it helps. Shuffled values raise "
+        "the error of a model that reads them, also where it does better without any."
     ),
     source=(
         "permutation importance (Breiman 2001) of whole series; partial dependence "
@@ -89,8 +90,9 @@ def covariate_use(
         - ``moved`` (covariate, way, series): mean absolute change of the median
           forecast.
         - With a truth: ``error`` (series), the MASE with all covariates;
-          ``error_without`` (covariate, way, series); and ``worth``, their difference,
-          above 0 where the covariate helps.
+          ``error_without`` (covariate, way, series); and ``worth``, their difference.
+          Of "removed" it is above 0 where the covariate helps; of "shuffled" also
+          where other values than its own mislead the model.
         - ``response`` (covariate, shift, series): change of the median forecast, mean
           over steps; ``value``, the mean of the shifted values; ``slope`` (covariate,
           series), of the line of responses over values, for a step of ``step_size``,
@@ -103,14 +105,15 @@ def covariate_use(
         :func:`.estimates.add_estimates` adds its variables for ``moved`` and ``worth``
         within each way, and for ``slope``. NaN stands for a series whose context never
         changes, or in which the covariate is missing, never changes, or is the target;
-        and for the response to more than two categories.
+        and for the response to more than two categories. A covariate of which this
+        holds in every series is left out; the attribute ``left_out`` names it.
 
     Source:
         Permutation importance (Breiman 2001) of whole series; partial dependence
         (Friedman 2001).
 
     Raises:
-        InputError: the run has no covariates; one never changes, or is the target, in
+        InputError: the run has no covariates; each never changes, or is the target, in
             every series; no context changes, so there is no unit; or shuffles is not a
             count.
 
@@ -119,7 +122,7 @@ def covariate_use(
         ('covariate', 'way', 'series')
     """
     batch = run.batch
-    informative = _informative_rows(batch)
+    informative, left_out = _informative_rows(batch)
     if shuffles is None:
         shuffles = 8 if sum(batch.is_target) <= _MANY else 2
     if not is_count(shuffles):
@@ -129,7 +132,7 @@ def covariate_use(
     roles = {
         name: role
         for name, role in zip(batch.variates, batch.roles, strict=True)
-        if role != "target"
+        if role != "target" and name not in left_out
     }
     rows = np.flatnonzero(batch.is_target)
     unit = np.array(
@@ -183,6 +186,8 @@ def covariate_use(
             values if name in _OF_COVARIATE else values / unit,
         )
     data["unit"] = (("series",), unit)
+    if left_out:
+        data.attrs["left_out"] = "; ".join(left_out.values())
     noise = noise_floor(run, lambda noisy, plain: np.abs(noisy - plain).mean(-1))[rows]
     floor = xr.DataArray(noise / unit, dims="series")
     data = add_estimates(data, "moved", floor=floor, groups="way")
@@ -419,11 +424,13 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return (centred * y).sum(0) / (centred**2).sum(0)
 
 
-def _informative_rows(batch: SeriesBatch) -> list[int]:
-    """Return the rows of informative covariates.
+def _informative_rows(batch: SeriesBatch) -> tuple[list[int], dict[str, str]]:
+    """Return the rows of informative covariates, and why others are left out, by name.
+
+    A covariate is left out if it never changes, or is the target, in every series.
 
     Raises:
-        InputError: a covariate never changes, or is the target, in every series.
+        InputError: no covariate is left.
     """
     if not batch.has_covariates:
         raise InputError(
@@ -435,14 +442,21 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
         for row, role in enumerate(batch.roles)
         if role != "target"
     }
-    for name in dict.fromkeys(batch.variates[row] for row in faults):
+    left_out = {}
+    names = dict.fromkeys(batch.variates[row] for row in faults)
+    for name in names:
         reasons = [
             fault for row, fault in faults.items() if batch.variates[row] == name
         ]
         # a covariate that is constant in some items is still measured in the others
         if all(reasons):
-            raise InputError(f"{reasons[0]}; leave it out")
-    return [row for row, fault in faults.items() if not fault]
+            left_out[name] = reasons[0]
+            if len(reasons) > 1:
+                count = len(reasons)
+                left_out[name] = f"{name!r} in any of {count} items ({reasons[0]})"
+    if len(left_out) == len(names):
+        raise InputError(f"{'; '.join(left_out.values())}; leave it out")
+    return [row for row, fault in faults.items() if not fault], left_out
 
 
 def _fault(batch: SeriesBatch, row: int) -> str:

@@ -163,7 +163,8 @@ def _classes(
     batch: SeriesBatch, row: int, length: int, calendar: Iterable[str]
 ) -> dict[str, np.ndarray]:
     """Return the class (time,) of each step in each part of the calendar."""
-    stamps = batch.timestamps(row)
+    # hours and days are those that people live by
+    stamps = batch.dates(row)
     classes = {}
     # a text is a sequence of letters to Python
     for name in [calendar] if isinstance(calendar, str) else calendar:

@@ -367,12 +367,11 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
         )
     date = _on_grid(date, batch, stamps)
     if not stamps[0] <= date <= stamps[-1]:
-        clock_note = ""
-        if batch.clock:
-            clock_note = " (UTC)"
+        dates = batch.dates(row, ahead=batch.lengths[row])
+        assert dates is not None
         raise InputError(
             f"{where!r} lies outside of what the model is shown of {batch.ids[row]!r},"
-            f" {stamps[0]} to {stamps[-1]}{clock_note}"
+            f" {dates[0]} to {dates[-1]}"
         )
     # a date between two steps is taken as the later step
     return int(stamps.searchsorted(date)) - batch.lengths[row]

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.clocks import on_clock
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.extensions import extensible, public_attributes
 from tsfm_lens.data import SeriesBatch
@@ -171,7 +172,8 @@ class Forecast:
         """Return a table with a row per series and step.
 
         The columns are id, group and variate if the batch is multivariate, step,
-        timestamp if known, mean, and the quantiles.
+        timestamp if known (with its offset where the series have a zone), mean, and
+        the quantiles.
         """
         context = self.context
         count = len(context)
@@ -189,7 +191,8 @@ class Forecast:
                 None if stamps is None else stamps.values[-self.horizon :]
                 for stamps in dates
             ]
-            columns["timestamp"] = joined_dates(ahead, [self.horizon] * count)
+            joined = joined_dates(ahead, [self.horizon] * count)
+            columns["timestamp"] = on_clock(joined, context.clock)
         columns["mean"] = self.mean.ravel()
         for position, level in enumerate(self.levels):
             columns[str(level)] = self.quantiles[:, position].ravel()
@@ -283,6 +286,8 @@ def context_dataset(
         for row, stamp in zip(times, stamps, strict=True):
             assert stamp is not None
             row[width + horizon - len(stamp) :] = stamp.values
-        coords["context_timestamp"] = (("series", "time"), times[:, :width])
-        coords["forecast_timestamp"] = (("series", "step"), times[:, width:])
+        # in UTC where there is a clock, on which figures and tables write them
+        zone = {"clock": batch.clock} if batch.clock else {}
+        coords["context_timestamp"] = (("series", "time"), times[:, :width], zone)
+        coords["forecast_timestamp"] = (("series", "step"), times[:, width:], zone)
     return xr.Dataset(variables, coords)

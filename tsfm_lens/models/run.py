@@ -46,7 +46,7 @@ from tsfm_lens.models.forecast import (
 from tsfm_lens.models.lens import READING, Lens
 from tsfm_lens.models.recording import Capture, select_names
 from tsfm_lens.models.twins import QUICK, make_twin
-from tsfm_lens.models.unread import unread_notes
+from tsfm_lens.models.unread import short_notes, unread_notes
 
 # of the memory that a run may take, the share for its recordings
 _RECORD_SHARE = 0.25
@@ -824,6 +824,11 @@ def run(
             f"windows={windows!r}, twins={twins!r}: expected whole numbers, of windows"
             " 1 or more"
         )
+    if not isinstance(holdout, bool | np.bool_):
+        raise InputError(
+            f"holdout={holdout!r}: expected True or False; how many steps are held out"
+            " is horizon=…, from how many origins is windows=…"
+        )
     if holdout:
         if truth is not None:
             raise InputError(
@@ -847,7 +852,7 @@ def run(
         ]
         batch = batch.windows(windows, steps)
         truth = np.concatenate([latest, *earlier])
-    batch = batch.noted(unread_notes(adapter, batch))
+    batch = batch.noted([*unread_notes(adapter, batch), *short_notes(batch, steps)])
     if max(batch.lengths) > adapter.context_length:
         batch = adapter.with_level_numbers(batch).tail(adapter.context_length)
     values = None

@@ -61,6 +61,17 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     return notes
 
 
+def short_notes(batch: SeriesBatch, horizon: int) -> list[str]:
+    """Write a note on series shorter than their forecast."""
+    shortest = min(batch.lengths)
+    if horizon <= shortest:
+        return []
+    name = batch.ids[batch.lengths.index(shortest)]
+    return [
+        f"of {name} only {shortest} steps come before the {horizon} that are forecast"
+    ]
+
+
 def _list_first(series: Sequence[str]) -> str:
     more = ""
     if len(series) > _MAX_NAMES:

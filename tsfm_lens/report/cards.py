@@ -335,7 +335,8 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
         ds,
         "worth_size",
         signed,
-        "rise of the error with its values in random order; above 0: it helps",
+        "rise of the error with its values in random order; whether it helps, the error"
+        " without it says",
     )
 
 

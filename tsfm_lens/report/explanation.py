@@ -74,7 +74,8 @@ class Explanation(dict[str, xr.Dataset]):
             ``answers`` to what-if and change; ``headline``; ``verdict`` of all
             faithfulness tests and its ``reasons``; ``inputs``, the total effect of each
             input in data units; ``items`` of several, worst error first;
-            ``covariates``, their worth, response and share.
+            ``covariates``, their worth, response and share; ``clock``, the zone of all
+            dates, "" if they came without one.
         """
         word, reasons = summarize_verdict(self)
         inputs = self.get("input_attribution")
@@ -101,6 +102,7 @@ class Explanation(dict[str, xr.Dataset]):
             "inputs": [] if inputs is None else input_totals(inputs),
             "items": items,
             "covariates": [] if use is None else covariate_totals(use),
+            "clock": next(map(_clock, self.values()), ""),
         }
 
     def write(self, folder: str | Path) -> list[Path]:
@@ -133,6 +135,12 @@ class Explanation(dict[str, xr.Dataset]):
             for label, table in (tables or {name: _largest}).items():
                 contents[numbers / f"{label}.csv"] = to_csv(table(data)).encode()
         return write_together(contents)
+
+
+def _clock(result: xr.Dataset) -> str:
+    if "forecast_timestamp" in result.coords:
+        return str(result["forecast_timestamp"].attrs.get("clock", ""))
+    return ""
 
 
 def _list_items(effects: xr.Dataset) -> list[dict[str, Any]]:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.clocks import on_clock
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import corrected
 from tsfm_lens.core.io import find_page
@@ -331,8 +333,8 @@ def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[
         return []
     first = next(iter(items))
     return [
-        f"Of {first} alone, the first of {len(items)} items:"
-        f" {', '.join(dict.fromkeys(titles))}. Choose another item with --item NAME, in"
+        f"Of {first} alone, one of {len(items)} items:"
+        f" {', '.join(dict.fromkeys(titles))}. The item is chosen with --item NAME, in"
         " Python with item=NAME."
     ]
 
@@ -433,7 +435,7 @@ def as_plain(result: xr.Dataset) -> dict[str, Any]:
         group: {
             str(name): {
                 "dims": list(entry["dims"]),
-                "data": _plain(np.asarray(entry["data"])),
+                "data": _plain_values(entry),
             }
             for name, entry in plain[group].items()
         }
@@ -445,6 +447,18 @@ def as_plain(result: xr.Dataset) -> dict[str, Any]:
         "dims": {str(k): int(v) for k, v in result.sizes.items()},
         **parts,
     }
+
+
+def _plain_values(entry: Mapping[str, Any]) -> Any:
+    """Convert the values of a variable; dates of a clock are text with their offset."""
+    values = np.asarray(entry["data"])
+    clock = entry["attrs"].get("clock", "")
+    if values.dtype.kind != "M" or not clock:
+        return _plain(values)
+    texts = [
+        None if date is pd.NaT else date.isoformat() for date in on_clock(values, clock)
+    ]
+    return np.array(texts, dtype=object).reshape(values.shape).tolist()
 
 
 def _plain(array: np.ndarray) -> Any:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.viz.findings import find_estimate, read_estimate
+from tsfm_lens.viz.findings import EffectEstimate, find_estimate, read_estimate
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import array, find_unit, medians, names, shown
 from tsfm_lens.viz.summary import labelled, summarize
-from tsfm_lens.viz.words import measured, signed
+from tsfm_lens.viz.words import listed, measured, signed
 
 # A response bends if it goes down by more than this share of its way up, or the other
 # way round.
@@ -26,42 +26,46 @@ _IDLE = "removing it changes no forecast beyond rounding, so the model does not 
 def read_use(ds: xr.Dataset) -> list[str]:
     """State the worth, the response and the share of each covariate.
 
-    The covariate that moves the forecast most comes first.
+    The covariate that moves the forecast most comes first; those that could not be
+    measured come last.
     """
     # by the way of leaving it out that moves most; a covariate without a value is last
     size = np.nan_to_num(array(ds, "moved_size", "covariate", "way").max(1))
-    return [
+    texts = [
         _describe(ds, int(position)) for position in np.argsort(-size, kind="stable")
     ]
+    return [*texts, *summarize(ds, "Not measured: {left_out}.")]
 
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     """List worth, response and share of each covariate, medians over series in MASE.
 
-    What was not measured is None.
+    ``worth`` is the rise of the error with its values shuffled, ``worth_removed``
+    without it, which alone says whether it helps. What was not measured is None.
 
     Shares of its parts sum to that of the covariate.
     """
     shuffled, constant = (
         names(ds, "way").index(way) for way in ("shuffled", "constant")
     )
-    worth = None
-    worth_significant = None
-    if "worth" in ds:
-        worth = array(ds, "worth_size", "covariate", "way")[:, shuffled]
-        worth_significant = array(ds, "worth_significant", "covariate", "way")
-        worth_significant = worth_significant[:, shuffled]
-    columns = {
-        "worth": worth,
-        "worth_significant": worth_significant,
+    removed = names(ds, "way").index("removed")
+    columns: dict[str, np.ndarray | None] = {}
+    for name, way in (("worth", shuffled), ("worth_removed", removed)):
+        columns |= {name: None, f"{name}_significant": None}
+        if "worth" in ds:
+            columns[name] = array(ds, "worth_size", "covariate", "way")[:, way]
+            significant = array(ds, "worth_significant", "covariate", "way")
+            columns[f"{name}_significant"] = significant[:, way]
+    share = array(ds, "moved_size", "covariate", "way")[:, constant]
+    columns |= {
         "slope": array(ds, "slope_size", "covariate"),
         "slope_significant": array(ds, "slope_significant", "covariate"),
         "step": medians(array(ds, "step_size", "covariate", "series")),
-        "share": array(ds, "moved_size", "covariate", "way")[:, constant],
+        "share": share,
     }
     for at, part in enumerate(names(ds, "part")):
         shares = [_part_shares(ds, index)[at] for index in range(ds.sizes["covariate"])]
-        columns[f"share of {part}"] = columns["share"] * np.array(shares)
+        columns[f"share of {part}"] = share * np.array(shares)
 
     def plain_value(
         name: str, values: np.ndarray | None, index: int
@@ -98,6 +102,26 @@ def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     if ds.sizes["series"] > 1:
         return (np.ones(1), "MASE")
     return (array(ds, "unit", "series"), find_unit(ds, 0) or "data units")
+
+
+def _describe_tests(worth: EffectEstimate, ways: list[str]) -> str:
+    """Say by which ways of leaving a covariate out its worth is significant.
+
+    A covariate helps if the error rises without it. Shuffled values may raise the
+    error of a model that would do better without the covariate.
+    """
+    tested = [
+        way for way, is_one in zip(ways, worth.significant, strict=True) if is_one
+    ]
+    text = worth.for_others(int(worth.significant.argmax()))
+    if tested and len(tested) < len(ways):
+        text = f"{listed(tested)}: {text}, not the others"
+    signs = np.sign(worth.size[[ways.index("removed"), ways.index("shuffled")]])
+    if signs[0] <= 0 < signs[1]:
+        text += (
+            "; the error is no larger without it, so shuffling does not say it helps"
+        )
+    return text
 
 
 def _steps(ds: xr.Dataset, covariate: int) -> str:
@@ -169,7 +193,7 @@ def _describe(ds: xr.Dataset, index: int) -> str:
             idle=None if acting.any() else _IDLE,
             count=one["moved_acts"].max(),
             known=known.sum(),
-            verdict=worth and worth.for_others(int(worth.significant.argmax())),
+            verdict=worth and _describe_tests(worth, names(ds, "way")),
             way=_direction(ds, index) if slope.acts[index] else None,
             response=slope.told(
                 index, lambda value: f"{signed(value * factor)} {unit}", over=True
@@ -188,7 +212,7 @@ generic_figure(
     "covariate_use",
     "moved",
     "Change of forecasts without each covariate.",
-    table=("moved", "error_without", "worth"),
+    table=("moved", "error_without", "worth", "worth_size", "worth_significant"),
     sentences=read_use,
 )
 generic_figure(

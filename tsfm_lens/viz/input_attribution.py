@@ -260,7 +260,7 @@ def _say_moves(ds: xr.Dataset, effects: np.ndarray, groups: list[list[int]]) -> 
     if not groups:
         return f"No part of the input moves the forecast of {target} beyond the noise."
     first, *others = (
-        (name, *moved(effects[group].sum(0)))
+        (name, *_amount(effects[group].sum(0)))
         for (name, group) in _name_groups(ds, effects)
         if group in groups
     )
@@ -277,6 +277,17 @@ def _say_moves(ds: xr.Dataset, effects: np.ndarray, groups: list[list[int]]) -> 
         for name, size, way in others
     ]
     return f"{'; '.join([text, *rest])}."
+
+
+def _amount(effect: np.ndarray) -> tuple[float, str]:
+    """Return how far an effect (step,) moves the forecast, and which way.
+
+    What goes one way goes so by its mean, anything else by its size at a step.
+    """
+    size, way = moved(effect)
+    if way in VERBS:
+        size = abs(float(effect.mean()))
+    return size, way
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.viz.contributions import direction
+from tsfm_lens.viz.contributions import BOTH_WAYS, direction
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.input_attribution import VERBS, describe_method
 from tsfm_lens.viz.maps import colour_scale
@@ -50,7 +50,8 @@ def item_overview(ds: xr.Dataset) -> pd.DataFrame:
 
     Errors are in multiples of the context's mean absolute seasonal difference; the
     largest comes first. Without a truth the items are sorted by the largest effect. The
-    effect is in data units, its direction "up", "down" or "both ways".
+    effect is in data units, its size and its mean over steps; its direction is "up",
+    "down" or "both ways".
     """
     rows = []
     for index, name in enumerate(ds["series"].values.astype(str)):
@@ -65,11 +66,12 @@ def item_overview(ds: xr.Dataset) -> pd.DataFrame:
                 # with the dates of this item, which may differ from the others'
                 "largest": name_segments(ds.isel(series=[index]))[largest],
                 "effect": float(sizes[largest]) * unit,
+                "mean": mean * unit,
                 "direction": direction(mean, float(sizes[largest])),
                 "unit": find_unit(ds, index),
             }
         rows.append(row)
-    columns = ["series", "error", "largest", "effect", "direction", "unit"]
+    columns = ["series", "error", "largest", "effect", "mean", "direction", "unit"]
     table = pd.DataFrame(rows, columns=columns)
     order = "error" if table["error"].notna().any() else "effect"
     return table.sort_values(order, ascending=False, ignore_index=True)
@@ -84,8 +86,11 @@ def read_items(ds: xr.Dataset) -> list[str]:
         if np.isfinite(row["error"]):
             clauses.append(f"error {num(row['error'])} MASE")
         if isinstance(row["largest"], str):
-            verb = VERBS[row["direction"]]
-            size = measured(row["unit"])(row["effect"])
+            way = row["direction"]
+            verb = VERBS[way]
+            # what goes one way goes so by the mean, not by its size at a step
+            amount = row["effect"] if way == BOTH_WAYS else abs(row["mean"])
+            size = measured(row["unit"])(amount)
             clauses.append(f"{row['largest']} {verb} the forecast most, by {size}")
         if clauses:
             sentences.append(f"{row['series']}: {'; '.join(clauses)}.")

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.clocks import on_clock
 from tsfm_lens.viz.select import (
     array,
     find_unit,
@@ -319,24 +320,26 @@ def fit(
 class Timeline:
     """Steps relative to the start of the forecast, with their dates where known.
 
-    ``stamps`` are the dates of all ``steps``, or None.
+    ``stamps`` are the dates of all ``steps``, or None; ``clock`` is the zone that they
+    are of, "" if unknown.
     """
 
     steps: np.ndarray
     stamps: np.ndarray | None
+    clock: str = ""
 
     @property
     def title(self) -> str:
-        """Title of an axis over this timeline, "" over dates, which need none."""
+        """Title of an axis over this timeline, of dates their clock if any."""
         if self.stamps is not None:
-            return ""
+            return f"time ({self.clock})" if self.clock else ""
         return "time (steps from the start of the forecast)"
 
     @property
     def short_title(self) -> str:
         """Title of a narrow axis; :attr:`remark` says where its steps count from."""
         if self.stamps is not None:
-            return ""
+            return self.clock
         return "step"
 
     @property
@@ -506,6 +509,7 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
     pieces: list[np.ndarray] = []
     stamps: list[np.ndarray] = []
     has_dates = True
+    clock = ""
     for dim, coord in (("time", "context_timestamp"), ("step", "forecast_timestamp")):
         if dim not in ds.dims:
             continue
@@ -516,7 +520,8 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
         labels = ds[coord]
         if "series" in labels.dims:
             labels = labels.isel(series=series or 0)
-        stamps.append(np.asarray(labels.values))
+        clock = str(labels.attrs.get("clock", ""))
+        stamps.append(on_clock(labels.values, clock).tz_localize(None).to_numpy())
     if pieces:
         steps = np.concatenate(pieces)
     else:
@@ -530,4 +535,4 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
     first = int(np.argmax(valid))
     if valid.sum() < 2 or not valid[first:].all():
         return Timeline(steps=steps, stamps=None)
-    return Timeline(steps=steps[first:], stamps=dates[first:])
+    return Timeline(steps=steps[first:], stamps=dates[first:], clock=clock)

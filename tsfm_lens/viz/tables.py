@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.clocks import on_clock
 from tsfm_lens.viz.select import find_unit, names
 
 
@@ -43,9 +44,9 @@ def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
     )
     if "forecast_timestamp" in ds.coords:
         stamps = ds["forecast_timestamp"]
-        table["timestamp"] = (
-            stamps.isel(series=series) if "series" in stamps.dims else stamps
-        ).values
+        if "series" in stamps.dims:
+            stamps = stamps.isel(series=series)
+        table["timestamp"] = on_clock(stamps.values, stamps.attrs.get("clock", ""))
     table["unit"] = find_unit(ds, series)
     return table
 
