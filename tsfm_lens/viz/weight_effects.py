@@ -171,7 +171,11 @@ def _compare(ds: xr.Dataset, before: np.ndarray, after: np.ndarray) -> str:
         verb, agreeing = "lowers", int((changes[known] < 0).sum())
     if count == 1:
         return f"{verb} the error: {texts[0]}"
-    return f"{verb} the error on {agreeing} of {count} series: {listed(texts)}"
+    order_words = "; largest changes" if count > _MAX_SERIES else ""
+    return (
+        f"{verb} the error on {agreeing} of {count} series{order_words}:"
+        f" {listed(texts)}"
+    )
 
 
 @figure(
