@@ -181,6 +181,7 @@ MADE = {
 """Drawing of results that are made in Python, by kind."""
 # renderers of a sweep's tables, by the table
 _TABLES = {
+    "sweep_costs": "costs",
     "sweep_effects": "effects",
     "sweep_curves": "curves",
     "sweep_heads": "heads",

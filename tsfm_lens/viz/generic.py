@@ -635,7 +635,7 @@ def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
             size=6,
             noise=noise,
         )
-    panel.x(_axis_title(ds, along), **_category(along))
+    panel.x(_axis_title(ds, along), **_category(along, len(x)))
     panel.y(drawn.value_title, **settings)
     return canvas.finalize(drawn.title, *drawn.remarks, _name_whiskers(drawn))
 
@@ -665,13 +665,16 @@ def _axis_values(ds: xr.Dataset, dim: str) -> Any:
     return values.astype(float)
 
 
-def _category(dim: str) -> dict[str, Any]:
-    """Return the settings of the horizontal axis of curves along a dimension."""
+def _category(dim: str, count: int) -> dict[str, Any]:
+    """Return the settings of the horizontal axis of curves along a dimension.
+
+    ``count`` is the number of its members, between which no tick should stand.
+    """
     if dim in _DEPTH:
         return {"type": "category", "nticks": 16}
     if dim in _LOGARITHMIC:
         return {"type": "log"}
-    return {"nticks": 10}
+    return {"nticks": min(10, max(count, 2))}
 
 
 def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:

@@ -83,7 +83,8 @@ def read_costs(table: pd.DataFrame) -> list[str]:
                 f" whole interval is below {limit}."
             )
             out += _leading(heads, f"{model}, without one head")
-        finding.append(f"{model}: {'; '.join(clauses[:2])}.")
+        over = f"{rows['units'].max()} {rows['unit'].iloc[0]}"
+        finding.append(f"{model}, median of {over}: {'; '.join(clauses[:2])}.")
         out += [f"{model}: {clause}." for clause in clauses[2:]]
     return [" ".join(finding), *out]
 

@@ -77,7 +77,7 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     return [
         f"{valid['model'].iloc[0]}: {sweep.name_tolerating(free, len(valid))} losing"
         f" all heads at {percent(sweep.find_tolerance(table))} of"
-        f" {valid['judged_by'].iloc[0]}; in the better order {needs}."
+        f" {valid['judged_by'].iloc[0]}, geometric mean; in the better order {needs}."
     ]
 
 
@@ -139,9 +139,10 @@ measurement(
     theme="Sweeps",
     summary="heads that each layer must keep (heads@1pp)",
     description=(
-        "The fewest heads that a layer must keep for the error to rise by less than "
-        "the tolerance (heads@1pp for 1 %). All its other heads are ablated at "
-        "once."
+        "The fewest heads that a layer must keep for the error, a geometric mean over "
+        "datasets, to rise by less than the tolerance (heads@1pp for 1 %). All its "
+        "other heads are ablated at once, in the order of the figure: a head that "
+        "could go alone may stay."
     ),
     source="tsfm-lens, definition 5.2, figures 6 and 11",
     paper=("S3-F11",),

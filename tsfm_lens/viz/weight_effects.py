@@ -171,7 +171,11 @@ def _compare(ds: xr.Dataset, before: np.ndarray, after: np.ndarray) -> str:
         verb, agreeing = "lowers", int((changes[known] < 0).sum())
     if count == 1:
         return f"{verb} the error: {texts[0]}"
-    return f"{verb} the error on {agreeing} of {count} series: {listed(texts)}"
+    order_words = "; largest changes" if count > _MAX_SERIES else ""
+    return (
+        f"{verb} the error on {agreeing} of {count} series{order_words}:"
+        f" {listed(texts)}"
+    )
 
 
 @figure(
@@ -190,6 +194,15 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
 
     Args:
         top: components that have a row; the rest are one step.
+
+    Example:
+        >>> import copy
+        >>> tuned = copy.deepcopy(lens)
+        >>> _ = next(tuned.model.parameters()).data.mul_(1.1)
+        >>> run = lens.run([[1.0, 2.0, 1.0, 2.0]], 2, truth=[[1.5, 2.5]])
+        >>> effects = probes.weight_effects(lens, tuned, run)
+        >>> len(viz.reset_slopes(effects).data)
+        1
     """
     components = names(ds, "component")
     shown = min(top, len(components))
