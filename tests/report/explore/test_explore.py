@@ -93,12 +93,13 @@ def change(view: Explorer, forecast: np.ndarray) -> str:
         three_digits(np.abs(item - truth).mean()) for item in (plain, forecast[later])
     ]
     shift = three_digits(np.abs(forecast[later] - plain).mean())
+    up = int((forecast[later] > plain).sum())
     statistic = "median"
     if token:
         statistic = "expected value"
     return (
-        f"the {statistic} moves by {shift} ppm on average (mean absolute error"
-        f" {errors[0]} → {errors[1]})."
+        f"the {statistic} moves by {shift} ppm on average, up at {up} of {len(plain)}"
+        f" steps (mean absolute error {errors[0]} → {errors[1]})."
     )
 
 
@@ -237,10 +238,8 @@ def test_every_press_shows_its_number(
 
     # a head by itself needs no answer
     linked.press_component(HEADS[0])
-    assert (
-        "Layer 1, cross-attention head 2 of co2: without it"
-        f" {change(view, without(lens, HEADS[0]))}" in linked.words()
-    )
+    assert linked.text("headline").startswith("Layer 1, cross-attention head 2 ")
+    assert f"Without it {change(view, without(lens, HEADS[0]))}" in linked.words()
     assert linked.lines() == ["observed", "truth", "median", "without"]
     python()
     assert view.state["names"][view.chosen] == HEADS[0]
@@ -293,9 +292,10 @@ def test_every_press_shows_its_number(
     python()
     assert (view.marked, view.ablated) == (None, ())
     assert linked.text("set") == "none"
+    assert linked.text("headline").startswith("Layer 0, cross-attention head 0 ")
     assert (
-        "Layer 0, cross-attention head 0 of co2: without it"
-        f" {change(view, without(lens, 'decoder.0.cross_attn.0'))}" in linked.words()
+        f"Without it {change(view, without(lens, 'decoder.0.cross_attn.0'))}"
+        in linked.words()
     )
     # Python's own choices arrive as well
     view.select("1", 2)
