@@ -198,8 +198,10 @@ function linkedView(root, state, ask) {
   }
 
   const left = 52, top = 10;
+  // three panels below one another are lower
+  const panelHeight = () => root.clientWidth < 500 ? 242 : 302;
   function drawContext() {
-    const {context, times, name, unit, spans} = series(), height = 302, floor = 212, strip = floor + 12, tall = 34;
+    const {context, times, name, unit, spans} = series(), height = panelHeight(), floor = height - 90, strip = floor + 12, tall = 34;
     const chosen = series().states[view.head].reading && reading(view.head);
     const said = `${capital(state.labels[view.head])} ${reads(view.head)}`;
     const values = context.filter(value => value !== null);
@@ -327,7 +329,7 @@ function linkedView(root, state, ask) {
   }
 
   function drawForecast() {
-    const own = series(), rest = less(), other = masked(), height = 302, floor = 252;
+    const own = series(), rest = less(), other = masked(), height = panelHeight(), floor = height - 50;
     const words = view.ablated.length ? "the ablated components" : state.labels[view.head];
     for (const name of ["less", "lesskey"]) part(name).textContent = view.ablated.length ? words : "it";
     part("maskedkey").hidden = !other.line;

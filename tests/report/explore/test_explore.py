@@ -210,6 +210,26 @@ def driver(new_browser: Any) -> Iterator[Any]:
 
 
 @pytest.mark.browser
+def test_saved_page_shows_what_a_file_can(
+    view: Explorer, driver: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page made of a notebook, where no widget is drawn, has the view itself."""
+    shown: list[Any] = []
+    monkeypatch.setattr(widget, "display", lambda each, **_: shown.append(each))
+    view._ipython_display_()
+    bundle, still = shown
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    page = tmp_path / "saved.html"
+    page.write_text(f'<!doctype html><meta charset="utf-8">{still.data}')
+    driver.get(page.as_uri())
+    linked = Linked(driver)
+    until(lambda: driver.find_elements("css selector", ".linked"), "nothing is drawn")
+    assert "moves by" in linked.words()
+    assert not linked.part("live").is_displayed()
+    assert driver.get_log("browser") == []
+
+
+@pytest.mark.browser
 def test_every_press_shows_its_number(
     lens: Lens,
     view: Explorer,
