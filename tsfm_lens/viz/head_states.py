@@ -83,6 +83,16 @@ class Cycle:
         """Name all steps of the past at the phase of the one that is forecast."""
         return f"the same {self.phase} of earlier {self.period}s"
 
+    def every(self, times: np.ndarray) -> str:
+        """Name the steps at the phases of a stretch, by its first and last date."""
+        dates = pd.DatetimeIndex(times)
+        if self.phase == "quarter":
+            words = [f"quarter {quarter}" for quarter in dates.quarter]
+        else:
+            formats = {"month": "%B", "weekday": "%A"}
+            words = list(dates.strftime(formats.get(self.phase, "%H:%M")))
+        return f"{' to '.join(dict.fromkeys(words))} of every {self.period}"
+
 
 def find_cycle(time: Timeline) -> Cycle | None:
     """Find the cycle of the calendar that steps of a series divide, by their dates."""
@@ -100,7 +110,7 @@ def find_cycle(time: Timeline) -> Cycle | None:
     if shortest == _DAY:
         return Cycle("weekday", "week", 7)
     if shortest < _DAY and _DAY % shortest == np.timedelta64(0):
-        phase = "hour" if shortest >= _HOUR else "time of day"
+        phase = "hour" if shortest >= _HOUR else "time"
         return Cycle(phase, "day", int(_DAY // shortest))
     return None
 
@@ -139,8 +149,8 @@ class Reading:
         rest: share on other tokens than those of the past.
         others: what those tokens are.
         place: where it is, in dates or in words of the calendar; "" if there are none.
-        earlier: of a lag of whole cycles, such as days, what lies at all such lags.
-        cycle_share: of the attention, at all such lags.
+        earlier: what lies whole cycles, such as days, from there.
+        cycle_share: of the attention, at all such steps.
         even_share: what would be there if every token had the same.
     """
 
@@ -188,8 +198,12 @@ class Reading:
 
     @property
     def recurs(self) -> bool:
-        """True where one lag has less than half of what all its like have."""
-        return 2 * self.share < self.cycle_share
+        """True where one token has less than half of what all its like have.
+
+        These have clearly more than they would have of even attention.
+        """
+        is_above = self.cycle_share >= EVEN * self.even_share
+        return is_above and 2 * self.share < self.cycle_share
 
     def as_plain(self) -> dict[str, Any]:
         """Return it for a page."""
@@ -241,42 +255,47 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
         other_tokens = "tokens of the forecast"
     time = timeline(ds, series)
     found = Reading(form, back, start, stop, share, rest, other_tokens)
-    if form == "place" and time.stamps is not None:
+    if time.stamps is None or not found.reads:
+        return found
+    cycle = find_cycle(time)
+    earlier = ""
+    if form == "place":
         # a first token may begin before the series does
         first = max(start, int(time.steps[0]))
-        dates = write_times(time.at(np.array([first, stop - 1])))
-        return replace(found, place=write_stretch(dates))
-    cycle = find_cycle(time)
-    if form != "lag" or cycle is None:
+        dates = time.at(np.array([first, stop - 1]))
+        place = write_stretch(write_times(dates))
+        origins = np.full(ds.sizes["query"], start)
+        if cycle and stop - start < cycle.length:
+            earlier = cycle.every(dates)
+    else:
+        place = cycle.words(back) if cycle else ""
+        origins = ds["query_start"].values
+        if cycle and place:
+            earlier = cycle.earlier
+    found = replace(found, place=place)
+    if not cycle or not earlier:
         return found
-    place = cycle.words(back)
-    if not place:
-        return found
-    cycle_share, even_share = _share_of_cycle(ds, series, layer, head, cycle)
+    cycle_share, even_share = _share_of_cycle(
+        ds.isel(series=series, layer=layer, head=head), origins, cycle.length
+    )
     return replace(
-        found,
-        place=place,
-        earlier=cycle.earlier,
-        cycle_share=cycle_share,
-        even_share=even_share,
+        found, earlier=earlier, cycle_share=cycle_share, even_share=even_share
     )
 
 
 def _share_of_cycle(
-    ds: xr.Dataset, series: int, layer: int, head: int, cycle: Cycle
+    one: xr.Dataset, origins: np.ndarray, length: int
 ) -> tuple[float, float]:
-    """Sum a head's attention at all lags of whole cycles, as a mean over steps.
+    """Sum the attention at whole cycles from origins (query,), as a mean over steps.
 
     The second number is the sum if the same attention were on every token.
     """
-    weights = array(
-        ds, "attention", "query", "key", series=series, layer=layer, head=head
-    )
-    starts = array(ds, "key_start", "key", series=series)
-    is_covered = array(ds, "key_stop", "key", series=series) > starts
-    distances = ds["query_start"].values[:, None] - starts[is_covered]
-    in_phase = distances % cycle.length == 0
-    rows = ds["step_query"].values
+    weights = array(one, "attention", "query", "key")
+    starts = array(one, "key_start", "key")
+    is_covered = array(one, "key_stop", "key") > starts
+    distances = origins[:, None] - starts[is_covered]
+    in_phase = distances % length == 0
+    rows = one["step_query"].values
     at_phase = (weights[:, is_covered] * in_phase).sum(axis=-1)
     return float(at_phase[rows].mean()), float(in_phase.mean(axis=-1)[rows].mean())
 

@@ -295,7 +295,7 @@ function linkedView(root, state, ask) {
         // one that stands alone in its row is as wide as all heads
         if (row.cells.length === 1) cell.style.gridColumn = `2 / span ${columns}`;
         cell.className = `cell${view.ablated.includes(at) ? " out" : ""}${within ? " within" : ""}`;
-        cell.textContent = small || value === null ? "" : cellText(value, signed);
+        cell.textContent = small || value === null ? "" : within ? "≈ 0" : cellText(value, signed);
         cell.title = `${state.labels[at]}: ${cellTitle(value, signed)}${within ? ", within rounding" : ""}`;
         cell.setAttribute("aria-label", cell.title);
         cell.setAttribute("aria-pressed", String(at === view.head));
@@ -387,8 +387,9 @@ function linkedView(root, state, ask) {
     if (form === "even") return `attends evenly: to no token or distance with more than ${percent(share)}.`;
     if (form === "rest") return `attends mostly to ${others} (${percent(rest)}); of the series most to ${at} (${percent(share)}).`;
     const elsewhere = rest > 0.1 ? `; ${percent(rest)} is on ${others}` : "";
+    const most = form === "place" ? place : at, every = form === "place" ? " for every step" : "";
     if (read.recurs)
-      return `reads ${read.earlier}: ${percent(read.cycle_share)} of its attention (${percent(read.even_share)} if spread evenly), most ${at} (${percent(share)})${elsewhere}.`;
+      return `reads ${read.earlier}${every}: ${percent(read.cycle_share)} of its attention (${percent(read.even_share)} if spread evenly), most ${most} (${percent(share)})${elsewhere}.`;
     const lag = form === "lag" && place ? `, ${stepsBack(read.back)}` : "";
     return `reads ${at}: ${percent(share)} of its attention${lag}${elsewhere}.`;
   }
