@@ -41,7 +41,8 @@ def until_ready(driver: Any) -> None:
 def until_drawn(driver: Any) -> None:
     """Open all that a report folds, and wait until every figure is drawn."""
     until_ready(driver)
-    driver.execute_script("drawAll()")
+    script = "document.querySelectorAll('details').forEach(each => each.open = true)"
+    driver.execute_script(f"{script}; drawAll()")
     script = "return document.documentElement.dataset.whole"
     until(
         lambda: driver.execute_script(script) is not None,
@@ -118,7 +119,9 @@ class Linked:
         return str(self.part(name).text)
 
     def words(self) -> str:
-        return self.text("words")
+        """All that is said: the headline, below it, and below the panels."""
+        texts = [self.text(name) for name in ("headline", "words", "more")]
+        return " ".join(text for text in texts if text)
 
     def lines(self) -> list[str]:
         """What the lines of the forecast are, in order."""
@@ -155,8 +158,11 @@ class Linked:
         box = self.driver.execute_script(
             "return arguments[0].getBoundingClientRect()", svg
         )
-        left = box["left"] + 52
-        width = box["width"] - 58
+        left, width = self.driver.execute_script(
+            "const box = arguments[0].querySelector('.frame').getBoundingClientRect();"
+            "return [box.left, box.width]",
+            svg,
+        )
         actions = ActionChains(self.driver, duration=30)
         pointer = actions.w3c_actions.pointer_action
         pointer.move_to_location(

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -105,6 +106,22 @@ def series() -> Any:
     return as_series(values, freq="h", start="2024-01-01")
 
 
+def dates(start: int, stop: int) -> str:
+    """Hours from a step before the forecast to another, without blanks."""
+    hours = pd.date_range("2024-01-01", periods=CONTEXT, freq="h")[start:][
+        : stop - start
+    ]
+    first, last = (f"{hours[at]:%Y-%m-%d %H:%M}" for at in (0, -1))
+    if first == last:
+        text = first
+    elif hours[0].date() == hours[-1].date():
+        text = f"{first} to {last[-5:]}"
+    else:
+        text = f"{first} to {last}"
+    midnights = all(hour.hour == 0 for hour in hours[[0, -1]])
+    return (text.replace(" 00:00", "") if midnights else text).replace(" ", "")
+
+
 @contextmanager
 def with_planted_heads(lens: Lens) -> Iterator[Run]:
     name = next(
@@ -146,8 +163,7 @@ def test_copying_head_is_described_with_lag(patch: int, tmp_path: Path) -> None:
     assert spread["form"] == "even"
     # the card, whose heads are all
     assert "head0:64stepsback97%" in page.text
-    steps = "steps" if patch > 1 else "step"
-    assert f"head1:{patch}{steps}beforetheforecast97%" in page.text
+    assert f"head1:{dates(-patch, 0)}97%" in page.text
     assert "head2:REG100%" in page.text
     assert "head3:evenly" in page.text
     # the strip has a row for each query, with all of its attention on the one token
@@ -171,7 +187,7 @@ def test_one_query_for_all_steps_works(patch: int, tmp_path: Path) -> None:
     assert (copying["form"], copying["back"], copying["start"]) == ("place", LAG, -LAG)
     assert copying["share"] == pytest.approx(0.97)
     assert (staying["start"], staying["share"]) == (-patch, pytest.approx(0.97))
-    assert "head0:64stepsbeforetheforecast97%" in page.text
+    assert f"head0:{dates(-LAG, patch - LAG)}97%" in page.text
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,14 @@ def test_map_agrees_with_chapter_numbers(name: str, tmp_path: Path) -> None:
         )
         # what is drawn is what is measured, and the error beside it that of the same
         # forecast
-        drawn = np.array([entry["line"] for entry in series["states"]])[:, later]
         plain = np.array(series["line"])[later]
+        shifts = np.array([entry["shift"] for entry in series["states"]])[:, later]
+        drawn = plain + shifts
+        np.testing.assert_allclose(np.abs(shifts).mean(-1), shift, rtol=1e-3)
+        baseline = single["baseline_forecast"].isel(series=position).values
+        above = single["forecast"].isel(series=position).values > baseline
+        ups = [entry["up"] for entry in series["states"]]
+        assert ups == above[:, later].sum(-1).tolist()
         floor = float(single["mean_shift_floor"][position])
         assert series["floor"] == pytest.approx(floor, rel=DIGITS)
         np.testing.assert_allclose(
@@ -82,7 +88,7 @@ def test_map_agrees_with_chapter_numbers(name: str, tmp_path: Path) -> None:
     ]
     for position, item in enumerate(ids):
         strongest = int(single["mean_shift"].isel(series=position).argmax())
-        assert cards[item]["big"] == state["names"][strongest]
+        assert cards[item]["big"] == state["labels"][strongest]
         reported = re.search(
             rf"Without (\S+) the [\w ]+ forecast of {item} moves by ([\d.]+)", text
         )
@@ -99,7 +105,7 @@ def test_input_reading_follows_strongest_head() -> None:
     one = card["cards"]["a"]
     # head 2 of layer 1, then 1 and 0; head 2 of layer 0; heads 1 and 0, which does
     # nothing, are not among the four
-    assert one["big"] == "3 steps before the forecast"
+    assert one["big"] == "2001-01-22"
     assert [label.split(":")[0] for label, *_ in one["bars"]] == [
         f"layer {at}" for at in ("1, head 2", "1, head 1", "1, head 0", "0, head 2")
     ]

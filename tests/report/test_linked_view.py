@@ -4,6 +4,8 @@ dark and light.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
@@ -35,7 +37,7 @@ def page(tmp_path_factory):
         results,
         tmp_path_factory.mktemp("linked"),
         title="T",
-        provenance={"model": "toy"},
+        provenance={"model": "toy", "data": "a.csv"},
     )
 
 
@@ -59,7 +61,11 @@ def part(driver, name):
 
 
 def summary_text(driver) -> str:
-    return part(driver, "words").text
+    return Linked(driver).words()
+
+
+def headline(driver) -> str:
+    return part(driver, "headline").text
 
 
 def visible(driver) -> str:
@@ -72,9 +78,12 @@ def test_tabs_switch_view_and_card_numbers(screen):
         screen.find_element("css selector", ".facts").text
         == "toy · 2 layers × 3 heads · 3 series · 5 steps"
     )
-    assert summary_text(screen).startswith(
-        "Layer 1, head 2 of a: without it the expected value moves by 12 m on average"
+    # the strongest head of those that read a part of the series
+    assert headline(screen).startswith(
+        "Layer 1, head 2 reads 2001-01-22 for every step"
     )
+    moved = "Without it the expected value moves by {} m on average, up at 5 of 5 steps"
+    assert moved.format(12) in summary_text(screen)
     # the median is 1 above the truth; of the last season 8, 9, 8, 9, 8 the truth 10 to
     # 14 is 3.6 away
     assert "this forecast\n1\n" in visible(screen)
@@ -87,9 +96,10 @@ def test_tabs_switch_view_and_card_numbers(screen):
     )
     ActionChains(screen).send_keys("\ue014").perform()
     until(lambda: second.is_selected(), "the second tab is not selected")
-    assert summary_text(screen).startswith(
-        "Layer 1, head 2 of b: without it the expected value moves by 24 m on average"
+    assert headline(screen).startswith(
+        "Layer 1, head 2 reads 2001-01-21 for every step"
     )
+    assert moved.format(24) in summary_text(screen)
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
 
 
@@ -115,8 +125,9 @@ def test_chapters_follow_tab_or_name_content(screen):
             "document.querySelectorAll('.tabs input')[arguments[0]].click()", position
         )
         chapters = screen.execute_script(SEEN)
-        assert len(chapters) == len(DEFAULT)
-        for kind, chapter in zip(DEFAULT, chapters, strict=True):
+        # the linked view is the chapter of the states of heads, the last one
+        assert len(chapters) == len(DEFAULT) - 1
+        for kind, chapter in zip(DEFAULT[:-1], chapters, strict=True):
             displayed = {*chapter["figures"], *chapter["folded"]}
             assert displayed, kind
             assert displayed <= {"", name}, kind
@@ -132,7 +143,6 @@ def test_chapters_follow_tab_or_name_content(screen):
                 "lens",
                 "attribution",
                 "ablation_effects",
-                "head_states",
             ):
                 assert name in displayed, kind
     # a figure that was drawn under another tab is as wide as its place
@@ -144,6 +154,71 @@ def test_chapters_follow_tab_or_name_content(screen):
     until(lambda: screen.execute_script(script), "a figure is not as wide as its place")
 
 
+def cells(driver) -> list[str]:
+    return [cell.text for cell in driver.find_elements("css selector", ".cell")]
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by WCAG of a colour as a browser computes it."""
+    channels = np.array([float(each) for each in re.findall(r"[\d.]+", colour)[:3]])
+    if colour.startswith("rgb"):
+        channels /= 255
+    low = channels / 12.92
+    high = ((channels + 0.055) / 1.055) ** 2.4
+    return float(np.where(channels <= 0.04045, low, high) @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_cell_can_be_read(screen, theme):
+    """The text of every cell has a contrast of 4.5, in both themes, at every share."""
+    screen.execute_script(f"document.documentElement.dataset.theme = '{theme}'")
+    script = """return Array.from(document.querySelectorAll(".cell")).flatMap(cell =>
+      [0, 25, 50, 75, 100].map(share => {
+        cell.style.setProperty("--share", `${share}%`);
+        const style = getComputedStyle(cell);
+        return [style.color, style.backgroundColor];
+      }));"""
+    pairs = screen.execute_script(script)
+    Linked(screen).drag(20.5, 23.5, 24)
+    pairs += screen.execute_script(script)
+    assert len(pairs) == 2 * 8 * 5
+    for text, ground in pairs:
+        light, dark = sorted([luminance(text), luminance(ground)], reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
+
+
+def test_numbers_stand_in_a_table(screen):
+    """A button opens the numbers of the panels as tables."""
+    Linked(screen).press("numbers")
+    steps, components = screen.find_elements("css selector", ".linked table")
+    rows = [row.text for row in components.find_elements("css selector", "tr")]
+    assert rows[2].startswith("layer 0, head 1 1 1 reads 2001-01-23 for every step, 2")
+    last = steps.find_elements("css selector", "tr")[-1].text
+    # the truth is 10 to 14, and without head 2 of layer 1 the forecast is 12 higher
+    assert last == "2001-01-29 14 14 13 15 26"
+    image = part(screen, "context").find_element("css selector", "svg")
+    assert "Layer 1, head 2 reads 2001-01-22" in image.get_attribute("aria-label")
+
+
+def test_printing_leaves_page_as_it_was(screen):
+    """Printing is light, and afterwards the theme and what is folded are as before."""
+    state = """const page = document.documentElement;
+    const open = document.querySelectorAll("details[open]").length;
+    return [page.dataset.theme || "", open];"""
+    send = "window.dispatchEvent(new Event(arguments[0]))"
+    for theme in ("", "dark"):
+        screen.execute_script(
+            "const data = document.documentElement.dataset; delete data.theme;"
+            "if (arguments[0]) data.theme = arguments[0];",
+            theme,
+        )
+        screen.execute_script(send, "beforeprint")
+        # where the numbers come from is printed once
+        assert screen.execute_script(state) == ["light", 1]
+        screen.execute_script(send, "afterprint")
+        assert screen.execute_script(state) == [theme, 0]
+
+
 def test_clicked_head_shows_name_and_effect(screen):
     press(
         screen,
@@ -152,29 +227,26 @@ def test_clicked_head_shows_name_and_effect(screen):
         ),
     )
     assert part(screen, "head").text == "layer 0, head 1"
-    assert summary_text(screen).startswith(
-        "Layer 0, head 1 of a: without it the expected value moves by 1 m on average"
+    assert headline(screen).startswith("Layer 0, head 1 reads 2001-01-23 for every")
+    assert "Without it the expected value moves by 1 m on average" in summary_text(
+        screen
     )
     # the median is off by 1 with the head and by 2 without it
     assert "(mean absolute error 0 → 1)" in summary_text(screen)
     # the same place for every step
-    assert (
-        "at 2001-01-23, 2 steps before the forecast (75 %; 25 % is on other tokens)"
-        in summary_text(screen)
+    assert "2 steps before the forecast: 75 % of its attention; 25 % is" in headline(
+        screen
     )
     # and which components it is behind of
     assert (
-        "It is number 7 of 8; decoder.1.cross_attn.2 moves it most (12 m)"
+        "It is number 7 of 8; layer 1, head 2 moves the forecast most (12 m)."
         in summary_text(screen)
     )
     # arrows move through the rows in order of computation, whose MLPs stand alone
     ActionChains(screen).send_keys("\ue015").perform()
     assert part(screen, "head").text == "layer 0, MLP"
-    assert (
-        "without it the expected value moves by 5 m on average (mean absolute error 0"
-        " → 5)" in summary_text(screen)
-    )
-    assert "read, and this is none of them" in summary_text(screen)
+    assert "moves by 5 m on average, up at 5 of 5 steps (mean" in summary_text(screen)
+    assert headline(screen).startswith("Layer 0, MLP reads no other token")
     ActionChains(screen).send_keys("\ue015").perform()
     assert part(screen, "head").text == "layer 1, head 0"
 
@@ -187,33 +259,39 @@ def test_each_step_shows_its_attention(screen):
             "css selector", "[data-component='decoder.1.cross_attn.0']"
         ),
     )
-    assert (
-        "Over all steps it looks most 7 steps back (75 %; 25 % is on other tokens)"
-        in summary_text(screen)
+    weekly = "reads the same weekday of the week before: 75 % of its attention, 7 steps"
+    assert weekly in headline(screen)
+    slider = part(screen, "step")
+    slider.send_keys("\ue014" * 3)
+    assert headline(screen).startswith(
+        "For 2001-01-27, layer 1, head 0 reads 2001-01-20, 7 steps back: 75 %"
     )
-    part(screen, "step").send_keys("\ue014" * 3)
-    assert (
-        "For step 3, 2001-01-27, it looks most at 2001-01-20, 7 steps back (75 %;"
-        in summary_text(screen)
-    )
+    assert slider.get_attribute("aria-valuetext") == "2001-01-27"
+    # the map, too, is of the step
+    assert "of 2001-01-27 is 10 m higher: 22 instead of 12" in summary_text(screen)
+    assert cells(screen) == ["≈ 0", "+1", "+2", "+5", "+10", "+11", "+12", "+10"]
     ActionChains(screen).send_keys("\ue00c").perform()
-    assert "Over all steps" in summary_text(screen)
+    assert weekly in headline(screen)
+    assert cells(screen) == ["≈ 0", "1", "2", "5", "10", "11", "12", "10"]
 
 
 def test_brush_gives_share_of_every_head(screen):
     # the last two of 24 steps
     Linked(screen).drag(22.5, 23.5, 24)
     until(lambda: "brushed" in summary_text(screen), lambda: summary_text(screen))
-    cells = [cell.text for cell in screen.find_elements("css selector", ".cell")]
     # heads look 1, 2 and 3 steps before the forecast, head 0 of layer 1 at the seven
     # steps further back
-    assert cells == ["75 %", "75 %", "0 %", "", "0 %", "75 %", "0 %", ""]
+    assert cells(screen) == ["75 %", "75 %", "0 %", "", "0 %", "75 %", "0 %", ""]
     assert (
-        "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to"
-        " 2001-01-24)" in summary_text(screen)
+        "Layer 1, head 2 gives 0 % of its attention to the brushed 2 steps (2001-01-23"
+        " to 2001-01-24)" in summary_text(screen)
     )
+    assert "Attention" in part(screen, "maptitle").text
+    assert "share" in part(screen, "scale").text
     assert "layer 0, head 0 gives most: 75 %" in summary_text(screen)
-    # nobody is here to forecast anew
+    # nobody is here to forecast anew, and a command says who can
+    assert "tsfm-lens serve toy --data a.csv" in summary_text(screen)
+    assert screen.execute_script("return String(getSelection())") == ""
     assert not part(screen, "live").is_displayed()
     assert Linked(screen).lines() == ["observed", "truth", "median", "without"]
     press(screen, part(screen, "clear"))
@@ -270,12 +348,14 @@ def test_cards_show_what_is_available():
     assert make_cards({"gain": every["gain"]}, {}) == []
     (card,) = make_cards({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})
     assert "the truth is not known yet" in card["cards"]["a"]["note"]
-    lens = every["lens"]
-    for sign, text in ((1, "mostly in layer 1"), (-1, "not told by entropy")):
-        (card,) = make_cards(
-            {"lens": lens.assign(entropy=7 + sign * lens["entropy"])}, {"lens": "s1"}
-        )
-        assert card["cards"]["a"]["big"] == text
+    # the median is 8, 2 and 0 too high
+    (card,) = make_cards({"lens": every["patches"]}, {"lens": "s1"})
+    assert card["cards"]["a"]["big"] == "mostly in layer 0"
+    assert "from 8 m to 2 m" in card["cards"]["a"]["note"]
+    # without a truth the last layer would be its own measure
+    assert (
+        make_cards({"lens": every["patches"].drop_vars("truth")}, {"lens": "s"}) == []
+    )
 
 
 def test_the_reading_names_the_planted_head():

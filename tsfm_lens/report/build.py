@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
@@ -149,7 +150,15 @@ def render_page(
     anchors = {
         name: section["anchor"] for name, section in zip(results, sections, strict=True)
     }
-    screen = _first_screen(results, anchors)
+    linked = _find_linked(results)
+    behind = None
+    if linked:
+        # the linked view is its chapter
+        behind = next(each for each in sections if each["anchor"] == anchors[linked])
+        sections.remove(behind)
+        anchors[linked] = "linked"
+    screen = _first_screen(results, anchors, linked, provenance)
+    _name_subjects_once(sections, title)
     _drop_excess(sections, LIMIT - len(script) - len(screen["state"]) - _REST)
     for section in sections:
         _sort_figures(section, screen["series"])
@@ -166,6 +175,7 @@ def render_page(
         title=title,
         sections=sections,
         screen=screen,
+        behind=behind,
         significance=_extract_common(sections),
         notes=[_typeset(note) for note in notes],
         provenance=dict(provenance),
@@ -175,20 +185,36 @@ def render_page(
     return page.encode()
 
 
+def _find_linked(results: Mapping[str, Any]) -> str:
+    """Return the name of the result that the linked view shows; "" if there is none."""
+    for name, ds in results.items():
+        # the results of a sweep are tables
+        is_labelled = isinstance(ds, xr.Dataset)
+        if is_labelled and ds.attrs.get("kind") == "head_states" and "attention" in ds:
+            return name
+    return ""
+
+
+def _name_subjects_once(sections: list[Section], title: str) -> None:
+    """Remove the subject of a chapter where it is that of what stands above."""
+    subject = title
+    for section in sections:
+        if section["subject"] == subject:
+            section["subject"] = ""
+        else:
+            subject = section["subject"]
+
+
 def _first_screen(
-    results: Mapping[str, Any], anchors: Mapping[str, str]
+    results: Mapping[str, Any],
+    anchors: Mapping[str, str],
+    linked_name: str,
+    provenance: Mapping[str, str],
 ) -> dict[str, Any]:
     """Collect the page's top: facts, series, the linked view's state, and cards."""
     # the results of a sweep are tables
     datasets = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
-    linked = next(
-        (
-            ds
-            for ds in datasets
-            if ds.attrs.get("kind") == "head_states" and "attention" in ds
-        ),
-        None,
-    )
+    linked = results.get(linked_name)
     # cards are made only if no result is a table; a row of them has a card per series
     card_rows = make_cards(results, anchors) if len(datasets) == len(results) else []
     series = list(dict.fromkeys(name for row in card_rows for name in row["cards"]))
@@ -205,7 +231,7 @@ def _first_screen(
     ids: list[str] = []
     packed_state = ""
     if linked is not None:
-        state = linked_state(linked)
+        state = linked_state(linked, command=_find_command(provenance))
         # the linked view may be of fewer series than there are cards
         ids = [line["name"] for line in state["series"]]
         if omitted := [name for name in series if name not in ids]:
@@ -220,6 +246,16 @@ def _first_screen(
         "state": packed_state,
         "cards": card_rows,
     }
+
+
+def _find_command(provenance: Mapping[str, str]) -> str:
+    """Return the command that opens the linked view with the model behind it."""
+    model = provenance.get("model", "")
+    data = provenance.get("data", "")
+    if not model or not data or " " in data:
+        # data of several files, or given in Python
+        return "run.explore() in a notebook"
+    return f"tsfm-lens serve {model} --data {data}"
 
 
 def _extract_common(sections: list[Section]) -> list[str]:
@@ -328,6 +364,10 @@ def _sort_figures(section: Section, series: Sequence[str]) -> None:
         if bool(figure["series"]) == bool(first_series):
             leading.setdefault(figure["series"], figure)
     section["leading"] = list(leading.values())
+    # titles of figures that say more than the heading stand in its place
+    section["titled"] = bool(leading) and all(
+        figure["title"].startswith(section["heading"]) for figure in leading.values()
+    )
     anchors = {figure["anchor"] for figure in leading.values()}
     folded: dict[str, list[Any]] = {}
     for figure in figures:
@@ -363,12 +403,48 @@ def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
         "series": panel.series,
         "title": meta["title"],
         "subtitle": meta["subtitle"],
-        "spec": packed(bare.to_json()),
+        "spec": packed(_shorten(bare.to_json())),
         "height": int(bare.layout.height or _HEIGHT),
         "min_width": int(meta["min_width"]),
         "sentences": [_typeset(text) for text in panel.sentences],
         "table": download(table, f"{file}.csv"),
     }
+
+
+def _shorten(spec: str) -> str:
+    """Round the arrays of a figure, as JSON, to five significant digits.
+
+    That is more than any figure writes, and half as long once it is compressed.
+    """
+
+    def shorter(value: Any) -> Any:
+        if isinstance(value, list):
+            return [shorter(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if value.get("dtype") not in ("f4", "f8"):
+            return {key: shorter(each) for key, each in value.items()}
+        array = np.frombuffer(base64.b64decode(value["bdata"]), value["dtype"])
+        rounded = _round(array)
+        content = base64.b64encode(rounded.tobytes()).decode()
+        return value | {"dtype": rounded.dtype.str[1:], "bdata": content}
+
+    return json.dumps(shorter(json.loads(spec)), separators=(",", ":"))
+
+
+def _round(values: np.ndarray) -> np.ndarray:
+    """Round to 16 binary digits in single precision, if the shape of a curve stays."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return values
+    mantissas, exponents = np.frexp(values)
+    with np.errstate(over="ignore"):
+        rounded = np.ldexp(np.rint(mantissas * 2**16) / 2**16, exponents).astype("f4")
+    errors = np.abs(rounded.astype(float) - values)[np.isfinite(values)]
+    # a curve that varies little around a high level needs all its digits
+    if errors.max() > 1e-4 * np.ptp(finite):
+        return values
+    return rounded
 
 
 def download(table: pd.DataFrame, name: str) -> dict[str, str]:

@@ -18,7 +18,12 @@ from tsfm_lens.core.verdict import verdict
 from tsfm_lens.viz.contributions import ARROWS, BOTH_WAYS
 from tsfm_lens.viz.findings import WORTH_A_WORD, find_estimate
 from tsfm_lens.viz.forecast import naive_forecast
-from tsfm_lens.viz.head_states import describe_attention, effects_of_heads, head_name
+from tsfm_lens.viz.head_states import (
+    component_name,
+    describe_attention,
+    effects_of_heads,
+    head_name,
+)
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
 from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.select import (
@@ -141,43 +146,44 @@ def _widest_band(ds: xr.Dataset, series: int) -> tuple[np.ndarray, np.ndarray, s
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
-    """Follow the entropy of the logit lens's forecast over layers.
+    """Follow the error of the forecast that is read after each layer.
 
-    A forecast without an entropy is followed by its distance from the final one.
+    Without a truth there is no such card: what each layer adds then has no measure but
+    the last layer itself.
     """
     # a flat series has no forecast that forms, only rounding
-    if flat_series(ds)[series]:
+    if flat_series(ds)[series] or not {"truth", "quantile_forecast"} <= set(ds):
         return {}
     layers = [layer_name(label) for label in names(ds, "layer")]
-    if "entropy" in ds:
-        values = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1)
-        quantity = "entropy"
-        unit = "nats"
-    else:
-        middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
-        medians = array(
-            ds, "quantile_forecast", "layer", "step", series=series, quantile=middle
-        )
-        # the last layer gives the final forecast, so this falls to 0
-        values = np.abs(medians - medians[-1]).mean(axis=-1)
-        quantity = "distance from the final forecast"
-        unit = find_unit(ds, series) or "data units"
-    if len(values) < 2:
-        return {}
-    # a difference is that of a layer from the one before it
-    steepest = layers[int(np.argmin(np.diff(values))) + 1]
-    big = f"not told by {quantity}"
-    meaning = "it ends no lower than in the embedding, so it names no layer"
-    if values[-1] < values[0]:
-        big = f"mostly in {steepest}"
-        meaning = "it falls most there"
-    note = (
-        f"{quantity} of the lens forecast after each layer, mean over steps; {meaning}"
+    middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
+    medians = array(
+        ds, "quantile_forecast", "layer", "step", series=series, quantile=middle
     )
+    truth = array(ds, "truth", "step", series=series)
+    # a token decoder's first step reads no value
+    first = int(ds.attrs.get("first_step", 0))
+    gaps = np.abs(medians - truth)[:, first:]
+    finite = np.isfinite(truth)[first:]
+    if len(layers) < 2 or not finite.any():
+        return {}
+    errors = gaps[:, finite].mean(axis=-1)
+    write = measured(find_unit(ds, series))
+    # a difference is that of a layer from the one before it
+    changes = np.diff(errors)
+    best = int(np.argmin(changes))
+    big = "in no layer"
+    meaning = "no layer lowers it"
+    if changes[best] < 0:
+        big = f"mostly in {layers[best + 1]}"
+        meaning = (
+            f"{layers[best + 1]} lowers it most, from {write(errors[best])} to"
+            f" {write(errors[best + 1])}"
+        )
+    note = f"mean absolute error of the median that is read after each layer; {meaning}"
     points = [
         # a curve that is 0 everywhere stays so
-        (label, measured(unit)(value), value / (values.max() or 1.0))
-        for label, value in zip(layers, values.tolist(), strict=True)
+        (label, write(error), error / (errors.max() or 1.0))
+        for label, error in zip(layers, errors.tolist(), strict=True)
     ]
     return {"big": big, "note": note, "line": points}
 
@@ -191,10 +197,9 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
         return {}
     # a whole layer holds several of the others, and would lead them
     parts = [index for index, kind in enumerate(ds["kind"].values) if kind != "layer"]
-    labels = names(ds, "component")
     effect = find_estimate(ds, "mean_shift", "component")
     values = array(ds, "mean_shift", "component", series=series)
-    unit = find_unit(ds, series) or "data units"
+    unit = find_unit(ds, series)
     order = sorted(parts, key=lambda index: -values[index])[:_MAX_BARS]
     # so written that NaN makes no card either
     if not order or not values[order[0]] > 0:
@@ -210,6 +215,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
             suffix += " ◆"
         return suffix
 
+    labels = {index: component_name(ds, index) for index in order}
     bars = _bars([(labels[index] + mark(index), values[index]) for index in order])
     marks = {
         " ★": "★ significant over series",
@@ -220,7 +226,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     ]
     tested = "; ".join(legend) or "none is significant over series"
     note = (
-        f"size: mean change of the forecast without it ({unit});"
+        f"size: mean change of the forecast without it{unit and f' ({unit})'};"
         f" {tested}{_describe_improvement(ds, series, order[0])}"
     )
     return {"big": labels[order[0]], "note": note, "bars": bars}
@@ -241,15 +247,16 @@ def _describe_improvement(ds: xr.Dataset, series: int, index: int) -> str:
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
-    """Say where the heads with the largest effects attend most.
+    """Say where the heads with the largest effects attend most, largest first.
 
-    The head with the largest effect comes first.
+    The headline is of the first that reads a part of the series.
     """
     effects = effects_of_heads(ds, "mean_shift").isel(series=series)
     effect = effects.transpose("layer", "head").values
     noise_floor = float(ds["mean_shift_floor"].values[series])
     bars = []
     targets = []
+    without = []
     # stable: of equal effects the one that comes first in the model
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
         layer, head = (int(index) for index in np.unravel_index(flat, effect.shape))
@@ -257,16 +264,20 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         if effect[layer, head] <= noise_floor:
             break
         reading = describe_attention(ds, series, layer, head)
-        targets.append(reading.words)
+        if reading.reads:
+            targets.append(reading.words)
+        else:
+            without.append(reading.words)
         bars.append((f"{head_name(ds, layer, head)}: {reading.words}", reading.most))
     if not bars:
         return {}
     note = (
-        "the heads with the largest effects, largest first; where each looks most, and"
-        " its attention there"
+        "heads of the largest effects, largest first; where each attends most, and its"
+        " attention there"
     )
     return {
-        "big": targets[0],
+        # a head that reads the series says more than one on other tokens
+        "big": [*targets, *without][0],
         "note": f"{note} (mean over steps)",
         "bars": _bars(bars, percent),
     }
@@ -381,7 +392,7 @@ _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
     ("How much each covariate moves the forecast", "covariate_use", _shuffling),
     ("Accuracy", "forecast", _accuracy),
     ("Uncertainty", "forecast", _uncertainty),
-    ("Where it forms", "logit_lens", _forming),
+    ("Where the error falls", "logit_lens", _forming),
     ("What it needs", "ablation_effects", _needs),
     ("What it reads", "head_states", _reads),
 )

@@ -43,10 +43,10 @@ function fail(error) {
 }
 
 // tabs of series: the linked view, the cards and the chapters follow
-let follow = () => {};
+let linked = {show() {}, fit() {}};
 function choose(name) {
   for (const place of document.querySelectorAll("[data-series]")) place.hidden = place.dataset.series !== name;
-  follow(name);
+  linked.show(name);
   // what was drawn while it was hidden had no width
   if (window.Plotly)
     for (const plot of plots) if (plot.dataset.drawn && plot.offsetWidth) Plotly.Plots.resize(plot);
@@ -73,9 +73,8 @@ document.addEventListener("click", async event => {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 });
 
-async function drawAll() {
-  for (const details of document.querySelectorAll("details")) details.open = true;
-  for (const plot of plots) await show(plot);
+async function drawAll(wanted = plots) {
+  for (const plot of wanted) await show(plot);
   document.documentElement.dataset.whole = String(plots.length);
 }
 const redraw = () => plots.filter(plot => plot.dataset.drawn).forEach(plot => render(plot));
@@ -84,27 +83,46 @@ document.getElementById("theme").addEventListener("click", () => {
   redraw();
 });
 system.addEventListener("change", redraw);
-document.getElementById("print").addEventListener("click", async () => {
-  await drawAll();
+// a browser does not wait for what it prints, so figures are drawn before it is asked to
+async function printPage() {
+  await drawAll(plots.filter(plot => plot.offsetWidth)).catch(fail);
   window.print();
+}
+document.getElementById("print").addEventListener("click", printPage);
+document.addEventListener("keydown", event => {
+  if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "p") return;
+  event.preventDefault();
+  printPage();
 });
+const origin = document.querySelector("#provenance details");
+let before;
 window.addEventListener("beforeprint", () => {
+  before ||= {theme: document.documentElement.dataset.theme, open: origin.open};
   document.documentElement.dataset.theme = "light";
-  for (const details of document.querySelectorAll("details")) details.open = true;
-  // the page is laid out for paper only after this, so the width of A4 between its margins, in pixels, is given
+  origin.open = true;
+  // the page is laid out for paper only after this, so the width of A4 between its margins is given, in pixels
   fit(688);
 });
-window.addEventListener("afterprint", () => fit(0));
+window.addEventListener("afterprint", () => {
+  const {theme, open} = before || {};
+  before = undefined;
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  origin.open = open;
+  fit(0);
+});
 function fit(width) {
+  // the view is printed at 0.8 of its size
+  linked.fit(width / 0.8);
   if (!window.Plotly) return;
-  for (const plot of plots.filter(each => specs.has(each))) {
+  for (const plot of plots.filter(each => specs.has(each) && each.offsetWidth)) {
     render(plot, width);
     if (!width) Plotly.Plots.resize(plot);
   }
 }
 (async () => {
   const place = document.getElementById("linked");
-  if (place) follow = linkedView(place, JSON.parse(await packed("linked-state"))).show;
+  if (place) linked = linkedView(place, JSON.parse(await packed("linked-state")));
   tabs();
   document.documentElement.dataset.ready = "1";
   const watch = new IntersectionObserver(entries => {
@@ -115,8 +133,9 @@ function fit(width) {
   }, {rootMargin: "400px"});
   plots.forEach(plot => watch.observe(plot));
   // what is printed before it was seen is drawn then, at once
-  await plotly();
-  for (const plot of plots) {
+  const [open, folded] = [true, false].map(wanted => plots.filter(plot => Boolean(plot.offsetWidth) === wanted));
+  await Promise.all([plotly(), ...open.map(fetched)]);
+  for (const plot of folded) {
     await fetched(plot);
     await new Promise(resolve => setTimeout(resolve));
   }

@@ -8,7 +8,7 @@ and :func:`read_explore` are over all heads of a result. The page that links the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,9 @@ from tsfm_lens.core.registry import FigurePanel, panels
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.findings import describe_flat
 from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.panels import Timeline, timeline
 from tsfm_lens.viz.select import (
+    array,
     find_unit,
     kind_word,
     names,
@@ -45,10 +47,96 @@ MOSTLY = 0.5
 EVEN = 2.0
 """Largest share of even attention, in shares of the same weight on every token."""
 
+_HOUR = np.timedelta64(1, "h")
+_DAY = np.timedelta64(1, "D")
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A day, week or year in steps of a series.
+
+    Attributes:
+        phase: what a step is of it, such as "hour".
+        period: "day", "week" or "year".
+        length: its steps.
+    """
+
+    phase: str
+    period: str
+    length: int
+
+    def words(self, lag: int) -> str:
+        """Say where so many steps back is; "" if it is at another phase."""
+        count, remainder = divmod(lag, self.length)
+        if remainder or count < 1:
+            return ""
+        period = self.period
+        if period == "day" and count % 7 == 0:
+            period = "week"
+            count //= 7
+        if count == 1:
+            return f"the same {self.phase} of the {period} before"
+        return f"the same {self.phase} {count} {period}s before"
+
+    @property
+    def earlier(self) -> str:
+        """Name all steps of the past at the phase of the one that is forecast."""
+        return f"the same {self.phase} of earlier {self.period}s"
+
+    def every(self, times: np.ndarray) -> str:
+        """Name the steps at the phases of a stretch, by its first and last date."""
+        dates = pd.DatetimeIndex(times)
+        if self.phase == "quarter":
+            words = [f"quarter {quarter}" for quarter in dates.quarter]
+        else:
+            formats = {"month": "%B", "weekday": "%A"}
+            words = list(dates.strftime(formats.get(self.phase, "%H:%M")))
+        return f"{' to '.join(dict.fromkeys(words))} of every {self.period}"
+
+
+def find_cycle(time: Timeline) -> Cycle | None:
+    """Find the cycle of the calendar that steps of a series divide, by their dates."""
+    if time.stamps is None:
+        return None
+    spaces = np.diff(time.stamps)
+    shortest = spaces.min()
+    longest = spaces.max()
+    if shortest >= 28 * _DAY and longest <= 31 * _DAY:
+        return Cycle("month", "year", 12)
+    if shortest >= 90 * _DAY and longest <= 92 * _DAY:
+        return Cycle("quarter", "year", 4)
+    if shortest != longest:
+        return None
+    if shortest == _DAY:
+        return Cycle("weekday", "week", 7)
+    if shortest < _DAY and _DAY % shortest == np.timedelta64(0):
+        phase = "hour" if shortest >= _HOUR else "time"
+        return Cycle(phase, "day", int(_DAY // shortest))
+    return None
+
+
+def write_times(times: np.ndarray) -> list[str]:
+    """Write dates to the minute, or as days if all are midnights; steps as they are."""
+    texts = [str(time)[:16].replace("T", " ") for time in times]
+    if all(text.endswith(" 00:00") for text in texts):
+        return [text.removesuffix(" 00:00") for text in texts]
+    return texts
+
+
+def write_stretch(times: list[str]) -> str:
+    """Write the dates of a stretch, of which one day is named once."""
+    first, last = times[0], times[-1]
+    if first == last:
+        return first
+    day, _, minute = last.partition(" ")
+    if minute and first.startswith(day):
+        last = minute
+    return f"{first} to {last}"
+
 
 @dataclass(frozen=True)
 class Reading:
-    """Where a head looks most, as the mean over the forecast's steps shows it.
+    """Where a head attends most, as the mean over the forecast's steps shows it.
 
     Attributes:
         form: "lag" where it moves with the step, "place" where it is one token for all
@@ -60,6 +148,10 @@ class Reading:
         share: of the attention that is there.
         rest: share on other tokens than those of the past.
         others: what those tokens are.
+        place: where it is, in dates or in words of the calendar; "" if there are none.
+        earlier: what lies whole cycles, such as days, from there.
+        cycle_share: of the attention, at all such steps.
+        even_share: what would be there if every token had the same.
     """
 
     form: str
@@ -69,6 +161,10 @@ class Reading:
     share: float
     rest: float
     others: str
+    place: str = ""
+    earlier: str = ""
+    cycle_share: float = 0.0
+    even_share: float = 0.0
 
     @property
     def words(self) -> str:
@@ -77,6 +173,10 @@ class Reading:
             return "evenly"
         if self.form in ("rest", "nothing"):
             return self.others
+        if self.recurs:
+            return self.earlier
+        if self.place:
+            return self.place
         steps = f"{self.back} step{'' if self.back == 1 else 's'}"
         if self.form == "lag":
             return f"{steps} back"
@@ -87,11 +187,27 @@ class Reading:
         """Share of the attention that the words speak of."""
         if self.form in ("rest", "nothing"):
             return self.rest
+        if self.recurs:
+            return self.cycle_share
         return self.share
+
+    @property
+    def reads(self) -> bool:
+        """True where it names a part of the series."""
+        return self.form in ("lag", "place")
+
+    @property
+    def recurs(self) -> bool:
+        """True where one token has less than half of what all its like have.
+
+        These have clearly more than they would have of even attention.
+        """
+        is_above = self.cycle_share >= EVEN * self.even_share
+        return is_above and 2 * self.share < self.cycle_share
 
     def as_plain(self) -> dict[str, Any]:
         """Return it for a page."""
-        return asdict(self)
+        return asdict(self) | {"recurs": self.recurs}
 
 
 def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
@@ -137,7 +253,51 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
         other_tokens = special
     elif ahead > 0 and other < UNREAD:
         other_tokens = "tokens of the forecast"
-    return Reading(form, back, start, stop, share, rest, other_tokens)
+    time = timeline(ds, series)
+    found = Reading(form, back, start, stop, share, rest, other_tokens)
+    if time.stamps is None or not found.reads:
+        return found
+    cycle = find_cycle(time)
+    earlier = ""
+    if form == "place":
+        # a first token may begin before the series does
+        first = max(start, int(time.steps[0]))
+        dates = time.at(np.array([first, stop - 1]))
+        place = write_stretch(write_times(dates))
+        origins = np.full(ds.sizes["query"], start)
+        if cycle and stop - start < cycle.length:
+            earlier = cycle.every(dates)
+    else:
+        place = cycle.words(back) if cycle else ""
+        origins = ds["query_start"].values
+        if cycle and place:
+            earlier = cycle.earlier
+    found = replace(found, place=place)
+    if not cycle or not earlier:
+        return found
+    cycle_share, even_share = _share_of_cycle(
+        ds.isel(series=series, layer=layer, head=head), origins, cycle.length
+    )
+    return replace(
+        found, earlier=earlier, cycle_share=cycle_share, even_share=even_share
+    )
+
+
+def _share_of_cycle(
+    one: xr.Dataset, origins: np.ndarray, length: int
+) -> tuple[float, float]:
+    """Sum the attention at whole cycles from origins (query,), as a mean over steps.
+
+    The second number is the sum if the same attention were on every token.
+    """
+    weights = array(one, "attention", "query", "key")
+    starts = array(one, "key_start", "key")
+    is_covered = array(one, "key_stop", "key") > starts
+    distances = origins[:, None] - starts[is_covered]
+    in_phase = distances % length == 0
+    rows = one["step_query"].values
+    at_phase = (weights[:, is_covered] * in_phase).sum(axis=-1)
+    return float(at_phase[rows].mean()), float(in_phase.mean(axis=-1)[rows].mean())
 
 
 def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
@@ -220,9 +380,11 @@ def component_name(ds: xr.Dataset, index: int) -> str:
 
     The kind of attention is named where the stack has several.
     """
-    kinds = ds["component_kind"].values.astype(str)
-    heads = ds["component_head"].values
-    layer = layer_name(str(ds["component_layer"].values[index]))
+    # the view has heads along an axis of this name, an ablation has not
+    prefix = "component_" if "component_kind" in ds.coords else ""
+    kinds = ds[f"{prefix}kind"].values.astype(str)
+    heads = ds[f"{prefix}head"].values
+    layer = layer_name(str(ds[f"{prefix}layer"].values[index]))
     kind = kind_word(kinds[index])
     if heads[index] < 0:
         return f"{layer}, {kind}"

@@ -7,17 +7,19 @@ function linkedView(root, state, ask) {
   const ns = "http://www.w3.org/2000/svg";
   const view = {series: 0, head: state.series[0].start, step: -1, brush: null, ablated: []};
   root.classList.add("linked");
-  root.innerHTML = `<div class="panels">
-<div><h3>What is given, and what <span data-part="head"></span> reads of it</h3><div data-part="context"></div>
-<p class="key"><b>—</b> observed (<span data-part="unit"></span>) <b class="k-read">■</b> attention; drag to brush a stretch</p></div>
-<div><h3>Components, in order of computation; click one</h3>
+  root.innerHTML = `<h2 class="headline" data-part="headline" aria-live="polite"></h2>
+<p class="words" data-part="words"></p>
+<div class="panels">
+<div><h3>Input series and the attention of <span data-part="head"></span></h3><div data-part="context"></div>
+<p class="key"><b>—</b> observed <span data-part="unit"></span> <b class="k-read">■</b> attention <span data-part="strip"></span>; drag to brush a stretch</p></div>
+<div><h3 data-part="maptitle"></h3>
 <div class="stream"><span class="end">tokens</span><span class="wire"></span><div data-part="map" role="group" aria-label="Components"></div><span class="wire"></span><span class="end">output head → forecast</span></div>
 <p class="key" data-part="scale"></p></div>
-<div><h3>The forecast, with and without <span data-part="less"></span>; click a step</h3><div data-part="forecast"></div>
-<p class="key"><b>—</b> observed <b>┈</b> what came <b class="k-median">━</b> forecast (<span data-part="statistic"></span>), with its band <b class="k-less">╍</b> without <span data-part="lesskey"></span>
+<div><h3>Forecast with and without <span data-part="less"></span>; click a step</h3><div data-part="forecast"></div>
+<p class="key"><b>—</b> observed <b>┈</b> observed, not given <b class="k-median">━</b> forecast (<span data-part="statistic"></span>), with its band <b class="k-less">╍</b> without <span data-part="lesskey"></span>
 <span data-part="maskedkey"><b class="k-masked">╍</b> without the brushed stretch</span></p></div>
 </div>
-<p class="words" data-part="words" aria-live="polite"></p>
+<p class="more" data-part="more" aria-live="polite"></p>
 <div class="choices" data-part="live"${ask ? "" : " hidden"}>
 <label><input type="checkbox" data-part="ablate"> ablate this one (or shift-click any)</label>
 <span>ablated: <span data-part="set"></span></span>
@@ -29,7 +31,9 @@ function linkedView(root, state, ask) {
 <label>brush from <input type="range" min="0" value="0" data-part="from"></label>
 <label>to <input type="range" min="0" value="0" data-part="to"></label>
 <button type="button" class="plain" data-part="clear">clear brush</button>
-</div>`;
+<button type="button" class="plain" data-part="numbers" aria-expanded="false">numbers</button>
+</div>
+<div class="tables" data-part="tables" hidden></div>`;
   for (const text of state.notes) {
     const note = document.createElement("p");
     note.className = "note";
@@ -42,6 +46,9 @@ function linkedView(root, state, ask) {
     const text = Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
     return text.replace("-", "−");
   };
+  // a number with the unit of the series, where it has one
+  const amount = value => `${number(value)} ${series().unit}`.trim();
+  const capital = text => text.charAt(0).toUpperCase() + text.slice(1);
   const percent = share => share < state.unread ? share > 0 ? "less than 0.01 %" : "0 %" : `${number(100 * share)} %`;
   const bytes = new Map();
 
@@ -64,7 +71,15 @@ function linkedView(root, state, ask) {
   }
   const answered = name => JSON.stringify(reply[name]) === JSON.stringify(view[name]);
   // without the ablated components; where none is, without the selected one
-  const less = () => !view.ablated.length ? series().states[view.head] : answered("ablated") ? reply.without : {};
+  const less = () => {
+    if (!view.ablated.length) return without(view.head);
+    return answered("ablated") ? reply.without : {};
+  };
+  // without one component; the file has its difference from the plain forecast
+  function without(at) {
+    const own = series(), one = own.states[at];
+    return one.shift ? {...one, line: own.line.map((value, step) => value + one.shift[step])} : one;
+  }
   const masked = () => ask && view.brush && answered("brush") ? reply.masked : {};
   // of a head the rows that are chosen, a mean over steps where they are not in the file; of others nothing
   function attention(head) {
@@ -94,7 +109,7 @@ function linkedView(root, state, ask) {
     const [start, stop] = series().keys[weights.indexOf(share)] || [0, 0], rest = Math.max(1 - sum(weights), 0);
     const form = share < state.unread ? "nothing" : rest > state.mostly ? "rest"
       : share * weights.length < state.even ? "even" : "step";
-    return {form, start, stop, share, rest, back: state.queries[query] - start, others: own.reading.others};
+    return {form, start, stop, share, rest, back: state.queries[query] - start, others: own.reading.others, place: ""};
   }
 
   function element(name, attributes, parent, text) {
@@ -141,6 +156,14 @@ function linkedView(root, state, ask) {
     }
   }
 
+  // two dates below a panel; where one line has no room for both, the later is a line lower
+  function dates(svg, first, last, x, right, y) {
+    const begin = element("text", {x, y, class: "tick"}, svg, first);
+    const end = element("text", {x: right, y, class: "tick", "text-anchor": "end"}, svg, last);
+    const length = begin.getComputedTextLength() + end.getComputedTextLength();
+    if (length + 12 > right - x) end.setAttribute("y", y + 15);
+  }
+
   // rows of shares of the largest, by place: one path for every shade, since there may be thousands of cells
   function shades(rows, most, x, from, tall, opacity, parent) {
     const paths = new Map(), high = tall / rows.length;
@@ -153,17 +176,39 @@ function linkedView(root, state, ask) {
     for (const [shade, d] of paths) element("path", {d, class: "read", opacity: (opacity * (shade / 16) ** (opacity < 1 ? 2 : 1)).toFixed(3)}, parent);
   }
   // the dates of a stretch of the context, and the steps that are read from a query
-  const stretch = ([from, to]) => series().times[from] + (to - 1 > from ? ` to ${series().times[to - 1]}` : "");
+  function stretch([from, to]) {
+    const first = series().times[from], last = series().times[to - 1];
+    if (to - 1 <= from) return first;
+    const [day, minute] = last.split(" ");
+    return `${first} to ${minute && first.startsWith(day) ? minute : last}`;
+  }
   function stepsOf(query) {
     const first = state.row.indexOf(query) + 1, last = state.row.lastIndexOf(query) + 1;
     return last > first ? `steps ${first} to ${last}` : `step ${first}`;
   }
 
+  // what is not on the series: a bar beside the strip, filled by its share
+  function beside(svg, {rest, others}, x, y, tall) {
+    element("rect", {x, y, width: 14, height: tall, class: "frame"}, svg);
+    element("rect", {x, y: y + tall * (1 - rest), width: 14, height: tall * rest, class: "read"}, svg);
+    element("title", {}, svg, `${percent(rest)} of the attention is on ${others}`);
+    const word = /[a-z]/.test(others) ? "elsewhere" : others;
+    element("text", {x, y: y - 6, class: "tick"}, svg, word);
+    element("text", {x: x + 18, y: y + tall / 2 + 4, class: "tick"}, svg, percent(rest));
+  }
+
   const left = 52, top = 10;
+  // three panels below one another are lower
+  const panelHeight = () => root.clientWidth < 500 ? 242 : 302;
   function drawContext() {
-    const {context, times, name, unit, spans} = series(), height = 308, floor = 212, strip = floor + 12, tall = 34;
-    const [svg, width] = drawing("context", height, `${name} and the attention of ${state.labels[view.head]}`);
-    const right = width - 6, x = scale(0, context.length, left, right), [low, high] = extent(context);
+    const {context, times, name, unit, spans} = series(), height = panelHeight(), floor = height - 90, strip = floor + 12, tall = 34;
+    const chosen = series().states[view.head].reading && reading(view.head);
+    const said = `${capital(state.labels[view.head])} ${reads(view.head)}`;
+    const values = context.filter(value => value !== null);
+    const label = `${name}, ${times[0]} to ${times[times.length - 1]}: ${number(Math.min(...values))} to ${amount(Math.max(...values))}. ${said}`;
+    const [svg, width] = drawing("context", height, label);
+    const special = series().states.some(one => one.reading && one.reading.rest >= state.unread);
+    const right = width - (special ? 90 : 6), x = scale(0, context.length, left, right), [low, high] = extent(context);
     const y = scale(low, high, floor, top), rows = attention(view.head), means = atPlaces(view.head);
     const largest = Math.max(0, ...rows.map(row => Math.max(...row, 0)));
     axis(svg, y, low, high, left, right);
@@ -172,6 +217,7 @@ function linkedView(root, state, ask) {
     shades(rows, Math.max(largest, state.unread), x, strip, tall, 1, svg);
     const frame = element("rect", {x: left, y: strip, width: right - left, height: tall, class: "frame"}, svg);
     const tip = element("title", {}, frame);
+    if (special && chosen) beside(svg, chosen, right + 8, strip, tall);
     frame.addEventListener("pointermove", event => {
       const box = svg.getBoundingClientRect(), step = (event.clientX - box.left - left) / (right - left) * context.length;
       const key = spans.findIndex(([from, to]) => from <= step && step < to);
@@ -187,10 +233,9 @@ function linkedView(root, state, ask) {
     }
     const token = Math.max(1, ...spans.map(([from, to]) => to - from));
     const each = `${spans.length} tokens of ${token > 1 ? `${token} steps` : "one step"}`;
-    const order = rows.length > 1 ? " · a row for each query" : "";
-    element("text", {x: left, y: height - 22, class: "tick"}, svg, times[0]);
-    element("text", {x: right, y: height - 22, class: "tick", "text-anchor": "end"}, svg, times[times.length - 1]);
-    element("text", {x: left, y: height - 5, class: "tick"}, svg, rows.length ? `up to ${percent(largest)} · ${each}${order}` : "its attention is not shown here");
+    const order = rows.length > 1 ? ", a row for each query" : "";
+    part("strip").textContent = rows.length ? `(up to ${percent(largest)}; ${each}${order})` : "(not shown of this component)";
+    dates(svg, times[0], times[times.length - 1], left, right, height - 19);
     line(context, at => x(at + 0.5), y, {class: "observed"}, svg);
     const shade = element("rect", {y: top, height: strip + tall - top, class: "brush", width: 0}, svg);
     const show = brush => {
@@ -198,7 +243,7 @@ function linkedView(root, state, ask) {
       shade.setAttribute("width", brush ? x(brush[1]) - x(brush[0]) : 0);
     };
     show(view.brush);
-    part("unit").textContent = unit;
+    part("unit").textContent = unit && `(${unit.replace("× ", "")})`;
     const at = event => {
       const box = svg.getBoundingClientRect();
       const share = (event.clientX - box.left - left) / (right - left);
@@ -222,9 +267,16 @@ function linkedView(root, state, ask) {
 
   function drawMap() {
     const place = part("map"), own = series(), columns = Math.max(...state.rows.map(row => row.cells.length));
-    const shown = own.states.map((one, at) => !view.brush ? one.effect : one.mean ? brushed(at) : null);
-    const most = Math.max(...shown) || 1, small = columns > 8 || state.rows.length > 20;
+    const shown = own.states.map((one, at) => {
+      if (view.brush) return one.mean ? brushed(at) : null;
+      if (view.step < 0) return one.effect;
+      return one.shift ? one.shift[view.step] : null;
+    });
+    const most = Math.max(...shown.map(Math.abs)) || 1, small = columns > 8 || state.rows.length > 20;
     place.classList.toggle("small", small);
+    place.classList.toggle("brushing", Boolean(view.brush));
+    const signed = !view.brush && view.step >= 0;
+    place.classList.toggle("signed", signed);
     place.style.gridTemplateColumns = `auto repeat(${columns}, minmax(0, 1fr))`;
     const focus = place.contains(document.activeElement);
     place.replaceChildren();
@@ -235,19 +287,16 @@ function linkedView(root, state, ask) {
       word.title = `${row.layer}, ${row.kind}`;
       place.append(word);
       row.cells.forEach(at => {
-        const cell = document.createElement("button"), value = shown[at], share = (value || 0) / most;
-        const within = !view.brush && value <= own.floor;
+        const cell = document.createElement("button"), value = shown[at], share = Math.abs(value || 0) / most;
+        const within = !view.brush && value !== null && Math.abs(value) <= own.floor;
         cell.type = "button";
         cell.dataset.component = state.names[at];
         cell.style.setProperty("--share", `${Math.round(100 * share)}%`);
         // one that stands alone in its row is as wide as all heads
         if (row.cells.length === 1) cell.style.gridColumn = `2 / span ${columns}`;
-        cell.className = `cell${share > 0.55 ? " deep" : ""}${view.ablated.includes(at) ? " out" : ""}${within ? " within" : ""}`;
-        const text = value === null ? "" : view.brush ? percent(value) : number(value);
-        // five characters have room
-        cell.textContent = small ? "" : value !== null && !view.brush && value < 0.1 ? String(Number(value.toPrecision(2))) : text;
-        cell.title = `${state.labels[at]}: ${value === null ? "its attention is not shown here"
-          : view.brush ? `${text} of its attention` : `${text} ${own.unit}${within ? ", within rounding" : ""}`}`;
+        cell.className = `cell${view.ablated.includes(at) ? " out" : ""}${within ? " within" : ""}`;
+        cell.textContent = small || value === null ? "" : within ? "≈ 0" : cellText(value, signed);
+        cell.title = `${state.labels[at]}: ${cellTitle(value, signed)}${within ? ", within rounding" : ""}`;
         cell.setAttribute("aria-label", cell.title);
         cell.setAttribute("aria-pressed", String(at === view.head));
         cell.tabIndex = at === view.head ? 0 : -1;
@@ -256,20 +305,40 @@ function linkedView(root, state, ask) {
         if (focus && at === view.head) cell.focus({preventScroll: true});
       });
     });
-    part("scale").textContent = view.brush
-      ? "number: share of the head's attention on the brushed stretch"
-      : `number: how far the ${state.statistic} moves without the component (${own.unit}, mean over steps); rounding: ${number(own.floor)}`;
+    part("maptitle").textContent = view.brush ? "Attention on the brushed stretch" : "Effect of each component; click one";
+    part("scale").textContent = scaleText();
+  }
+  // five characters have room
+  function cellText(value, signed) {
+    if (view.brush) return percent(value);
+    const short = signed || value < 0.1 ? String(Number(value.toPrecision(2))).replace("-", "−") : number(value);
+    return signed && value > 0 ? `+${short}` : short;
+  }
+  function cellTitle(value, signed) {
+    if (value === null) return view.brush ? "its attention is not shown here" : "single steps of it are not in this file";
+    if (view.brush) return `${percent(value)} of its attention`;
+    if (!signed) return amount(value);
+    return `without it ${amount(Math.abs(value))} ${value < 0 ? "lower" : "higher"}`;
+  }
+  function scaleText() {
+    const own = series(), unit = own.unit && ` (${own.unit.replace("× ", "")})`;
+    if (view.brush) return "Number and colour: share of the head's attention. Clear the brush for effects.";
+    const rounding = `Hatched: below rounding, ${number(own.floor)}.`;
+    if (view.step >= 0) return `Change of ${own.ahead[view.step]} without it${unit}. ${rounding}`;
+    return `Mean change of the ${state.statistic} without it${unit}. ${rounding}`;
   }
 
   function drawForecast() {
-    const own = series(), without = less(), other = masked(), height = 300, floor = 250;
-    const words = view.ablated.length ? "the ablated components" : "this component";
-    for (const name of ["less", "lesskey"]) part(name).textContent = words;
+    const own = series(), rest = less(), other = masked(), height = panelHeight(), floor = height - 50;
+    const words = view.ablated.length ? "the ablated components" : state.labels[view.head];
+    for (const name of ["less", "lesskey"]) part(name).textContent = view.ablated.length ? words : "it";
     part("maskedkey").hidden = !other.line;
-    const [svg, width] = drawing("forecast", height, `forecast of ${own.name} with and without ${words}`);
+    const far = `${own.ahead[0]} to ${own.ahead[own.line.length - 1]}`, lowest = Math.min(...own.line);
+    const label = `Forecast of ${own.name}, ${far}: the ${state.statistic} lies between ${number(lowest)} and ${amount(Math.max(...own.line))}. ${rest.line ? change(`Without ${words}`, rest) : ""}`;
+    const [svg, width] = drawing("forecast", height, label);
     const tail = Math.max(Math.floor(own.line.length / 2), 2), past = own.context.slice(-tail), n = own.line.length;
     const right = width - 6, x = scale(-past.length, n, left, right);
-    const [low, high] = extent(past, own.low, own.high, own.line, own.truth || [], without.line || [], other.line || []);
+    const [low, high] = extent(past, own.low, own.high, own.line, own.truth || [], rest.line || [], other.line || []);
     const y = scale(low, high, floor, top), ahead = at => x(at + 0.5);
     axis(svg, y, low, high, left, right);
     if (view.step >= 0)
@@ -280,65 +349,136 @@ function linkedView(root, state, ask) {
     line(past, at => x(at - past.length + 0.5), y, {class: "observed"}, svg);
     if (own.truth) line(own.truth, ahead, y, {class: "truth"}, svg);
     line(own.line, ahead, y, {class: "median"}, svg);
-    if (without.line) line(without.line, ahead, y, {class: "without"}, svg);
+    if (rest.line) line(rest.line, ahead, y, {class: "without"}, svg);
     if (other.line) line(other.line, ahead, y, {class: "masked"}, svg);
-    element("text", {x: x(0), y: height - 22, class: "tick"}, svg, own.ahead[0]);
-    element("text", {x: right, y: height - 22, class: "tick", "text-anchor": "end"}, svg, own.ahead[n - 1]);
+    dates(svg, own.ahead[0], own.ahead[n - 1], x(0), right, height - 19);
     svg.addEventListener("click", event => {
       const step = Math.floor((event.clientX - svg.getBoundingClientRect().left - x(0)) / (x(1) - x(0)));
       choose({step: step < 0 || step >= n || step === view.step ? -1 : step});
     });
   }
 
+  // how a forecast differs from the plain one: over all steps, or at the chosen one
   function change(subject, forecast) {
-    const own = series(), errors = forecast.error === undefined || forecast.error === null ? ""
-      : ` (mean absolute error ${number(own.error)} → ${number(forecast.error)})`;
-    return `${subject} the ${state.statistic} moves by ${number(forecast.effect)} ${own.unit} on average${errors}.`;
+    const own = series(), step = view.step;
+    if (step >= 0 && forecast.shift) {
+      const shift = forecast.shift[step], way = shift < 0 ? "lower" : "higher";
+      return `${subject} the ${state.statistic} of ${own.ahead[step]} is ${amount(Math.abs(shift))} ${way}: ${number(forecast.line[step])} instead of ${number(own.line[step])}.`;
+    }
+    const moved = `${subject} the ${state.statistic} moves by ${amount(forecast.effect)} on average`;
+    const steps = own.line.length - state.first;
+    const ways = forecast.up === undefined ? "" : `, up at ${forecast.up} of ${steps} steps`;
+    const known = forecast.error !== undefined && forecast.error !== null;
+    const errors = known ? ` (mean absolute error ${number(own.error)} → ${number(forecast.error)})` : "";
+    return `${moved}${ways}${errors}.`;
   }
-  function saidOf({form, back, start, stop, share, rest, others}, head) {
-    const own = series(), shared = state.queries.length === 1, steps = `${back} step${back === 1 ? "" : "s"}`;
-    const when = view.step >= 0 && (head.rows || shared) ? `For step ${view.step + 1}, ${own.ahead[view.step]},`
-      : shared ? "Over all steps, which share one query," : view.step < 0 ? "Over all steps" : "Over all steps (single steps of this head are not in this file)";
-    if (form === "nothing") return `${when} it reads nothing of the series: its attention is on special tokens, padding or the forecast.`;
-    const span = [start, stop].map(edge => Math.max(edge + own.context.length, 0)), dates = stretch(span);
-    // a lag is that of every step, so it has no date
-    const where = form === "lag" ? `${steps} back` : form === "step" && !shared ? `at ${dates}, ${steps} back` : `at ${dates}, ${steps} before the forecast`;
-    if (form === "even") return `${when} it attends evenly: ${percent(share)} at most to one token or distance.`;
-    if (form === "rest") return `${when} it attends mostly to ${others}, ${percent(rest)}; the most of the series is ${percent(share)}, ${where}.`;
-    return `${when} it looks most ${where} (${percent(share)}${rest > 0.1 ? `; ${percent(rest)} is on ${others}` : ""}).`;
+  const stepsBack = back => `${back} step${back === 1 ? "" : "s"} back`;
+  function where({form, back, start, stop, place}) {
+    if (form === "lag") return place || stepsBack(back);
+    const length = series().context.length, span = [start, stop].map(edge => Math.max(edge + length, 0));
+    if (form === "step") return `${stretch(span)}, ${stepsBack(back)}`;
+    return `${stretch(span)}${form === "place" ? " for every step" : ""}, ${back} step${back === 1 ? "" : "s"} before the forecast`;
+  }
+  // what a head reads, as the predicate of a sentence
+  function saidOf(read) {
+    const {form, share, rest, others, place} = read;
+    if (form === "nothing") return `reads nothing of the series: all its attention is on ${others}.`;
+    const at = where(read);
+    if (form === "even") return `attends evenly: to no token or distance with more than ${percent(share)}.`;
+    if (form === "rest") return `attends mostly to ${others} (${percent(rest)}); of the series most to ${at} (${percent(share)}).`;
+    const elsewhere = rest > 0.1 ? `; ${percent(rest)} is on ${others}` : "";
+    const most = form === "place" ? place : at, every = form === "place" ? " for every step" : "";
+    if (read.recurs)
+      return `reads ${read.earlier}${every}: ${percent(read.cycle_share)} of its attention (${percent(read.even_share)} if spread evenly), most ${most} (${percent(share)})${elsewhere}.`;
+    const lag = form === "lag" && place ? `, ${stepsBack(read.back)}` : "";
+    return `reads ${at}: ${percent(share)} of its attention${lag}${elsewhere}.`;
+  }
+  function reads(at) {
+    const own = series(), head = own.states[at];
+    if (head.reading) return saidOf(reading(at));
+    const alone = state.rows.some(row => row.alone && row.cells.includes(at));
+    if (alone) return "reads no other token: it works on each alone.";
+    return "has a kind of attention that is not shown here.";
+  }
+  function headline() {
+    const own = series(), label = state.labels[view.head], head = own.states[view.head];
+    if (view.step < 0 || !head.reading) return `${capital(label)} ${reads(view.head)}`;
+    if (!head.rows && state.queries.length > 1) return `${capital(label)} ${reads(view.head)} Single steps of this head are not in this file.`;
+    return `For ${own.ahead[view.step]}, ${label} ${reads(view.head)}`;
   }
   function say() {
     const own = series(), head = own.states[view.head], label = state.labels[view.head];
-    const words = [change(`${label.charAt(0).toUpperCase()}${label.slice(1)} of ${own.name}: without it`, head)];
+    part("headline").textContent = headline();
+    const words = [change("Without it", without(view.head))];
     const effects = own.states.map(one => one.effect), first = effects.indexOf(Math.max(...effects));
-    if (first !== view.head)
-      words.push(`It is number ${1 + effects.filter(each => each > head.effect).length} of ${effects.length}; ${state.names[first]} moves it most (${number(effects[first])} ${own.unit}).`);
-    words.push(head.reading ? saidOf(reading(view.head), head) : `The view shows what heads of ${state.kind} read, and this is none of them.`);
+    if (first !== view.head) {
+      const rank = 1 + effects.filter(each => each > head.effect).length, read = own.states[first].reading;
+      const why = read && ["lag", "place"].includes(read.form) ? "." : `, but ${reads(first)}`;
+      words.push(`It is number ${rank} of ${effects.length}; ${state.labels[first]} moves the forecast most (${amount(effects[first])})${why}`);
+    }
+    part("words").textContent = words.join(" ");
+    sayMore();
+    part("ablate").checked = view.ablated.includes(view.head);
+    part("set").textContent = view.ablated.map(at => state.names[at]).join(", ") || "none";
+    part("empty").disabled = !view.ablated.length;
+    part("news").textContent = !ask || answered("ablated") && answered("brush") ? reply.error : "computing …";
+    part("head").textContent = label;
+    slide("step", own.line.length, view.step + 1, view.step < 0 ? "all" : own.ahead[view.step]);
+    part("stepname").textContent = view.step < 0 ? "all" : own.ahead[view.step];
+    const [low, high] = view.brush || [0, 0];
+    slide("from", own.context.length, low, view.brush ? own.times[low] : "nothing brushed");
+    slide("to", own.context.length, high, view.brush ? own.times[high - 1] : "nothing brushed");
+    part("clear").disabled = !view.brush;
+  }
+  function slide(name, max, value, text) {
+    Object.assign(part(name), {max, value});
+    part(name).setAttribute("aria-valuetext", text);
+  }
+  // what is said below the panels, so that these stay where they are during a brush
+  function sayMore() {
+    const own = series(), head = own.states[view.head], words = [];
     if (view.brush) {
       const shares = own.states.map((_, at) => brushed(at)), closest = shares.indexOf(Math.max(...shares));
       const [low, high] = view.brush;
       const steps = `the brushed ${high - low === 1 ? "step" : `${high - low} steps`} (${stretch([low, high])})`;
       const most = `${state.labels[closest]} gives most: ${percent(shares[closest])}.`;
-      words.push(head.mean ? `It gives ${percent(shares[view.head])} of its attention to ${steps}; ${most}` : `Of ${steps}, ${most}`);
+      words.push(head.mean ? `${capital(state.labels[view.head])} gives ${percent(shares[view.head])} of its attention to ${steps}; ${most}` : `Of ${steps}, ${most}`);
+      if (!ask && state.command) words.push(`To forecast without them: ${state.command}`);
     }
     if (masked().line) words.push(change("Without the brushed steps, their series' mean in their place,", masked()));
     const count = view.ablated.length, set = less();
     if (count && set.line) words.push(change(`Without the ${count > 1 ? `${count} ablated components` : "ablated component"}`, set));
-    part("words").textContent = words.join(" ");
-    part("ablate").checked = view.ablated.includes(view.head);
-    part("set").textContent = view.ablated.map(at => state.names[at]).join(", ") || "none";
-    part("empty").disabled = !count;
-    part("news").textContent = !ask || answered("ablated") && answered("brush") ? reply.error : "computing …";
-    part("head").textContent = label;
-    part("stepname").textContent = view.step < 0 ? "all" : own.ahead[view.step];
-    part("step").max = own.line.length;
-    part("step").value = view.step + 1;
-    for (const name of ["from", "to"]) part(name).max = own.context.length;
-    part("from").value = view.brush ? view.brush[0] : 0;
-    part("to").value = view.brush ? view.brush[1] : 0;
-    part("clear").disabled = !view.brush;
+    part("more").textContent = words.join(" ");
+    part("more").hidden = !words.length;
   }
-  function draw() { drawContext(); drawMap(); drawForecast(); say(); }
+  // what the panels show, as tables
+  function table(caption, heads, rows) {
+    const made = document.createElement("table");
+    made.createCaption().textContent = caption;
+    for (const cells of [heads, ...rows]) {
+      const row = made.insertRow();
+      cells.forEach((text, at) => {
+        const cell = document.createElement(cells === heads || !at ? "th" : "td");
+        cell.textContent = text;
+        row.append(cell);
+      });
+    }
+    return made;
+  }
+  function drawTables() {
+    if (part("tables").hidden) return;
+    const own = series(), rest = less(), written = values => at => values && values[at] !== null ? number(values[at]) : "";
+    const errors = own.error !== null;
+    const components = own.states.map((one, at) => [state.labels[at], number(one.effect),
+      ...(errors ? [one.error === undefined ? "" : number(one.error)] : []), reads(at)]);
+    const columns = [own.truth, own.line, own.low, own.high, rest.line].map(written);
+    const steps = own.ahead.map((date, at) => [date, ...columns.map(column => column(at))]);
+    const unit = own.unit && ` (${own.unit.replace("× ", "")})`;
+    part("tables").replaceChildren(
+      table(`Forecast of ${own.name}${unit}`, ["step", "observed", state.statistic, "low", "high", `without ${part("less").textContent}`], steps),
+      table(`Components${unit}`, ["component", "mean change without it", ...(errors ? ["mean absolute error without it"] : []), "what it reads"], components));
+  }
+  function draw() { drawContext(); drawMap(); drawForecast(); say(); drawTables(); }
   function choose(change, silent) {
     Object.assign(view, change);
     if (ask && !silent) question();
@@ -365,12 +505,22 @@ function linkedView(root, state, ask) {
   // while a slider moves nothing is forecast
   for (const name of ["from", "to"]) part(name).addEventListener("change", () => choose({}));
   part("ablate").addEventListener("change", () => toggle(view.head));
+  part("numbers").addEventListener("click", () => {
+    part("tables").hidden = !part("tables").hidden;
+    part("numbers").setAttribute("aria-expanded", String(!part("tables").hidden));
+    drawTables();
+  });
   part("empty").addEventListener("click", () => choose({ablated: []}));
   part("clear").addEventListener("click", () => choose({brush: null}));
   root.addEventListener("keydown", event => { if (event.key === "Escape") choose({brush: null, step: -1}); });
   let width = 0;
   new ResizeObserver(() => { if (root.clientWidth !== width) { width = root.clientWidth; draw(); } }).observe(root);
   return {
+    // draw for paper of a width in pixels; for the screen if it is 0
+    fit(paper) {
+      root.style.width = paper ? `${paper}px` : "";
+      draw();
+    },
     show(name) {
       const at = state.series.findIndex(each => each.name === name);
       root.hidden = at < 0;

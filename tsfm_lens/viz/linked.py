@@ -21,6 +21,7 @@ from tsfm_lens.viz.head_states import (
     UNREAD,
     component_name,
     describe_attention,
+    write_times,
 )
 from tsfm_lens.viz.panels import series_window
 from tsfm_lens.viz.select import (
@@ -30,15 +31,19 @@ from tsfm_lens.viz.select import (
     name_statistic,
     names,
 )
+from tsfm_lens.viz.words import after_number
 
 _BYTES = 1_200_000  # of attention at single steps, all series together
 _FORECASTS = 128  # components of a series without which the forecast is in the page
 
 
-def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
+def linked_state(
+    ds: xr.Dataset, *, whole: bool = False, command: str = ""
+) -> dict[str, Any]:
     """Collect what :file:`linked.js` shows of an "explore" result.
 
-    Its size in bytes is bounded, unless it is ``whole``.
+    Its size in bytes is bounded, unless it is ``whole``. ``command`` opens a view that
+    forecasts anew; one without a model behind it names the command.
     """
     heads = ds["name"].size
     components = names(ds, "component")
@@ -80,6 +85,8 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
         "queries": ds["query_start"].values.tolist(),
         "row": ds["step_query"].values.tolist(),
         "notes": notes,
+        "command": command,
+        "first": first,
         "kind": attention_kind(ds),
         "statistic": name_statistic(ds),
         "unread": UNREAD,
@@ -99,7 +106,12 @@ def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
     for position, key in enumerate(zip(layers.tolist(), kinds.tolist(), strict=True)):
         rows.setdefault(key, []).append(position)
     return [
-        {"layer": layer_name(str(layer)), "kind": kind_word(kind), "cells": cells}
+        {
+            "layer": layer_name(str(layer)),
+            "kind": kind_word(kind),
+            "alone": kind == "mlp",
+            "cells": cells,
+        }
         for (layer, kind), cells in rows.items()
     ]
 
@@ -119,7 +131,10 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
         strict=True,
     ):
         if rank < n_lines:
-            state |= line(ds, forecast, series)
+            described = line(ds, forecast, series)
+            # the plain forecast and the shift give it
+            del described["line"]
+            state |= described
     # Stretches of the context, (key, 2). The padding of shorter series covers no step
     # and is left away.
     edges = np.stack(
@@ -138,19 +153,19 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
     )
     heads = [components.index(str(name)) for name in ds["name"].values.ravel()]
     strongest = sorted(heads, key=lambda at: ranks[at])
+    reading_heads = set()
     for at, (layer, head) in zip(heads, np.ndindex(*ds["name"].shape), strict=True):
         rows = attention[layer, head]
         state = states[at]
-        state["reading"] = describe_attention(ds, series, layer, head).as_plain()
+        reading = describe_attention(ds, series, layer, head)
+        state["reading"] = reading.as_plain()
+        if reading.reads:
+            reading_heads.add(at)
         state["mean"] = _packed(counts @ rows)
         if len(rows) > 1 and strongest.index(at) < n_rows:
             state["rows"] = [_packed(row) for row in rows]
     floor = float(ds["mean_shift_floor"].values[series])
-    named = [
-        at
-        for at in strongest
-        if states[at]["reading"]["form"] in ("lag", "place") and effect[at] > floor
-    ]
+    named = [at for at in strongest if at in reading_heads and effect[at] > floor]
     # sorted at every step, so that the first is the lowest whatever the levels' order
     bands = np.sort(
         array(ds, "quantile_forecast", "quantile", "step", series=series), axis=0
@@ -158,11 +173,11 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
     steps = len(view.past)
     return {
         "name": names(ds, "series")[series],
-        "unit": find_unit(ds, series) or "data units",
+        "unit": after_number(find_unit(ds, series)),
         "context": _short(view.context),
         "truth": _short(view.truth) if view.has_truth else None,
-        "times": _write_times(view.time.at(view.past)),
-        "ahead": _write_times(view.time.at(view.future)),
+        "times": write_times(view.time.at(view.past)),
+        "ahead": write_times(view.time.at(view.future)),
         "keys": edges[is_covered].tolist(),
         # indices into the context, in which a first token may begin too early
         "spans": (np.clip(edges[is_covered], -steps, 0) + steps).tolist(),
@@ -180,27 +195,25 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
 def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any]:
     """Describe a forecast (step,).
 
-    ``effect`` is its mean distance from the plain forecast, ``error`` that from the
-    truth.
+    ``shift`` (step,) is its difference from the plain forecast, ``effect`` the mean
+    size of that, ``up`` the number of steps that it is above 0, ``error`` the mean
+    distance from the truth.
     """
     later = slice(int(ds.attrs.get("first_step", 0)), None)
+    shift = forecast - array(ds, "baseline_forecast", "step", series=series)
     if "truth" in ds:
         gaps = np.abs(forecast - array(ds, "truth", "step", series=series))[later]
     else:
         gaps = np.empty(0)
     gaps = gaps[np.isfinite(gaps)]
-    moved = np.abs(forecast - array(ds, "baseline_forecast", "step", series=series))[
-        later
-    ]
-    sizes = {"effect": moved.mean(), "error": gaps.mean() if len(gaps) else np.nan}
-    return {"line": _short(forecast)} | {
-        key: _short(size, 9) for key, size in sizes.items()
+    error = gaps.mean() if len(gaps) else np.nan
+    return {
+        "line": _short(forecast),
+        "shift": _short(shift, 4),
+        "effect": _short(np.abs(shift[later]).mean(), 9),
+        "up": int((shift[later] > 0).sum()),
+        "error": _short(error, 9),
     }
-
-
-def _write_times(times: np.ndarray) -> list[str]:
-    """Write dates to the minute, and midnights as days; steps as they are."""
-    return [str(time)[:16].replace("T", " ").removesuffix(" 00:00") for time in times]
 
 
 def _packed(weights: np.ndarray) -> list[Any]:
@@ -220,7 +233,7 @@ def _packed(weights: np.ndarray) -> list[Any]:
 def _short(values: Any, digits: int = 5) -> Any:
     """Round to digits; missing values are None."""
     if np.ndim(values):
-        return [_short(value) for value in values]
+        return [_short(value, digits) for value in values]
     if np.isfinite(values):
         return float(f"{values:.{digits}g}")
     # JSON has no NaN

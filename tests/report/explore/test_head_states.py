@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
 from scipy.stats import spearmanr
 
+import planted
 from tiny_lenses import fresh
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens
 from tsfm_lens.probes import attribution, head_states
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.head_states import describe_attention, find_cycle
+from tsfm_lens.viz.panels import Timeline
 
 # forecasts of a few steps hold values that rounding ties or parts: one swap among eight
 # ranks moves the distance so far
@@ -194,3 +198,55 @@ def test_what_cannot_be_explored_is_refused(
     lens = fresh(name)
     with pytest.raises((InputError, UnknownNameError), match=message):
         head_states(lens.run(bundled(*series), steps), kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("freq", "lag", "words"),
+    [
+        ("h", 24, "the same hour of the day before"),
+        ("h", 48, "the same hour 2 days before"),
+        ("h", 168, "the same hour of the week before"),
+        ("h", 25, ""),
+        ("15min", 96, "the same time of the day before"),
+        ("D", 14, "the same weekday 2 weeks before"),
+        ("MS", 120, "the same month 10 years before"),
+        ("QE", 4, "the same quarter of the year before"),
+    ],
+)
+def test_lags_are_named_by_the_calendar(freq: str, lag: int, words: str) -> None:
+    stamps = pd.date_range("2001-01-01", periods=300, freq=freq).values
+    cycle = find_cycle(Timeline(steps=np.arange(-300, 0), stamps=stamps))
+    assert cycle is not None
+    assert cycle.words(lag) == words
+
+
+@pytest.mark.parametrize("freq", ["YS", "3D", "7h"])
+def test_steps_that_divide_no_cycle_have_none(freq: str) -> None:
+    stamps = pd.date_range("2001-01-01", periods=30, freq=freq).values
+    assert find_cycle(Timeline(steps=np.arange(-30, 0), stamps=stamps)) is None
+
+
+def test_attention_on_all_like_steps_is_summed() -> None:
+    """A head that spreads over several weeks reads the weekday, with all of its share;
+    one that is even reads none, though a seventh of it is on that weekday.
+    """
+    ds = planted.explore()
+    weights = np.zeros((5, 24))
+    for step in range(5):
+        weights[step, 24 + step - 7] = 0.3
+        weights[step, 24 + step - 14] = 0.25
+        weights[step, 24 + step - 21] = 0.25
+    attention = ds["attention"].copy()
+    attention[0, 1, 0] = weights
+    share = ds["lag_share"].copy()
+    share[0, 1, 0] = 0.3
+    found = describe_attention(ds.assign(attention=attention, lag_share=share), 0, 1, 0)
+    assert found.words == "the same weekday of earlier weeks"
+    assert found.most == pytest.approx(0.8)
+    # of 24 days 3 or 4 are this weekday
+    assert found.even_share == pytest.approx(np.mean([3, 3, 3, 4, 4]) / 24, abs=0.02)
+    attention[0, 1, 0] = 1 / 24
+    share[0, 1, 0] = 2.1 / 24
+    ds["place_share"][0, 1, 0] = 1 / 24
+    even = describe_attention(ds.assign(attention=attention, lag_share=share), 0, 1, 0)
+    assert even.words == "the same weekday of the week before"

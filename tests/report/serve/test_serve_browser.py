@@ -111,9 +111,10 @@ def wait_for_effect(linked: Linked, subject: str, run: Run, median: np.ndarray) 
     shift, *errors = (
         f"{float(f'{np.abs(one - other).mean():.3g}'):g}" for one, other in pairs
     )
+    up = int((median > run.forecast.median[0]).sum())
     change = (
-        f"moves by {shift} data units on average (mean absolute error {errors[0]} →"
-        f" {errors[1]})."
+        f"moves by {shift} on average, up at {up} of {len(median)} steps (mean absolute"
+        f" error {errors[0]} → {errors[1]})."
     )
     until(
         lambda: f"{subject} the median {change}" in linked.words(),

@@ -7,6 +7,8 @@ linked view is JavaScript, in :mod:`tsfm_lens.viz.linked`.
 
 from __future__ import annotations
 
+import json
+import uuid
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 import plotly.graph_objects as go
 import traitlets
 import xarray as xr
+from IPython.display import HTML, display
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
@@ -126,6 +129,9 @@ export default { render({ model, el }) {
   root.dataset.theme = document.body.dataset.jpThemeLight === "false" ? "dark" \
 : "light";
   root.dataset.lmSuppressShortcuts = "true";
+  const {id} = model.get("state");
+  root.dataset.live = id;
+  for (const still of document.querySelectorAll(`[data-still="${id}"]`)) still.remove();
   el.append(root);
   const view = linkedView(root, model.get("state"), choice => model.send(choice));
   const answer = () => view.answer(model.get("reply"));
@@ -134,6 +140,18 @@ export default { render({ model, el }) {
   return () => model.off("change:reply", answer);
 } };
 """
+
+
+# of a saved page nobody draws the widget, unless it is online: what a file can show
+# stands in its place; a notebook has drawn the widget by then
+_STILL = """<div data-still="{id}"></div><style>{css}</style><script>(() => {{
+{js}
+const place = document.querySelector('[data-still="{id}"]');
+setTimeout(() => {{
+  const live = document.querySelector('[data-live="{id}"]');
+  if (place.isConnected && !live) linkedView(place, {state});
+}}, 4000);
+}})();</script>"""
 
 
 class Explorer(anywidget.AnyWidget):
@@ -148,8 +166,10 @@ class Explorer(anywidget.AnyWidget):
     measured.
     """
 
-    _esm = Path(linked.__file__).with_suffix(".js").read_text() + _RENDER
-    _css = Path(linked.__file__).with_suffix(".css").read_text()
+    _drawing = Path(linked.__file__).with_suffix(".js").read_text()
+    _style = Path(linked.__file__).with_suffix(".css").read_text()
+    _esm = _drawing + _RENDER
+    _css = _style
     state = traitlets.Dict().tag(sync=True)
     reply = traitlets.Dict().tag(sync=True)
 
@@ -157,6 +177,7 @@ class Explorer(anywidget.AnyWidget):
         # whole: a kernel can answer for every head, where a file has room for the
         # strongest
         state = linked.linked_state(states, whole=True)
+        state["id"] = uuid.uuid4().hex
         self.run = run
         self.states = states
         self._names = state["names"]
@@ -186,6 +207,24 @@ class Explorer(anywidget.AnyWidget):
             f"Explorer({ids}; make it the last line of a notebook cell, elsewhere"
             " run.report(folder) has this view)"
         )
+
+    def _ipython_display_(self) -> None:
+        """Show the widget, and leave in the notebook what a page of it can show."""
+        bundle = self._repr_mimebundle_()
+        if bundle is None:
+            return
+        data, metadata = bundle
+        display(data, metadata=metadata, raw=True)
+        command = "run.explore() in a running notebook"
+        state = linked.linked_state(self.states, command=command)
+        still = _STILL.format(
+            id=self.state["id"],
+            css=self._style,
+            js=self._drawing,
+            # no text of a user ends the script
+            state=json.dumps(state, separators=(",", ":")).replace("<", "\\u003c"),
+        )
+        display(HTML(still))
 
     def select(self, layer: str | int, head: str | int) -> None:
         """Show another head of the attention that is shown, by its labels."""
