@@ -348,6 +348,7 @@ class RunPair:
             ]
             scale = ranges(self.base, self.base.point)
             data = add_estimates(data, "effect", floor=np.fmax(*floors), scale=scale)
+            data["effect_size"].attrs["units"] = "share of the range"
         return data
 
     @property
