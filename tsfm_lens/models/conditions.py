@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.native import autocast_dtype, list_modules
+from tsfm_lens.hooks.scopes import without_blocks
 from tsfm_lens.models.lens import Lens
 
 # weights of which a number is looked at
@@ -52,9 +55,25 @@ class Conditions:
         if snapshot_hooks(self.lens) != self._hooks:
             raise InputError(
                 "this run was made under other hooks than those that are set now, so it"
-                " would mix two models; make the run in the block in which it is used"
+                " would mix two models. Ask the run before the block; inside it"
+                " lens.forward(run.encoded) runs the changed model on the same input,"
+                " and lens.run(series, horizon) makes a run of the changed model"
             )
         self.check_same_model()
+
+    def restored(self) -> Block[None]:
+        """Set blocks that were opened later aside, in a ``with`` block.
+
+        Raises:
+            InputError: hooks have changed otherwise, or weights, mode or precision.
+        """
+        hooks = snapshot_hooks(self.lens)
+        later = [handle for handle in hooks if handle not in self._hooks]
+        scopes = [getattr(handle.user_hook, "scope", None) for handle in later]
+        if len(later) + len(self._hooks) != len(hooks) or None in scopes:
+            self.check_unchanged()
+        self.check_same_model()
+        return without_blocks(scope for scope in scopes if scope is not None)
 
     def check_same_model(self) -> None:
         """Refuse other weights, another mode or another precision."""
@@ -79,7 +98,7 @@ class Conditions:
             )
 
 
-def snapshot_hooks(lens: Lens) -> tuple[object, ...]:
+def snapshot_hooks(lens: Lens) -> tuple[LensHandle, ...]:
     """Return the hooks that are set on a lens.
 
     Two snapshots are equal if no hook was added or removed in between.
