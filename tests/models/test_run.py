@@ -4,6 +4,7 @@ looks at it.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -191,8 +192,29 @@ def test_path_alone_is_no_idle_block() -> None:
         lens.reset_hooks()
     with lens.ablate("decoder.0.mlp"):
         gone = lens.run(make_series(lens), H)
-    with pytest.raises(InputError, match="made under other hooks"):
+    with pytest.raises(InputError, match=r"at decoder_blocks.* no longer"):
         _ = gone.path
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-2"])
+def test_lasting_hooks_are_named_with_what_takes_them_off(name: str) -> None:
+    """The advice of a refusal works, also for hooks that survive ``reset_hooks()``."""
+    lens = lens_of(name)
+    point = f"{lens.wiring.output_stack.prefix}.1.mlp.hook_out"
+    for add, advice in (
+        (lens.add_hook, {}),
+        (lens.add_perma_hook, {"including_permanent": True}),
+    ):
+        run = lens.run(make_series(lens), H)
+        add(point, lambda value, hook: 0 * value)
+        call = ", ".join(f"{key}={value}" for key, value in advice.items())
+        try:
+            message = re.escape(f"{point}, and lens.reset_hooks({call}) takes")
+            with pytest.raises(InputError, match=message):
+                _ = run.forecast
+        finally:
+            lens.reset_hooks(**advice)
+        assert run.forecast.median.shape[1] == H
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
