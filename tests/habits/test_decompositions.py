@@ -126,11 +126,8 @@ def test_completeness_error_is_of_own_forecast(name: str) -> None:
         found = parts.sel(decomposition=decomposition)
         if lens.emits == "token":
             found = found.squeeze("quantile")
-        full = (
-            (read_out(run, output, decomposition) - read_out(run, empty, decomposition))
-            .double()
-            .numpy()
-        )
+        whole = read_out(run, output, decomposition).double().numpy()
+        full = whole - read_out(run, empty, decomposition).double().numpy()
         size = np.abs(full).reshape(len(full), -1).max(1)
         gap = (
             np.abs(found["attribution"].sum("component").values - full)
@@ -163,6 +160,12 @@ def test_completeness_error_is_of_own_forecast(name: str) -> None:
             dtype="float32",
             what=where,
         )
+        # what the start and the parts sum to is the model's own number
+        closed = found["start_value"] + found["attribution"].sum("component")
+        deviation = np.abs(closed.values - whole).reshape(len(whole), -1).max(1)
+        if decomposition != "linearised":
+            allowed = TOLERANCE + rounding("float32", magnitude, depth=400)
+            assert (deviation <= allowed * size).all(), where
         if decomposition == "integrated" and name not in ONE_LAYER:
             assert float(found["path_error"]) <= TOLERANCE, where
             assert float(found["completeness_error"].max()) < TOLERANCE, where

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformer_lens.utilities import Slice
 
 from tsfm_lens.core.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks import (
@@ -157,6 +159,56 @@ def test_what_cannot_act_is_refused(
     assert native_traces(token_lens) == 0
 
 
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [500],
+        500,
+        [0, -500],
+        slice(500, None),
+        torch.arange(600) == 550,
+        [],
+        Slice([500]),
+    ],
+)
+@pytest.mark.parametrize("target", ["encoder.1.mlp", Z, "encoder.*.self_attn.1"])
+def test_positions_out_of_range_are_refused(
+    token_lens: Lens, token_case: Case, target: str, positions: Any
+) -> None:
+    """Positions that no pass has are refused, as rows are; they would do nothing."""
+    edits = [Zero(target, positions=positions), Noise(target, positions=positions)]
+    if target == Z:
+        edits.append(Steer(target, torch.ones(1), positions=positions))
+    else:
+        edits.append(EditPattern("encoder.0.self_attn", torch.relu, None, positions))
+    for edit in edits:
+        with pytest.raises(InputError, match=r"hook.*(length|none of) \d"):
+            seen(token_lens, token_case, Z, edit)
+
+
+def test_positions_at_the_edges(token_lens: Lens, token_case: Case) -> None:
+    """Both ends of the range are positions, one beyond is refused with the range."""
+    length = seen(token_lens, token_case, Z).shape[1]
+    for position in (length - 1, -length):
+        assert not seen(token_lens, token_case, Z, Zero(Z, positions=[position]))[
+            :, position
+        ].any()
+    for position in (length, -length - 1):
+        with pytest.raises(InputError, match=f"{position} is out.*0 to {length - 1}"):
+            seen(token_lens, token_case, Z, Zero(Z, positions=[position]))
+    # an encoder has more positions than a decoder, and a glob may name both
+    seen(token_lens, token_case, Z, Zero("**.mlp", positions=[length]))
+    with pytest.raises(InputError, match=r"rows: slice.*none of"):
+        seen(token_lens, token_case, Z, Zero(Z, rows=slice(500, None)))
+    for which in (500, [0, 500]):
+        options = {"names_filter": Z, "pos_slice": which}
+        with pytest.raises(InputError, match=f"{Z}.*500.*0 to {length - 1}"):
+            token_lens.run_with_cache(token_case.encoded, **options)
+    _, cache = token_lens.run_with_cache(token_case.encoded)
+    with pytest.raises(InputError, match=f"500.*0 to {length - 1}"):
+        cache.accumulated_resid(pos_slice=500)
+
+
 # --- rollouts
 # --------------------------------------------------------------------------------------
 
@@ -166,6 +218,11 @@ def test_positions_count_through_the_cache(token_lens: Lens, token_case: Case) -
     and only these.
     """
     plain = token_lens.forecast(token_case.batch, 6, num_samples=8, seed=5).samples
+    with (
+        pytest.raises(InputError, match="6 is out of range for length 6"),
+        token_lens.edit(Zero("decoder.*", positions=[6])),
+    ):
+        token_lens.forecast(token_case.batch, 6, num_samples=8, seed=5)
     with token_lens.edit(Zero("decoder.*", positions=[3])):
         late = token_lens.forecast(token_case.batch, 6, num_samples=8, seed=5).samples
     assert plain is not None

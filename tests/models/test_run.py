@@ -4,6 +4,7 @@ looks at it.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from tiny_lenses import lens_of
 from tsfm_lens import probes
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series, bundled
+from tsfm_lens.hooks import Noise
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.testing import assert_close
 
@@ -140,6 +142,79 @@ def test_runs_refuse_hooks_changed_since() -> None:
     expect_error("made under other hooks", inside.record, ["decoder.hook_embed"])
     # what was made inside stays what it was
     np.testing.assert_array_equal(inside.forecast.median, changed)
+
+
+@pytest.mark.parametrize("name", [*TOKENS, "chronos-bolt", "chronos-2"])
+@pytest.mark.parametrize("target", ["**.hook_resid_post", "**.hook_pattern"])
+def test_input_is_the_same_inside_a_block(name: str, target: str) -> None:
+    """What a run reads is of the model it was made under, whenever it is asked for."""
+    lens = lens_of(name)
+    series = make_series(lens)
+    before = lens.run(series, H)
+    path = before.path
+    run = lens.run(series, H)
+    if not run.tokens_read:
+        # its path is the forecast, which no single pass reads
+        _ = run.forecast
+    with torch.no_grad(), lens.edit(Noise(target, scale=9.0)):
+        # the block's hooks act on what runs after the path, and not on the path
+        encoded = run.encoded
+        np.testing.assert_array_equal(run.path, path)
+        changed = lens.forward(encoded)
+        np.testing.assert_array_equal(changed, lens.forward(before.encoded))
+        if run.tokens_read:
+            assert not np.array_equal(lens.run(series, H).path, path)
+    assert not torch.equal(changed, lens.forward(before.encoded))
+
+
+def test_path_alone_is_no_idle_block() -> None:
+    """A block in which only the input of a run was made has no silent hooks."""
+    lens = lens_of("chronos")
+    run = lens.run(make_series(lens), H)
+    noise = Noise("decoder.1", scale=9.0)
+    with lens.ablate("decoder.0.mlp"), lens.edit(noise):
+        inside = lens.run(make_series(lens), H)
+        with lens.ablate("encoder.0.mlp"):
+            _ = run.path
+            noisy = inside.path
+    assert not np.array_equal(noisy, run.path)
+    with lens.ablate("decoder.0.mlp"), lens.edit(noise):
+        np.testing.assert_array_equal(lens.run(make_series(lens), H).path, noisy)
+    outside = lens.run(make_series(lens), H)
+    np.testing.assert_array_equal(outside.path, run.path)
+    # a hook that stays belongs to no block that could be set aside
+    late = lens.run(make_series(lens), H)
+    lens.add_hook("decoder_blocks.0.mlp.hook_out", lambda value, hook: 0 * value)
+    try:
+        with pytest.raises(InputError, match="made under other hooks"):
+            _ = late.path
+    finally:
+        lens.reset_hooks()
+    with lens.ablate("decoder.0.mlp"):
+        gone = lens.run(make_series(lens), H)
+    with pytest.raises(InputError, match=r"at decoder_blocks.* no longer"):
+        _ = gone.path
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-2"])
+def test_lasting_hooks_are_named_with_what_takes_them_off(name: str) -> None:
+    """The advice of a refusal works, also for hooks that survive ``reset_hooks()``."""
+    lens = lens_of(name)
+    point = f"{lens.wiring.output_stack.prefix}.1.mlp.hook_out"
+    for add, advice in (
+        (lens.add_hook, {}),
+        (lens.add_perma_hook, {"including_permanent": True}),
+    ):
+        run = lens.run(make_series(lens), H)
+        add(point, lambda value, hook: 0 * value)
+        call = ", ".join(f"{key}={value}" for key, value in advice.items())
+        try:
+            message = re.escape(f"{point}, and lens.reset_hooks({call}) takes")
+            with pytest.raises(InputError, match=message):
+                _ = run.forecast
+        finally:
+            lens.reset_hooks(**advice)
+        assert run.forecast.median.shape[1] == H
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from refusals import expect_error
 from tiny_lenses import lens_of
 from tiny_series import centred, make_runs, make_series
 from tsfm_lens import explain, probes
+from tsfm_lens.data import bundled
 from tsfm_lens.models import Run
+from tsfm_lens.probes.patching import _check_pair
 
 TWO = ("co2", "elnino")
 CONTRASTS = ("activation_patching", "edge_attribution", "path_patching")
@@ -280,3 +283,19 @@ def test_probes_name_the_result_they_need(name: str, run: Run) -> None:
         (run.forecast.to_dataset(), "of kind 'forecast'"),
     ):
         expect_error(f"{takes}.*{reported}", getattr(probes, name), given)
+
+
+@pytest.mark.parametrize("model", ["chronos-bolt", "chronos", "chronos-2"])
+@pytest.mark.parametrize(
+    "probe", [*CONTRASTS, "attribution_patching", "minimal_circuit"]
+)
+def test_contrasts_refuse_windows_of_other_dates(model: str, probe: str) -> None:
+    """Tokens of one place that show other dates are no pair; unknown dates may be."""
+    series = bundled("nile", "elnino").tail(46)
+    clean = lens_of(model).run(series.tail(40), 6)
+    earlier = lens_of(model).run(series, 6, holdout=True)
+    expect_error("starts at .*holdout=True", getattr(probes, probe), clean, earlier)
+    # the advice of the message gives a pair
+    pair = replace(earlier.batch, starts=clean.batch.starts)
+    _check_pair(clean, lens_of(model).run(pair, 6))
+    _check_pair(clean, lens_of(model).run(replace(pair, starts=(None, None)), 6))

@@ -202,6 +202,42 @@ def test_tested_values_are_drawn_as_medians(
     np.testing.assert_array_equal(drawn, ds["lean"].sel(series="b"))
 
 
+def test_axis_names_a_median_and_its_unit(registered: None) -> None:
+    """An axis says that medians are drawn, and in their unit, not in the series'."""
+    ds = with_test(made("component", "series"))
+    assert viz.plot(ds).layout.xaxis.title.text == "median angle of the tower (degrees)"
+    ds["lean_size"].attrs["units"] = "share of the range"
+    title = viz.plot(ds).layout.xaxis.title.text
+    assert title == "median angle of the tower (share of the range)"
+    one = viz.plot(ds, "lean", series="b")
+    assert one.layout.xaxis.title.text == "angle of the tower (degrees)"
+    alone = viz.plot(ds.isel(series=[1]), "lean")
+    np.testing.assert_array_equal(alone.data[0].x, ds["lean"].sel(series="b"))
+
+
+@pytest.mark.parametrize("dims", [("layer", "head"), ("component",)])
+@pytest.mark.parametrize("over", ["series", "step"])
+def test_mean_over_series_is_drawn_itself(
+    registered: None, dims: tuple[str, ...], over: str
+) -> None:
+    """A variable that is a mean is drawn, not the median of the test beside it."""
+    values = made(*dims, over).fillna(0.5)["lean"]
+    ds = values.mean(over).to_dataset().assign_attrs(kind="leaning", model="pisa")
+    ds = ds.assign_coords({over: values[over]})
+    ds = add_estimates(ds, "lean", floor=0.0, values=values, over=over)
+    assert not np.allclose(ds["lean"], ds["lean_size"])
+    fig = viz.plot(ds, "lean")
+    if len(dims) == 1:
+        drawn = fig.data[0].x
+        title = fig.layout.xaxis.title.text
+    else:
+        drawn = heatmaps(fig)[0].z
+        title = fig.layout.coloraxis.colorbar.title.text
+    np.testing.assert_array_equal(drawn, ds["lean"])
+    assert title.startswith("angle of the tower")
+    assert "median" not in str(fig)
+
+
 def test_remaining_dimensions_are_refused_with_options(registered: None) -> None:
     """Dimensions left over are refused, with the options that choose among them."""
     ds = made("layer", "head", "series")

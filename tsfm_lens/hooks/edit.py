@@ -104,17 +104,79 @@ def edited(
     At one point they apply in the order given. The block yields ``value``.
     """
     edits_by_point: dict[str, list[_PointEdit]] = {}
+    reaches: list[_Reach] = []
     for intervention in interventions:
+        reach = _Reach(intervention)
+        reaches.append(reach)
         for name, head in resolve(registry, intervention):
             change = intervention.change(registry.points[name])
             edits_by_point.setdefault(name, []).append(
-                _PointEdit(intervention, head, change)
+                _PointEdit(intervention, head, change, reach)
             )
     hooks: list[Hook] = [
         (name, _EditHook(registry, registry.points[name], edits), "fwd")
         for name, edits in edits_by_point.items()
     ]
-    return Block(HookScope(registry, value, hooks))
+    return Block(_EditScope(registry, value, hooks, reaches))
+
+
+class _EditScope(HookScope[T]):
+    """Hooks of interventions, which refuses positions that no run had."""
+
+    def __init__(
+        self,
+        registry: HookRegistry,
+        value: T,
+        hooks: list[Hook],
+        reaches: list[_Reach],
+    ) -> None:
+        super().__init__(registry, value, hooks)
+        self._reaches = reaches
+
+    def check(self) -> None:
+        """Raise InputError for positions beyond the end, HookError for idle hooks."""
+        super().check()
+        for reach in self._reaches:
+            reach.check()
+
+
+class _Reach:
+    """How many positions the runs of a block had where an intervention acts.
+
+    A pass of a cached rollout has some positions alone, so what is out of range is
+    known at the end of the block.
+    """
+
+    def __init__(self, intervention: Intervention) -> None:
+        self._intervention = intervention
+        self.lengths: dict[str, int] = {}
+
+    def note(self, name: str, length: int) -> None:
+        """Note the positions up to the end of a pass at a hook point."""
+        self.lengths[name] = max(length, self.lengths.get(name, 0))
+
+    def check(self) -> None:
+        """Refuse positions that no hook point of the intervention had."""
+        if not self.lengths:
+            return
+        name = max(self.lengths, key=self.lengths.__getitem__)
+        length = self.lengths[name]
+        what = f"{name}: positions of {type(self._intervention).__name__}"
+        positions = unwrapped(self._intervention.positions)
+        if isinstance(positions, slice):
+            entries = torch.arange(length)[positions]
+        else:
+            entries = torch.as_tensor(positions).reshape(-1)
+        if entries.dtype == torch.bool:
+            entries = torch.nonzero(entries).reshape(-1)
+        if not len(entries):
+            raise InputError(f"{what}: {positions} selects none of {length} positions")
+        outside = entries[(entries < -length) | (entries >= length)]
+        if len(outside):
+            raise InputError(
+                f"{what}: {int(outside[0])} is out of range for length {length};"
+                f" expected 0 to {length - 1}, or -1 to {-length} from the end"
+            )
 
 
 def is_row_wise(intervention: Intervention, point: Point) -> bool:
@@ -151,6 +213,7 @@ class _PointEdit(NamedTuple):
     intervention: Intervention
     head: int | None
     change: Change
+    reach: _Reach
 
 
 class _EditHook:
@@ -309,14 +372,15 @@ def _region(
             axis = point.axes.index("query")
         offset = state.offset.get(point.stack, 0)
         stop = offset + part.shape[axis]
+        edit.reach.note(point.name, stop)
         if isinstance(positions, slice) or (
             isinstance(positions, Tensor) and positions.dtype == torch.bool
         ):
             index = as_index(positions, stop, f"{point.name}: positions", clip=True)
         else:
-            entries = torch.as_tensor(positions).reshape(-1)
-            # unlike in as_index(), a position out of range is no error: a later pass of
-            # the rollout may reach it
+            entries = torch.as_tensor(positions).reshape(-1).long()
+            # unlike in as_index(), a position out of range is no error yet: a later
+            # pass of the rollout may reach it, see _Reach
             index = torch.where(entries < 0, entries + stop, entries)
         # the activation holds only the positions of this pass
         present = index[(index >= offset) & (index < stop)]
@@ -336,7 +400,10 @@ def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tenso
     """Return an integer index for an int, a slice, integers or a boolean mask."""
     rows = unwrapped(rows)
     if isinstance(rows, slice):
-        return torch.arange(length)[rows]
+        chosen = torch.arange(length)[rows]
+        if not len(chosen) and not clip:
+            raise InputError(f"{what}: {rows} selects none of {length} entries")
+        return chosen
     index = torch.as_tensor(rows)
     if index.dtype == torch.bool:
         if len(index) != length and not clip:

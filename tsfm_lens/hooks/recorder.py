@@ -24,6 +24,7 @@ from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point, select
 from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.residual import cut_positions
 from tsfm_lens.hooks.scopes import Hook, HookScope
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
@@ -129,11 +130,10 @@ def at_positions(
     """
     part = Slice.unwrap(which)
 
-    def keep(axis: int | None, tensor: Tensor) -> Tensor:
+    def keep(name: str, axis: int | None, tensor: Tensor) -> Tensor:
         if axis is None:
             return tensor
-        result: Tensor = part.apply(tensor, dim=axis)
-        return result
+        return cut_positions(part, tensor, axis, name)
 
     token_axes = {
         name: [
@@ -144,7 +144,7 @@ def at_positions(
         for name in names
     }
     return {
-        name: by_row(partial(keep, axes[0] if axes else None))
+        name: by_row(partial(keep, name, axes[0] if axes else None))
         for name, axes in token_axes.items()
     }
 

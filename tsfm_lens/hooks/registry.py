@@ -481,7 +481,7 @@ class HookDispatcher:
         # no block acts if another thread or task runs the module
         if len(scopes) < len(self.scopes):
             for scope in self.scopes:
-                if scope not in scopes:
+                if scope not in scopes and not scope.is_aside:
                     scope.elsewhere = True
             callbacks = [
                 callback

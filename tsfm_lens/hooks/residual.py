@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformer_lens.utilities import Slice
@@ -244,6 +245,24 @@ def no_sum(
     )
 
 
+def cut_positions(part: Slice, tensor: Tensor, axis: int, name: str) -> Tensor:
+    """Return some positions of an activation.
+
+    Raises:
+        InputError: it does not have them.
+    """
+    try:
+        result: Tensor = part.apply(tensor, dim=axis)
+    except IndexError:
+        length = tensor.shape[axis]
+        raise InputError(
+            f"{name}: pos_slice {np.ravel(part.slice).tolist()} is out of range for"
+            f" length {length}; expected 0 to {length - 1}, or -1 to {-length} from the"
+            " end"
+        ) from None
+    return result
+
+
 class Before:
     """Writes to a stack's stream before one layer, or before its MLP.
 
@@ -434,8 +453,7 @@ class Before:
             chosen = self._positions
         else:
             chosen = Slice(self._positions)
-        part: Tensor = chosen.apply(tensor, dim=axis)
-        return part
+        return cut_positions(chosen, tensor, axis, f"stack {self.stack.name!r}")
 
     def _results(self, layer: int, writer: Attention) -> Tensor:
         """Return each head's write, computed from z where it was not recorded."""

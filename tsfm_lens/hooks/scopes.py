@@ -36,6 +36,10 @@ T = TypeVar("T")
 # open blocks of the running task or thread; a task begins with those that were open at
 # its creation
 _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", default=())
+# open blocks that do not act on what runs now, see :func:`without_blocks`
+_ASIDE: ContextVar[frozenset[HookScope[Any]]] = ContextVar(
+    "blocks set aside", default=frozenset()
+)
 
 
 class HookScope(Scope[T]):
@@ -180,6 +184,11 @@ class HookScope(Scope[T]):
         """True if the block was opened for hooks of its own."""
         return bool(self._hooks)
 
+    @property
+    def is_aside(self) -> bool:
+        """True while the block does not act, see :func:`without_blocks`."""
+        return self in _ASIDE.get()
+
     def acts(self) -> bool:
         """Return whether the block is open where the running code stands.
 
@@ -188,6 +197,7 @@ class HookScope(Scope[T]):
         # not registry.session, which would make a dispatcher for every passing thread
         if (
             not self.is_open
+            or self.is_aside
             or getattr(self._registry.threads, "dispatcher", None)
             is not self._dispatcher
         ):
@@ -332,6 +342,16 @@ class ScopedHook:
             return None
         self.calls += 1
         return self.function(value, hook=hook)
+
+
+def without_blocks(scopes: Iterable[HookScope[Any]]) -> Block[None]:
+    """Let open blocks not act on what runs inside this one."""
+    before = _ASIDE.get()
+
+    def begin() -> None:
+        _ASIDE.set(before.union(scopes))
+
+    return Block(Steps(None, begin, lambda: _ASIDE.set(before)))
 
 
 def nesting_levels(scopes: Iterable[HookScope[Any]]) -> int:

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.native import autocast_dtype, list_modules
+from tsfm_lens.hooks.scopes import HookScope, ScopedHook, without_blocks
 from tsfm_lens.models.lens import Lens
 
 # weights of which a number is looked at
@@ -52,9 +55,53 @@ class Conditions:
         if snapshot_hooks(self.lens) != self._hooks:
             raise InputError(
                 "this run was made under other hooks than those that are set now, so it"
-                " would mix two models; make the run in the block in which it is used"
+                f" would mix two models. {self._explain_hooks()}"
             )
         self.check_same_model()
+
+    def _explain_hooks(self) -> str:
+        """Name hooks that were set or taken off since, and what to do."""
+        hooks = snapshot_hooks(self.lens)
+        lasting = [
+            (name, handle)
+            for name, handle in hooks
+            if (name, handle) not in self._hooks and _block_of(handle) is None
+        ]
+        if lasting:
+            names = ", ".join(dict.fromkeys(name for name, _ in lasting))
+            call = "lens.reset_hooks()"
+            if any(handle.is_permanent for _, handle in lasting):
+                call = "lens.reset_hooks(including_permanent=True)"
+            return (
+                f"add_hook() has set hooks at {names}, and {call} takes them off;"
+                " lens.run(series, horizon) makes a run of the model with them"
+            )
+        gone = dict.fromkeys(name for name, _ in self._hooks)
+        if any(hook not in hooks for hook in self._hooks):
+            return (
+                f"Its hooks at {', '.join(gone)} are no longer set: use it in the block"
+                " in which it was made, or make a new one"
+            )
+        return (
+            "Ask the run before the block; inside it lens.forward(run.encoded) runs the"
+            " changed model on the same input, and lens.run(series, horizon) makes a"
+            " run of the changed model"
+        )
+
+    def restored(self) -> Block[None]:
+        """Set blocks that were opened later aside, in a ``with`` block.
+
+        Raises:
+            InputError: hooks have changed otherwise, or weights, mode or precision.
+        """
+        hooks = snapshot_hooks(self.lens)
+        later = [hook for hook in hooks if hook not in self._hooks]
+        blocks = [_block_of(handle) for _, handle in later]
+        scopes = [block for block in blocks if block is not None]
+        if len(self._hooks) + len(scopes) != len(hooks):
+            self.check_unchanged()
+        self.check_same_model()
+        return without_blocks(scopes)
 
     def check_same_model(self) -> None:
         """Refuse other weights, another mode or another precision."""
@@ -79,16 +126,23 @@ class Conditions:
             )
 
 
-def snapshot_hooks(lens: Lens) -> tuple[object, ...]:
-    """Return the hooks that are set on a lens.
+def snapshot_hooks(lens: Lens) -> tuple[tuple[str, LensHandle], ...]:
+    """Return the hooks that are set on a lens, with the names of their hook points.
 
     Two snapshots are equal if no hook was added or removed in between.
     """
     return tuple(
-        handle
-        for point in lens.registry.hooked.values()
+        (name, handle)
+        for name, point in lens.registry.hooked.items()
         for handle in (*point.fwd_hooks, *point.bwd_hooks)
     )
+
+
+def _block_of(handle: LensHandle) -> HookScope[Any] | None:
+    """Return the block that has set a hook; None for a hook of ``add_hook``."""
+    if isinstance(handle.user_hook, ScopedHook):
+        return handle.user_hook.scope
+    return None
 
 
 def _mode(lens: Lens) -> str:

@@ -93,11 +93,11 @@ def attribution(
 
     These are the embedding, heads, MLPs and output biases.
 
-    Parts lead from the output head's value at an empty stream to the model's own
-    forecast. The default is ``logit`` for token models and ``integrated`` for others;
-    its parts sum to the forecast. On planted models it ranks true parts best (mean
-    AUROC 0.98 and 0.99; ``lens_difference`` 0.98, ``expected_value``, which sharp
-    logits saturate, 0.65).
+    Parts lead from the output head's value at an empty stream, ``start_value``, to the
+    model's own. The default is ``logit`` for token models, where the start and all
+    parts sum to the token's logit, and ``integrated`` for others, where they sum to the
+    forecast. On planted models it ranks true parts best (mean AUROC 0.98 and 0.99;
+    ``lens_difference`` 0.98, ``expected_value``, which sharp logits saturate, 0.65).
 
     - ``logit``: direct logit attribution to the token on the run's path, minus the mean
       over the vocabulary, with the final norm frozen. Parts sum exactly. A head that
@@ -119,9 +119,11 @@ def attribution(
             parts is within it.
 
     Returns:
-        Dataset of kind "attribution": ``attribution`` and ``total`` over ``component``
-        (not total), ``series``, ``quantile`` and ``step``. What is decomposed of a
-        token model has no quantiles; ``quantile`` is 0.5 alone there. Where several
+        Dataset of kind "attribution": ``attribution`` over ``component``, ``series``,
+        ``quantile`` and ``step``; without components ``start_value``, the head's value
+        at an empty stream, and ``total``, its value at the full one minus that, to
+        which the parts sum. What is decomposed of a token model has no quantiles;
+        ``quantile`` is 0.5 alone there. Where several
         decompositions are asked for, all that follows is over ``decomposition`` too;
         the name of a single one is a coordinate. Over (component, series), of the
         median, a token decoder's first step left out: ``mean_absolute``, mean size over
@@ -189,6 +191,7 @@ def decomposed(
                     decomposition,
                     attribution=decomposition.attribution.cpu().double(),
                     total=decomposition.total.cpu().double(),
+                    start=decomposition.start.cpu().double(),
                 )
     coords = component_coords(cache["components"])
     coords["unit"] = (
@@ -199,6 +202,7 @@ def decomposed(
     found: list[_Decomposition] = [cache[key] for key in keys.values()]
     attribution = np.stack([part.attribution.numpy() for part in found])
     total = np.stack([part.total.numpy() for part in found])
+    start = np.stack([part.start.numpy() for part in found])
     if run.tokens is None:
         coords["quantile"] = list(run.lens.levels)
     else:
@@ -206,6 +210,7 @@ def decomposed(
         coords["quantile"] = [0.5]
         attribution = attribution[..., None, :]
         total = total[..., None, :]
+        start = start[..., None, :]
     over = tuple(range(2, total.ndim))
     gap = np.abs(attribution.sum(axis=1) - total).max(axis=over)
     size = np.abs(total).max(axis=over)
@@ -213,6 +218,7 @@ def decomposed(
     data = data.assign(
         attribution=(("decomposition", "component", *axes), attribution),
         total=(("decomposition", *axes), total),
+        start_value=(("decomposition", *axes), start),
         completeness_error=(
             ("decomposition", "series"),
             gap / np.where(size > 0, size, 1.0),
@@ -275,11 +281,13 @@ def of_median(parts: xr.DataArray) -> xr.DataArray:
 class _Decomposition:
     """Parts of the forecast, (component, …), and the total (…) that they lead to.
 
-    ``nodes`` and ``path_error`` are of a path integral.
+    ``start`` (…) is the output head's value at an empty stream. ``nodes`` and
+    ``path_error`` are of a path integral.
     """
 
     attribution: Tensor
     total: Tensor
+    start: Tensor
     nodes: int = 0
     path_error: float = 0.0
 
@@ -343,7 +351,7 @@ class _Split:
         parts = self._in_parts(
             lambda streams: self._centred(self.frozen(streams)), self.writes
         )
-        return _Decomposition(parts - empty, full - empty)
+        return _Decomposition(parts - empty, full - empty, empty)
 
     def _centred(self, logits: Tensor) -> Tensor:
         # a constant added to all logits changes no probability
@@ -356,10 +364,10 @@ class _Split:
         return numbers.gather(-1, tokens.expand(*numbers.shape[:-1], 1))[..., 0]
 
     @cached_property
-    def _distribution_parts(self) -> tuple[Tensor, Tensor]:
-        """Parts and total of the token's probability and the expected value, (…, 2).
+    def _distribution_parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Parts, total and start of the token's probability and expected value.
 
-        Parts are (component, …).
+        The total and the start are (…, 2), parts (component, …, 2).
         """
         first = self.lens.first_value_token
         values = self.lens.bin_values(self.run.encoded)[:, None].to(self.last)
@@ -377,25 +385,31 @@ class _Split:
             )
 
         parts = self._telescope(lambda streams: read(self.readout(streams)))
-        return parts, read(self.output) - read(self.readout(self.empty))
+        start = read(self.readout(self.empty))
+        return parts, read(self.output) - start, start
 
     def probability(self, index: int = 0) -> _Decomposition:
-        parts, full = self._distribution_parts
-        return _Decomposition(parts[..., index], full[..., index])
+        parts, total, start = self._distribution_parts
+        return _Decomposition(parts[..., index], total[..., index], start[..., index])
 
     def expected_value(self) -> _Decomposition:
         return self.probability(1)
 
     @cached_property
+    def _start(self) -> Tensor:
+        return self.readout(self.empty)
+
+    @cached_property
     def _total(self) -> Tensor:
-        return self.output - self.readout(self.empty)
+        return self.output - self._start
 
     def lens_difference(self) -> _Decomposition:
-        return _Decomposition(self._telescope(self.readout), self._total)
+        parts = self._telescope(self.readout)
+        return _Decomposition(parts, self._total, self._start)
 
     def linearised(self) -> _Decomposition:
         parts = push_forward(self.frozen, self.last, self.writes, self._at_once)
-        return _Decomposition(parts, self._total, nodes=1)
+        return _Decomposition(parts, self._total, self._start, nodes=1)
 
     def integrated(self) -> _Decomposition:
         tiny = torch.finfo(self._total.dtype).tiny
@@ -422,7 +436,7 @@ class _Split:
             if error <= allowed:
                 break
         parts = path.apply(self.writes, self._at_once)
-        return _Decomposition(parts, self._total, nodes, error)
+        return _Decomposition(parts, self._total, self._start, nodes, error)
 
 
 def count_read(run: Run) -> int:

@@ -90,9 +90,9 @@ def activation_patching(
 
     Args:
         clean: the run to explain.
-        corrupted: a run of the same series with something removed, of equal ids and
-            lengths (see :mod:`tsfm_lens.data.corruption`), with the same options as the
-            clean run.
+        corrupted: a run of the same series with something removed, of equal ids,
+            starts and lengths (see :mod:`tsfm_lens.data.corruption`), with the same
+            options as the clean run.
         at: "stream" (residual stream around each layer), "branches", "heads", or names
             and globs of sites.
         stack: the stack whose tokens are patched; the first if None.
@@ -125,9 +125,9 @@ def activation_patching(
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
 
     Raises:
-        InputError: the runs have other options, ids or lengths, the corruption does
-            nothing, sites of several stacks are patched by position, or the metric is
-            no finite number or is not corrupted.
+        InputError: the runs have other options, ids, lengths or starts, the corruption
+            does nothing, sites of several stacks are patched by position, or the metric
+            is no finite number or is not corrupted.
         UnknownNameError: no such site.
 
     Example:
@@ -348,6 +348,7 @@ class RunPair:
             ]
             scale = ranges(self.base, self.base.point)
             data = add_estimates(data, "effect", floor=np.fmax(*floors), scale=scale)
+            data["effect_size"].attrs["units"] = "share of the range"
         return data
 
     @property
@@ -469,6 +470,15 @@ def _check_pair(clean: Run, corrupted: Run) -> None:
             f" {changed.lengths}: their tokens must stand at the same positions, so"
             " corrupt values without adding or removing steps"
         )
+    for name, one, other in zip(batch.ids, batch.starts, changed.starts, strict=True):
+        if one is not None and other is not None and one != other:
+            raise InputError(
+                f"the clean series {name!r} starts at {one}, the corrupted at {other}:"
+                " the same tokens would show other dates. Cut both alike, such as"
+                " holdout=True for both runs or for none;"
+                " dataclasses.replace(batch, starts=clean.batch.starts) is a series"
+                " that is meant as its pair"
+            )
     if not np.array_equal(batch.group_index, changed.group_index):
         raise InputError(
             "clean and corrupted series are grouped into items differently, so variates"

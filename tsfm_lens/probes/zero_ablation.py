@@ -188,6 +188,7 @@ def ablation_effects(
             scale=ranges(run, plain) if name == "mean_shift" else 1.0,
             groups=head_or_kind(data),
         )
+    data["mean_shift_size"].attrs["units"] = "share of the range"
     if measured is None:
         return data
     changes = metric_changes(measured, run, forecasts)

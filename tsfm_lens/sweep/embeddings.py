@@ -254,7 +254,8 @@ def _refuse_hooks(lens: Lens) -> None:
     if lens.registry.busy or has_lasting:
         raise InputError(
             "hooks are set on this lens, and a run that resumes would not know of them;"
-            " leave their context, or call lens.reset_hooks(), or take lens.embed"
+            " leave their context, or call"
+            " lens.reset_hooks(including_permanent=True), or take lens.embed"
         )
 
 

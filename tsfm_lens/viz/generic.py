@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,8 @@ def draw_variable(
 
     Layer × head becomes a map. Steps, lags and other numbers become the axis of lines.
     Each named member becomes a row of dots, with intervals where the result has them.
-    Where the result has a test over series, the median over series is drawn.
+    Where the result has a test of a variable over series, the median over series is
+    drawn, and the axis says so.
 
     Args:
         result: labelled result with the attribute "kind", or without.
@@ -303,13 +304,25 @@ def _select(
         remarks.append(f"median{bounds} over {effect.over}")
     label = str(values.attrs.get("long_name", name.replace("_", " ")))
     unit = str(values.attrs.get("units", ""))
+    value_label = label
+    if effect is not None and "series" in left:
+        # a size may be a share, where the values of each series have a unit
+        value_label = f"median {label}"
+        unit = str(ds[f"{name}_size"].attrs.get("units", unit))
     heading = title or _write_title(ds, label)
     if about and not title:
         # what is drawn comes first, then the measurement
         heading = ": ".join(filter(None, (about.removesuffix("."), _model(ds))))
         remarks = [_find_title(ds), *remarks]
     return _Drawn(
-        ds, tuple(dims), drawn_values, effect, label, unit, heading, tuple(remarks)
+        ds,
+        tuple(dims),
+        drawn_values,
+        effect,
+        value_label,
+        unit,
+        heading,
+        tuple(remarks),
     )
 
 
@@ -370,8 +383,12 @@ def _read_effect(
     The second is for variables without a dimension of series.
     """
     tested = find_estimate(ds, name, *dims, **at)
-    if tested is not None or "series" in set(ds[name].dims) - set(at):
+    if "series" in set(ds[name].dims) - set(at):
         return tested
+    values = array(ds, name, *dims, **at)
+    if tested is not None:
+        # the values are a mean, or of one series, and not the medians that were tested
+        return replace(tested, size=values, low=values, high=values)
     parts: dict[str, np.ndarray] = {}
     for part in ("low", "high", "significant"):
         variable = f"{name}_{part}"
@@ -379,7 +396,6 @@ def _read_effect(
             parts[part] = array(ds, variable, *dims, **at)
     if not parts:
         return None
-    values = array(ds, name, *dims, **at)
     # no floor is known, so every member counts as above it
     above_floor = np.ones(values.shape)
     return EffectEstimate(

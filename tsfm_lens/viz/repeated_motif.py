@@ -41,7 +41,7 @@ def read_motif(ds: xr.Dataset) -> list[str]:
 generic_figure(
     "repeated_motif",
     "advantage",
-    "Attention to the last instance of a repeated motif, beyond a control.",
+    "Mean attention to the last instance of a repeated motif, beyond a control.",
     options={"target": 0},
     table=("prefix_matching", "control", "advantage"),
     sentences=read_motif,
