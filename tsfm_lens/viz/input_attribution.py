@@ -68,10 +68,10 @@ from tsfm_lens.viz.words import after_number, capital, measured, num, signed
 
 __all__ = ["input_timeline", "input_waterfall"]
 
-# Heights in pixels of lines, a strip and a bar, and about the width of a strip.
+# Heights in pixels of lines, a strip and a bar, and the least width of a strip.
 _LINES = 130
 _STRIP = 20
-_STRIP_WIDTH = 300
+_STRIP_WIDTH = 180
 _BAR = 22
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
@@ -391,7 +391,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         total,
         window,
         unit=view.unit,
-        title="mean size of effects",
+        title="mean size",
         between=view.between,
     )
     arrows = "↑ raises, ↓ lowers, ↕ both"

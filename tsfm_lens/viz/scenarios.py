@@ -463,6 +463,11 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
     """Draw both forecasts of the same steps, and what moved one to the other.
 
     Parts are ordered by the size of their mean effect.
+
+    Example:
+        >>> fig = viz.change_bars(explain.explain_change(driven, driven))
+        >>> fig.layout.meta["title"]
+        'Change of the forecast of target by chronos2-nano'
     """
     view = series_window(ds, str(ds.attrs["target"]), context_steps)
     parts = _parts(ds)
