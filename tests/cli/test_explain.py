@@ -253,3 +253,62 @@ def test_names_with_equals_signs_can_change(name: str, tmp_path: Path) -> None:
         assert done.exit_code == 1
         assert "cost=EUR" in done.output
         assert "open the model" not in done.output
+
+
+def test_answers_can_be_all_that_is_asked_for(tmp_path: Path) -> None:
+    """A page may hold what --set and --since make, alone."""
+    data = sheet(tmp_path / "load.csv")
+    earlier = tmp_path / "earlier.csv"
+    table = pd.read_csv(data)
+    # four steps earlier, with as many known steps ahead
+    cut = [rows.iloc[:-4] for _, rows in table.groupby("site")]
+    shorter = pd.concat(cut)
+    last = shorter.groupby("site").cumcount() >= HOURS - 4
+    shorter.loc[last, ["load", "price"]] = np.nan
+    shorter.to_csv(earlier, index=False)
+    common = ["--data", data, *OPTIONS, "--horizon", "8", "--item", "B"]
+    common += ["--out", str(tmp_path / "page")]
+    for kind, option in (
+        ("what_if", ("--set", "temperature=+1")),
+        ("forecast_change", ("--since", str(earlier))),
+    ):
+        done = run("chronos2-nano", *common, *option, "--sections", kind)
+        assert done.exit_code == 0, done.output
+        found = json.loads((tmp_path / "page" / "explanation.json").read_text())
+        assert "forecast of B/load" in found["answers"][0]
+        assert (tmp_path / "page" / "numbers" / f"{kind}.nc").stat().st_size
+
+
+def test_what_cannot_be_is_refused_before_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A horizon beyond the future, a change or an earlier file cost no model."""
+
+    def refuse(*_: object) -> None:
+        pytest.fail("the model was opened")
+
+    monkeypatch.setattr("tsfm_lens.cli.analyses.open_with_progress", refuse)
+    data = sheet(tmp_path / "load.csv")
+    later = tmp_path / "later.csv"
+    table = pd.read_csv(data)
+    table["ts"] = pd.to_datetime(table["ts"]) + pd.Timedelta("9h")
+    table.to_csv(later, index=False)
+    common = [*OPTIONS, "--item", "B", "--out", str(tmp_path / "page")]
+    for arguments, text in (
+        (["--data", data, "--horizon", "13"], "give --horizon 12"),
+        (["--data", data, "--set", "temperature=+2,5"], "'+2.5'"),
+        (["--data", data, "--set", "temperature=warm"], "is no change"),
+        (["--data", data, "--since", str(later)], "9 steps before the earlier one"),
+        (["--data", str(later), "--since", data, "--horizon", "9"], "--horizon 10"),
+    ):
+        done = run("chronos2-nano", *arguments, *common)
+        assert done.exit_code == 1
+        assert text in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("suffix", [".xlsx", ".ods"])
+def test_sheets_are_told_how_to_be_read(suffix: str, tmp_path: Path) -> None:
+    book = tmp_path / f"book{suffix}"
+    book.write_bytes(b"PK")
+    done = run("bolt-nano", "--data", str(book))
+    assert "read_excel" in done.output

@@ -5,14 +5,16 @@ the truth.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from tsfm_lens.cli import reading
+from tsfm_lens.cli import app, reading
 from tsfm_lens.core import choices, declared
 from tsfm_lens.core.registry import figures, measurements
 from tsfm_lens.explain import METHODS
@@ -157,6 +159,17 @@ def test_refusals_load_no_model_library(name: str, results: dict[str, Any]) -> N
 
 def test_former_names_are_answered_with_new_ones(results: dict[str, Any]) -> None:
     assert "--samples is called --num-samples" in results["former option"][1]
+
+
+@pytest.mark.parametrize("name", reading.FOREIGN)
+def test_words_of_others_are_answered(name: str) -> None:
+    """An option of another library is answered by one of ours."""
+    done = CliRunner().invoke(app, ["forecast", "bolt-nano", name, "1"])
+    assert done.exit_code == 2
+    assert f"{name} is called" in " ".join(done.output.split())
+    helped = CliRunner().invoke(app, ["forecast", "--help"]).output
+    for option in re.findall(r"--[a-z-]+", reading.FOREIGN[name]):
+        assert option in helped
 
 
 @pytest.mark.parametrize("name", reading.RENAMED)

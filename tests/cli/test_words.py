@@ -49,6 +49,12 @@ EARLY = [
     (("figure", "logit_map", "bolt-nano", *CO2), "is defined by"),
     (("explain", "bolt-nano", *CO2, "--method", "foo"), "no method 'foo'"),
     (("explain", "bolt-nano", *CO2, "--known", "foo"), "applies to files"),
+    (("explain", "bolt-nano", *CO2, "--set", "co2=+2,5"), "decimals have a point"),
+    (("explain", "bolt-nano", *CO2, "--sections", "what_if"), "explain --set"),
+    (
+        ("explain", "bolt-nano", *CO2, "--sections", "forecast_change"),
+        "explain --since",
+    ),
     (
         ("compress", "bolt-nano", *CO2, "--keep", "3", "--out", "x"),
         "should be less than or equal to 1",

@@ -318,3 +318,22 @@ def test_run_forecasts_steps_after_data() -> None:
     assert stamps[-AHEAD:].tolist() == ahead.timestamp.tolist()
     known = lens.run(past, 3, future=future[[*KEYS, "promo"]][:9], targets=["target"])
     expect_error("ends 0 steps after", lambda: known.forecast)
+
+
+@pytest.mark.parametrize("text", ["data", "future"])
+def test_text_beside_dates_names_both_frames(text: str) -> None:
+    """The frame whose times are text is named, and the cure works."""
+    frames = dict(zip(("data", "future"), panel(), strict=True))
+    frames["future"] = frames["future"][[*KEYS, "promo"]]
+    dates = frames[text]["timestamp"]
+    frames[text] = frames[text].assign(timestamp=dates.astype(str))
+
+    def read() -> SeriesBatch:
+        return as_series(frames["data"], future=frames["future"], targets=["target"])
+
+    expect_error(f"holds text in {text} and datetime64", read)
+    frames[text]["timestamp"] = pd.to_datetime(frames[text]["timestamp"])
+    assert "known" in read().roles
+    # dates of Python beside those of pandas are dates
+    frames[text] = frames[text].assign(timestamp=dates.dt.date)
+    assert "known" in read().roles

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,6 +47,9 @@ from tsfm_lens.core.choices import check_explanation, check_patterns, checked_ho
 from tsfm_lens.core.console import echo
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.io import find_page
+
+if TYPE_CHECKING:
+    from tsfm_lens.data import SeriesBatch
 
 
 @app.command(rich_help_panel=DAILY)
@@ -468,6 +471,28 @@ def _change(text: str, names: Collection[str]) -> tuple[str, str]:
     return text[:sign], change
 
 
+def _check_answers(
+    series: SeriesBatch,
+    edits: Mapping[str, str],
+    earlier: SeriesBatch | None,
+    item: int | str,
+    horizon: int | None,
+) -> None:
+    """Refuse changes, and an earlier file, that nothing can be forecast of."""
+    from tsfm_lens.data.batch import item_rows
+    from tsfm_lens.data.changes import check_shared, edited, later_by
+
+    rows = item_rows(series, item)
+    for name, edit in edits.items():
+        for row in rows:
+            if name in (series.variates[row], series.ids[row]):
+                edited(series.values[row], edit, name, series.categories[row])
+    if earlier is not None:
+        group = series.groups[rows[0]]
+        before = earlier.select(item_rows(earlier, group))
+        check_shared(later_by(before, series.select(rows)), horizon)
+
+
 def _step(text: str) -> int | str | None:
     """Read a step from the forecast start, or leave a date as it is."""
     # digits alone are a step, even where they could be a year
@@ -570,7 +595,10 @@ def explain(
         units = int(parts)
     # words that nothing knows are refused before a model is opened
     check_explanation(method or None, reference, units)
-    kinds = checked_kinds(model, sections, request.samples)
+    # these sections are made of what the options give
+    made = {"what_if": bool(changes), "forecast_change": bool(since)}
+    answers = [kind for kind, is_asked in made.items() if is_asked]
+    kinds = checked_kinds(model, sections, request.samples, answers)
     find_page(out)
     if (start or stop) and not changes:
         raise typer.BadParameter(
@@ -590,14 +618,20 @@ def explain(
         earlier = None
         if since:
             earlier = read_data([since], request.reading, request.horizon, is_held_out)
+        _check_answers(series, edits, earlier, item or 0, request.horizon)
         lens = open_with_progress(bar, model)
         missing: dict[str, str] = {}
         from tsfm_lens.report import explanation, pipeline
         from tsfm_lens.viz.input_effects import read_items
 
-        selection = explanation.select_sections(series, kinds or explanation.SECTIONS)
-        kinds = tuple(pipeline.select_defined(lens, selection, missing))
-        progress = make_step_progress(bar, lens, kinds)
+        selection = explanation.SECTIONS if kinds is None else kinds
+        selection = explanation.select_sections(series, selection)
+        # () where --sections names what --set and --since make, alone
+        progress = None
+        if selection:
+            selection = tuple(pipeline.select_defined(lens, selection, missing))
+            progress = make_step_progress(bar, lens, selection)
+        kinds = selection
         # the same settings for both runs: what an earlier forecast is compared with
         # must differ in its series alone
         settings = replace(request, holdout=is_held_out)

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.reading import (
+    FOREIGN,
     RENAMED,
     Request,
     check_sampling,
@@ -126,6 +127,9 @@ def _name_renamed(error: Exception) -> None:
     former = getattr(error, "option_name", None)
     if former in RENAMED:
         error.message = f"{former} is called {RENAMED[former]}, as in Python."  # type: ignore[attr-defined]
+        error.possibilities = None  # type: ignore[attr-defined]
+    elif former in FOREIGN:
+        error.message = f"{former} is called {FOREIGN[former]} here."  # type: ignore[attr-defined]
         error.possibilities = None  # type: ignore[attr-defined]
 
 

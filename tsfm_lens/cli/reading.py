@@ -229,6 +229,25 @@ RENAMED = {
     "--variate": "--variates",
 }
 """Former names of options, and those that they share with the arguments in Python."""
+FOREIGN = {
+    **dict.fromkeys(("--prediction-length", "--forecast-horizon"), "--horizon"),
+    "--covariates": "--known (also of the future) or --past",
+    **dict.fromkeys(
+        ("--known-covariates", "--known-covariates-names", "--future-covariates"),
+        "--known",
+    ),
+    "--past-covariates": "--past",
+    **dict.fromkeys(("--target-column", "--target-col"), "--targets"),
+    **dict.fromkeys(
+        ("--timestamp", "--timestamp-column", "--time-col"), "--time-column"
+    ),
+    **dict.fromkeys(("--item-id", "--item-id-column", "--unique-id"), "--id-column"),
+    "--quantile-levels": "--quantiles",
+    **dict.fromkeys(("--n-samples", "--num-parallel-samples"), "--num-samples"),
+    "--season-length": "--seasonality",
+    **dict.fromkeys(("--sep", "--separator"), "--delimiter"),
+}
+"""Words of other libraries and programs -> our option."""
 # an option as messages of the library spell it: time_column='ds', targets=[…], freq=…
 _KEYWORD = re.compile(
     rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)"
@@ -243,6 +262,12 @@ _PHRASES = (
     (r"\bload\(folder\)", "name the folder"),
     (r"\bload\('([^']+)'\)", r"\1"),
     (r"\bload\(\) takes", "MODEL is"),
+    (r"`tsfm_lens\.explain\.what_if` makes", "`tsfm-lens explain --set` makes"),
+    (
+        r"`tsfm_lens\.explain\.explain_change` makes",
+        "`tsfm-lens explain --since` makes",
+    ),
+    (r"give the earlier run first", "the earlier file is that of --since"),
 )
 
 
@@ -523,6 +548,10 @@ def read_data(
 
         # for its refusals alone: the run holds the steps out anew
         hold_out(batch, horizon)
+    # known covariates that end with the target are for an end that is held out
+    lengths = [len(future) for future in batch.futures if future is not None]
+    if not holdout and horizon is not None and (any(lengths) or holdout is False):
+        batch.known_future(horizon)
     if not holdout:
         for row in range(len(batch)):
             # steps beyond the last date are refused before anything runs
@@ -558,11 +587,12 @@ def check_item(series: SeriesBatch, item: str) -> None:
 
 
 def checked_kinds(
-    model: str, sections: str | None, samples: int | None
+    model: str, sections: str | None, samples: int | None, made: Collection[str] = ()
 ) -> tuple[str, ...] | None:
     """Return the measurements that ``--sections`` names, None without the option.
 
-    They are refused if the model's architecture allows none of them.
+    They are refused if the model's architecture allows none of them. Those of ``made``
+    are left out: other options make them.
     """
     from tsfm_lens.core.declared import check_kind
     from tsfm_lens.core.errors import InputError
@@ -576,6 +606,7 @@ def checked_kinds(
         raise InputError(
             "a report needs at least one section; `tsfm-lens measurements` lists them"
         )
+    names = [kind for kind in names if kind not in made]
     declarations = [check_kind(kind) for kind in dict.fromkeys(names)]
     reasons = []
     if architecture is not None:
@@ -589,7 +620,7 @@ def checked_kinds(
                 reasons.append(str(error))
     # of several, those that the model does not allow are left out when they are
     # computed
-    if len(reasons) == len(declarations):
+    if reasons and len(reasons) == len(declarations):
         raise InputError("; ".join(reasons))
     if any(declaration.of_run is not True for declaration in declarations):
         # what makes a result that no run gives is said by the whole declaration

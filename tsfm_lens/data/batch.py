@@ -219,10 +219,12 @@ class SeriesBatch:
             if future is None:
                 continue
             if len(future) < horizon:
+                shorter = f"give horizon={len(future)}, " if len(future) else ""
                 raise InputError(
                     f"known covariate {name!r} ends {len(future)} steps after the"
-                    f" context, and the horizon is {horizon}; add rows of its future,"
-                    " hold the end out (holdout=True), or give it as a past covariate"
+                    f" context, and the horizon is {horizon}; {shorter}add rows of its"
+                    " future, hold the end out (holdout=True), or give it as a past"
+                    " covariate"
                 )
             # ``row`` is a view of ``values``
             row[:] = future[:horizon]

@@ -34,6 +34,7 @@ from tsfm_lens.data.values import from_arrow, name_lists, texts
 
 PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *PARQUET)
+_SHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 LARGE = 2**25
 """Bytes of a file that is not read again and again to find all its faults."""
 _MAX_FILES = 5  # files that a message names, the nearest first
@@ -303,8 +304,14 @@ def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
             " content to one first"
         )
     if file.is_dir() or not file.name.lower().endswith(readable):
+        hint = ""
+        if file.suffix.lower() in _SHEETS:
+            hint = (
+                "; save its sheet as CSV, or read it in Python with"
+                " tsfm_lens.as_series(pandas.read_excel(path))"
+            )
         raise InputError(
             f"cannot read {str(path)!r}: expected a file that ends in"
-            f" {', '.join(readable)}"
+            f" {', '.join(readable)}{hint}"
         )
     return file

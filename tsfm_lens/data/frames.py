@@ -173,6 +173,8 @@ def from_frame(
     in_future = np.zeros(len(frame), dtype=bool)
     if future is not None:
         in_future = np.append(in_future, np.ones(len(later), dtype=bool))
+        if time is not None:
+            _check_same_dates(frame[time], later[time], str(time))
         read = [name for name in (time, *roles) if name is not None]
         frame = _continued(frame, later, key, read)
     times = None
@@ -1121,6 +1123,23 @@ def _find_targets(
         )
     # where the future fills all of them, it fills the target
     return targets or numeric
+
+
+def _check_same_dates(past: pd.Series, ahead: pd.Series, name: str) -> None:
+    """Refuse times that are text in one frame alone."""
+    frames = {"data": past, "future": ahead}
+    are_text = {
+        frame: pd.api.types.infer_dtype(column, skipna=True) == "string"
+        for frame, column in frames.items()
+    }
+    if are_text["data"] == are_text["future"]:
+        return
+    # the frame of text comes first
+    text, other = sorted(frames, key=lambda frame: not are_text[frame])
+    raise InputError(
+        f"column {name!r} holds text in {text} and {frames[other].dtype} in {other};"
+        f" make them the same: {text}[{name!r}] = pandas.to_datetime({text}[{name!r}])"
+    )
 
 
 def _continued(

@@ -7,9 +7,7 @@ is a segment, and the values it is masked by (the reference) are the other input
 
 from __future__ import annotations
 
-import operator
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -23,8 +21,7 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.estimates import Result
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
-from tsfm_lens.data.categories import category_code
-from tsfm_lens.data.frequencies import read_offset
+from tsfm_lens.data.changes import Edit, check_shared, edited, later_by
 from tsfm_lens.explain.attribution import METHODS, input_attribution, shapley
 from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
@@ -41,21 +38,7 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["explain_change", "what_if"]
 
-_OPERATORS = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "=": lambda _, new: new,
-}
-# an operator, then one number with its own sign, as in "*-1" or "=1e3"
-_EDIT = re.compile(r"\s*([-+*/=])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 _MAX_STRETCHES = 4  # into which the new values of a target are cut
-Edit = str | float | Sequence[float] | np.ndarray
-"""New values of a stretch.
-
-"+5", "-5", "*1.1", "/2", "=7", the name of a category, one value, or one for each step.
-"""
 
 
 @with_messages_once
@@ -131,7 +114,7 @@ def what_if(
         )
         # two names of one series may edit it twice; check_segments() refuses stretches
         # that overlap
-        values[row][steps] = _edited(
+        values[row][steps] = edited(
             values[row][steps], edit, name, alone.batch.categories[row]
         )
         segments.append(segment)
@@ -251,13 +234,9 @@ def explain_change(
             " give the same one"
         )
     # from here on, step t of the later run is step t + ahead of the earlier one
-    ahead = _shift(old, new) if shift is None else shift
+    ahead = later_by(old.batch, new.batch) if shift is None else shift
+    check_shared(ahead, old.horizon)
     shared = min(old.horizon - ahead, new.horizon)
-    if ahead < 0 or shared < 1:
-        raise InputError(
-            f"the later forecast starts {ahead} steps after the earlier one, which has"
-            f" {old.horizon}; they need a step in common, and the earlier run first"
-        )
     values = _expected(old, new, ahead)
     row_of_target = target_row(new.batch, target)
     news = [
@@ -370,88 +349,6 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
         begin,
         end,
         find_kind(batch, row, target),
-    )
-
-
-def _edited(
-    values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None
-) -> np.ndarray:
-    """Return the new values of a stretch, one for each of the old ``values``.
-
-    Categories are read as names, and are returned as codes.
-    """
-    if categories is not None:
-        texts = np.ravel(np.asarray(edit, dtype=object)).tolist()
-        if len(texts) not in (1, len(values)):
-            raise InputError(
-                f"{name} has {len(texts)} new values, expected one, or one for each of"
-                f" {len(values)} steps"
-            )
-        codes = [
-            category_code(str(text).removeprefix("=").strip(), categories, name)
-            for text in texts
-        ]
-        return np.broadcast_to(np.array(codes), values.shape)
-    if isinstance(edit, str):
-        if (match := _EDIT.fullmatch(edit)) is None:
-            raise InputError(
-                f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1',"
-                " '/2' or '=7'"
-            )
-        # a division by 0 or an overflow is refused with a message of its own below
-        with np.errstate(all="ignore"):
-            edited = _OPERATORS[match[1]](values, np.full(len(values), float(match[2])))
-    else:
-        column = np.asarray(edit, dtype=float)
-        if column.shape not in ((), values.shape):
-            raise InputError(
-                f"{name} has {column.shape} new values, expected one, or one for each"
-                f" of {len(values)} steps"
-            )
-        edited = np.broadcast_to(column, values.shape)
-    # a gap that is edited by an operator stays a gap, so only other steps are tested
-    if not np.isfinite(edited[np.isfinite(values)]).all():
-        raise InputError(
-            f"{name}={edit!r} makes values that are not finite, of which nothing can be"
-            " forecast"
-        )
-    return edited
-
-
-def _shift(old: Run, new: Run) -> int:
-    """Return by how many steps a run starts later than another.
-
-    It is taken from their dates, or from lengths if the context only grew.
-
-    Raises:
-        InputError: neither says how far the runs are apart.
-    """
-    # with ahead=1 the last timestamp is that of the forecast start
-    old_dates, new_dates = (run.batch.timestamps(0, ahead=1) for run in (old, new))
-    if old_dates is not None and new_dates is not None:
-        old_start = old_dates[-1]
-        new_start = new_dates[-1]
-        # steps are counted on the calendar, since months and years differ in length
-        offset = read_offset(new.batch.freqs[0])
-        # date_range() counts forwards only; the caller refuses what is below 0
-        if old_start > new_start:
-            return 1 - len(pd.date_range(new_start, old_start, freq=offset))
-        between = pd.date_range(old_start, new_start, freq=offset)
-        if not len(between) or (between[0], between[-1]) != (old_start, new_start):
-            raise InputError(
-                f"the forecasts start at {old_start} and {new_start}, which are no"
-                " whole steps apart"
-            )
-        return len(between) - 1
-    before = old.batch.values[0]
-    after = new.batch.values[0]
-    # A context that was cut to the model's length loses its oldest steps as it moves
-    # on. It does not begin with the earlier one, and so needs dates.
-    if np.array_equal(before, after[: len(before)], equal_nan=True):
-        return len(after) - len(before)
-    raise InputError(
-        "neither dates nor one context that goes on in the other say how far they are"
-        " apart; give shift="
     )
 
 

@@ -230,8 +230,13 @@ def explain(
         # a missing browser is an error before anything runs
         locate_browser()
     missing: dict[str, str] = {} if left_out is None else left_out
-    selection = select_sections(run.batch, sections)
-    kinds = pipeline.select_defined(run.lens, selection, missing)
+    # what the answers below are needs no probe
+    made = {"what_if": bool(changes), "forecast_change": since is not None}
+    selection = tuple(kind for kind in sections if not made.get(kind))
+    kinds = []
+    if selection or not any(made.values()):
+        selection = select_sections(run.batch, selection)
+        kinds = pipeline.select_defined(run.lens, selection, missing)
     is_of_one_item = changes or since is not None or item is not None
     if is_of_one_item or {*kinds} & {*_MASKING_KINDS}:
         # sections of one item are of the first; without such sections nobody needs to
@@ -274,9 +279,11 @@ def explain(
         kind: {**defaults.get(kind, {}), **(options or {}).get(kind, {})}
         for kind in {**defaults, **dict.fromkeys(kinds)}
     }
-    computed = pipeline.analyse(
-        run, sections=kinds, options=arguments, progress=progress, left_out=missing
-    )
+    computed = {}
+    if kinds:
+        computed = pipeline.analyse(
+            run, sections=kinds, options=arguments, progress=progress, left_out=missing
+        )
     results = Explanation(answers | computed)
     word, reasons = summarize_verdict(results)
     if word:
