@@ -59,14 +59,16 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
     See :func:`tsfm_lens.probes.ablation_recipes`.
 
     Args:
-        components: names or globs, all ablated together.
+        components: names or globs, or a list of them, all ablated together.
         options: of the probe: ``how`` ("zero", "mean" or "resample"), ``reference``,
             ``quantiles``, ``progress``.
     """
+    from tsfm_lens.hooks.component import flat_names
     from tsfm_lens.probes import ablation_recipes
 
-    name = f"without {', '.join(map(str, components))}"
-    result = ablation_recipes(run, {name: components}, **options)
+    targets = flat_names(components)
+    name = f"without {', '.join(map(str, targets))}"
+    result = ablation_recipes(run, {name: targets}, **options)
     title = f"Forecast {name}"
     if len(run.batch) == 1:
         # recipe 0 is the original forecast, recipe 1 the one without the components

@@ -17,6 +17,7 @@ from tsfm_lens.hooks import (
     Mean,
     Noise,
     PatchFrom,
+    Resample,
     Steer,
     Zero,
 )
@@ -207,6 +208,51 @@ def test_positions_at_the_edges(token_lens: Lens, token_case: Case) -> None:
     _, cache = token_lens.run_with_cache(token_case.encoded)
     with pytest.raises(InputError, match=f"500.*0 to {length - 1}"):
         cache.accumulated_resid(pos_slice=500)
+
+
+@pytest.mark.parametrize("wrong", ["Trafo 1", ["Trafo 1"], [0.5], None, {}])
+@pytest.mark.parametrize("option", ["rows", "positions"])
+def test_rows_are_integers(
+    token_lens: Lens, token_case: Case, option: str, wrong: Any
+) -> None:
+    """Rows and positions that are no integers are refused in words; None is all."""
+    edit = Zero(Z, **{option: wrong})
+    if wrong is None:
+        assert not seen(token_lens, token_case, Z, edit).any()
+        return
+    with pytest.raises(InputError, match=f"{Z}: {option}.*expected integers"):
+        seen(token_lens, token_case, Z, edit)
+
+
+def test_sources_are_activations(token_lens: Lens, token_case: Case) -> None:
+    """A run, or a tensor, in place of its activations is refused when it is given."""
+    run = token_lens.run(token_case.batch, 4)
+    for wrong in (run, torch.zeros(3)):
+        for kind in (PatchFrom, Mean, Resample):
+            with pytest.raises(InputError, match=r"holds no.*run.record\(\[names"):
+                kind(Z, wrong)
+        with pytest.raises(InputError, match="holds no activations"):
+            token_lens.patch(wrong, Z)
+
+
+def test_lists_of_names_are_names(token_lens: Lens, token_case: Case) -> None:
+    """A list of components does what they do one by one."""
+    names = ["decoder.0.mlp", "decoder.1.cross_attn.*"]
+    run = token_lens.run(token_case.batch, 4)
+    acts = run.record(["**.hook_z"])
+    for one, other in (
+        (token_lens.ablate(*names), token_lens.ablate(names)),
+        (token_lens.patch(acts, HEAD), token_lens.patch(acts, [HEAD])),
+    ):
+        assert repr(one) == repr(other)
+        assert "Block(" in repr(one)
+        results = []
+        for block in (one, other):
+            with torch.no_grad(), block:
+                results.append(token_lens.forward(run.encoded))
+        assert torch.equal(*results)
+    assert token_lens.components(names) == token_lens.components(*names)
+    assert run.without(names).identical(run.without(*names))
 
 
 # --- rollouts

@@ -13,8 +13,9 @@ from tiny_lenses import lens_of
 from tsfm_lens import testing
 from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.hooks import Component, select_components
-from tsfm_lens.hooks.names import RESIDUAL_NAMES, hook_points, select
-from tsfm_lens.models import architectures
+from tsfm_lens.hooks.names import RESIDUAL_NAMES, hook_points, nearest, select
+from tsfm_lens.hooks.tl_names import Key
+from tsfm_lens.models import Lens, architectures
 
 WIRING = architectures()["chronos-bolt"].adapt(testing.tiny("chronos-bolt")).wiring
 POINTS = hook_points(WIRING)
@@ -108,3 +109,27 @@ def test_blocks_of_too_many_branches_are_refused() -> None:
             assert "decoder_blocks.0.mlp2.hook_out" in hook_points(wide)
         else:
             expect_error("5 branches .*mlp3.* at most 4", hook_points, wide)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        (("pattern", 0, "cross_atn"), "decoder_blocks.0.cross_attn.hook_pattern"),
+        (("pattern", 1, "self_atn", "encodr"), "encoder_blocks.1.self_attn.hook_patt"),
+        (("patern", 1, "cross_attn"), "decoder_blocks.1.cross_attn.hook_pattern"),
+        (("post", 1, "mpl", "decoder"), "decoder_blocks.1.mlp.hook_post"),
+    ],
+)
+def test_misspelt_keys_name_their_place(key: Key, near: str) -> None:
+    """A key with a typing error names the hook point of its layer and attention."""
+    names = nearest(POINTS, key)
+    assert all(name.startswith(near) for name in names)
+    assert names
+
+
+def test_lens_of_no_adapter_is_refused() -> None:
+    """A model in place of an adapter is answered with what opens it."""
+    model = lens_of("chronos-bolt").model
+    expect_error(r"load\(model\).*own-model", Lens, model)
+    adapter = lens_of("chronos-bolt").adapter
+    assert Lens(adapter).model_id == type(model).__name__

@@ -147,3 +147,31 @@ def test_a_metric_may_change_what_it_is_given() -> None:
     ablation_effects(run, components=["decoder.*.mlp"], metric=middle)
     assert_array_equal(run.point, before[0])
     assert_array_equal(run.truth, before[1])
+
+
+@pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano"])
+def test_metric_that_cannot_be_measured_is_explained(name: str) -> None:
+    """Wrong arguments, and a truth that is not there, are named as the cause."""
+    run = tsfm_lens.load(name).run(tsfm_lens.bundled("co2"), 6)
+
+    def error(forecast: np.ndarray, truth: Any, series: SeriesBatch) -> float:
+        return float(np.abs(forecast - truth).mean())
+
+    def failing(forecast: np.ndarray, truth: Any, series: SeriesBatch) -> float:
+        raise ZeroDivisionError("of its own")
+
+    pair = run.shifted_pair()
+    for probe, runs in (
+        (ablation_effects, (run,)),
+        (activation_patching, pair),
+        (path_patching, pair),
+    ):
+        for function in (lambda a: 1.0, lambda a, b, c, d: 1.0, lambda *, a: 1.0):
+            message = r"cannot be called with \(forecast, truth, series\)"
+            expect_error(message, probe, *runs, metric={"one": function})
+        expect_error("truth is None.*holdout=True", probe, *runs, metric=error)
+    # the advice works, and a function's own error with a truth is its own
+    held = run.lens.run(tsfm_lens.bundled("co2"), 6, holdout=True)
+    ablation_effects(held, components=["**.0.mlp"], metric=error)
+    with pytest.raises(ZeroDivisionError):
+        ablation_effects(held, components=["**.0.mlp"], metric=failing)

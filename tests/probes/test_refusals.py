@@ -19,7 +19,12 @@ from tsfm_lens.models import Run
 from tsfm_lens.probes.patching import _check_pair
 
 TWO = ("co2", "elnino")
-CONTRASTS = ("activation_patching", "edge_attribution", "path_patching")
+CONTRASTS = (
+    "activation_patching",
+    "attribution_patching",
+    "edge_attribution",
+    "path_patching",
+)
 
 
 def one_run(model: str, *names: str, horizon: int = 4) -> Run:
@@ -107,6 +112,12 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
         ),
         ("activation_patching", {"positions": 0}, "positions=0"),
         ("activation_patching", {"positions": "some"}, "choose 'all', 'each'"),
+        ("activation_patching", {"positions": [0, 2]}, "'each'.*lens.patch"),
+        ("attribution_patching", {"positions": (0, 2)}, "'each'.*lens.patch"),
+        *(
+            (probe, {"at": "head"}, "'stream', 'branches', 'heads'")
+            for probe in ("activation_patching", "attribution_patching")
+        ),
         (
             "activation_patching",
             {"at": "encoder_blocks.0.self_attn.hook_q"},
@@ -286,9 +297,7 @@ def test_probes_name_the_result_they_need(name: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("model", ["chronos-bolt", "chronos", "chronos-2"])
-@pytest.mark.parametrize(
-    "probe", [*CONTRASTS, "attribution_patching", "minimal_circuit"]
-)
+@pytest.mark.parametrize("probe", [*CONTRASTS, "minimal_circuit"])
 def test_contrasts_refuse_windows_of_other_dates(model: str, probe: str) -> None:
     """Tokens of one place that show other dates are no pair; unknown dates may be."""
     series = bundled("nile", "elnino").tail(46)

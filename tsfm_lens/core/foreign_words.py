@@ -122,6 +122,9 @@ CLASSES = {
         ("HookedTransformer", "HookedEncoder", "HookedEncoderDecoder"),
         "tsfm_lens.load(name) opens a model as a Lens, with run_with_cache and hooks",
     ),
+    "read_series": (
+        "it is tsfm_lens.data.read_series; tsfm_lens.as_series reads files, too"
+    ),
     "TransformerBridge": "tsfm_lens.load(name) opens a model as a Lens",
     "ActivationCache": "lens.run_with_cache(series) gives Activations",
     **dict.fromkeys(

@@ -127,7 +127,8 @@ def _call(path: str | Path, options: Mapping[str, Any], faults: Faults) -> str:
     """Write the call that reads a file, with all options that it takes."""
     arguments = {**options, **faults.changes}
     given = {name: value for name, value in arguments.items() if value is not None}
-    return f"read_series({', '.join([repr(str(path)), *list_arguments(given)])})"
+    written = ", ".join([repr(str(path)), *list_arguments(given)])
+    return f"tsfm_lens.data.read_series({written})"
 
 
 def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:

@@ -32,6 +32,8 @@ class Scope(Protocol[T_co]):
     """State that a block begins and ends."""
 
     is_open: bool = False
+    label: str = ""
+    """What the block does, for its repr."""
 
     def open(self) -> T_co:
         """Begin; :attr:`is_open` is set before anything else is done."""
@@ -166,6 +168,9 @@ class Block(Generic[T_co]):
 
     def __del__(self) -> None:
         self._scope.close()
+
+    def __repr__(self) -> str:
+        return f"Block({self._scope.label}), open inside a with statement"
 
     if TYPE_CHECKING:
 

@@ -8,8 +8,9 @@ a component's write is one, are in :mod:`tsfm_lens.hooks.names`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from tsfm_lens.core.errors import UnknownNameError
@@ -136,7 +137,7 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
     if len(patterns) == 1 and str(patterns[0]) in by_name:
         return [by_name[str(patterns[0])]]
     names: set[str] = set()
-    for pattern in patterns:
+    for pattern in flat_names(patterns):
         labels = _labelled(by_name, str(pattern))
         if len(labels) > 1:
             raise UnknownNameError(
@@ -149,6 +150,17 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
             )
         )
     return [component for name, component in by_name.items() if name in names]
+
+
+def flat_names(names: Iterable[Any]) -> list[Any]:
+    """Return names of components, those of a list among them one by one."""
+    flat: list[Any] = []
+    for name in names:
+        if isinstance(name, list):
+            flat += name
+        else:
+            flat.append(name)
+    return flat
 
 
 def _labelled(by_name: Mapping[str, Component], text: str) -> list[str]:

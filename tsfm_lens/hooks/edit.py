@@ -8,7 +8,7 @@ positions they change.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -132,6 +132,7 @@ class _EditScope(HookScope[T]):
     ) -> None:
         super().__init__(registry, value, hooks)
         self._reaches = reaches
+        self.label = ", ".join(map(str, reaches))
 
     def check(self) -> None:
         """Raise InputError for positions beyond the end, HookError for idle hooks."""
@@ -150,6 +151,9 @@ class _Reach:
     def __init__(self, intervention: Intervention) -> None:
         self._intervention = intervention
         self.lengths: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        return f"{type(self._intervention).__name__} {self._intervention.target}"
 
     def note(self, name: str, length: int) -> None:
         """Note the positions up to the end of a pass at a hook point."""
@@ -378,7 +382,7 @@ def _region(
         ):
             index = as_index(positions, stop, f"{point.name}: positions", clip=True)
         else:
-            entries = torch.as_tensor(positions).reshape(-1).long()
+            entries = _as_entries(positions, f"{point.name}: positions")
             # unlike in as_index(), a position out of range is no error yet: a later
             # pass of the rollout may reach it, see _Reach
             index = torch.where(entries < 0, entries + stop, entries)
@@ -404,14 +408,13 @@ def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tenso
         if not len(chosen) and not clip:
             raise InputError(f"{what}: {rows} selects none of {length} entries")
         return chosen
-    index = torch.as_tensor(rows)
+    index = _as_entries(rows, what)
     if index.dtype == torch.bool:
         if len(index) != length and not clip:
             raise InputError(
                 f"{what}: a mask of length {len(index)} for {length} entries"
             )
         return torch.nonzero(index).reshape(-1)
-    index = index.reshape(-1).long()
     if len(index) and not bool(((index >= -length) & (index < length)).all()):
         raise InputError(
             f"{what}: {index.tolist()} is out of range for {length} entries"
@@ -419,3 +422,23 @@ def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tenso
     if length:
         return index % length
     return index
+
+
+def _as_entries(rows: Any, what: str) -> Tensor:
+    """Return integers or a mask as a tensor with one axis; refuse anything else."""
+    try:
+        entries = torch.as_tensor(rows).reshape(-1)
+    # a text, or a list of texts
+    except (TypeError, ValueError, RuntimeError):
+        entries = torch.zeros(1)
+    if len(entries) and entries.is_floating_point():
+        hint = ""
+        if what.endswith("rows"):
+            hint = ". run.batch.rows(ids) are the rows of series by their ids"
+        raise InputError(
+            f"{what}: {rows!r} is not known; expected integers that count from 0, a"
+            f" slice or a mask{hint}"
+        )
+    if entries.dtype == torch.bool:
+        return entries
+    return entries.long()

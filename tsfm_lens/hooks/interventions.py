@@ -85,6 +85,7 @@ class Mean:
     positions: Rows = None
 
     def __post_init__(self) -> None:
+        _check_activations(self.reference)
         if self.per not in ("position", "pooled"):
             raise InputError(
                 f"Mean: per={self.per!r} is not known, choose 'position' or 'pooled'"
@@ -130,6 +131,9 @@ class Resample:
     seed: int = 0
     rows: Rows = None
     positions: Rows = None
+
+    def __post_init__(self) -> None:
+        _check_activations(self.reference)
 
     def change(self, point: Point) -> Change:
         """Return a function that gives rows of the reference set."""
@@ -189,6 +193,9 @@ class PatchFrom:
     source: Activations
     rows: Rows = None
     positions: Rows = None
+
+    def __post_init__(self) -> None:
+        _check_activations(self.source)
 
     def change(self, point: Point) -> Change:
         """Return a function that gives the value stored at that step and position."""
@@ -258,6 +265,15 @@ class EditPattern:
         # the function may write in place, and autograd or another hook may still need
         # the values
         return lambda value, _state: self.edit(value.clone())
+
+
+def _check_activations(source: Any) -> None:
+    """Refuse what holds no activations, such as the run that they come from."""
+    if not isinstance(source, Activations):
+        raise InputError(
+            f"a {type(source).__name__} holds no activations; expected Activations, as"
+            " run.record([names]) gives"
+        )
 
 
 def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor]:

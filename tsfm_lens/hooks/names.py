@@ -269,8 +269,8 @@ def select(
 def nearest(names: Iterable[str], key: Key) -> list[str]:
     """Return the names whose last parts are closest to a key's.
 
-    Of these, only names at the stack and attention of the key are returned, if it names
-    them. If no name is close, all are returned.
+    Of these, only names at the layer, stack and attention of the key are returned, or
+    at those that are spelt most like them. If no name is close, all are returned.
     """
     available = list(names)
     short, *qualifiers = key if isinstance(key, tuple) else (key,)
@@ -289,14 +289,19 @@ def nearest(names: Iterable[str], key: Key) -> list[str]:
         cutoff=0.7,
     )
     matches = [name for name in available if near and last_parts[name] == near[0]]
-    closest = [
-        name
-        for name in matches
-        if all(
-            qualifier in name for qualifier in qualifiers if isinstance(qualifier, str)
-        )
-    ]
-    return closest or matches or available
+    words = sorted({word for name in matches for word in name.split(".")})
+    closest = matches
+    for qualifier in qualifiers:
+        text = str(qualifier)
+        # a stack is the start of a word, as in "decoder_blocks"
+        if not any(word.startswith(text) for word in words):
+            text = next(iter(get_close_matches(text, words, n=1)), text)
+        closest = [
+            name
+            for name in closest
+            if any(word.startswith(text) for word in name.split("."))
+        ] or closest
+    return closest or available
 
 
 def _glob_test(pattern: str) -> Callable[[str], bool]:

@@ -139,11 +139,19 @@ class LensBase(NativeModule):
     def __init__(
         self,
         adapter: Adapter,
-        model_id: str,
+        model_id: str = "",
         revision: str | None = None,
         files: Sequence[Path] = (),
     ) -> None:
         super().__init__()
+        if not isinstance(getattr(adapter, "wiring", None), Wiring):
+            raise InputError(
+                "Lens() takes an adapter with a wiring, not a"
+                f" {type(adapter).__name__}; tsfm_lens.load(model) opens a model that is known, and"
+                " docs/howto/own-model.md wires one of your own"
+            )
+        if not model_id:
+            model_id = type(adapter.model).__name__
         # kept out of torch's module registry: TransformerLens's setup() writes a name
         # onto every submodule
         self.__dict__["adapter"] = adapter

@@ -22,7 +22,7 @@ from tsfm_lens.core.extensions import extensible
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.component import Component, flat_names
 from tsfm_lens.hooks.interventions import PatchFrom, Rows
 from tsfm_lens.hooks.native import widest_float
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions, by_row
@@ -358,7 +358,7 @@ class Lens(LensBase):
         """Ablate components in everything that runs inside the block.
 
         Args:
-            components: names or globs.
+            components: names or globs, or a list of them.
             how: "zero", "mean", "resample" or "noise".
             reference: for mean and resample: activations, or series on whose forecasts
                 they are recorded.
@@ -388,5 +388,8 @@ class Lens(LensBase):
         are the series and token positions to change, all of them if None.
         """
         return self.edit(
-            *(PatchFrom(target, source, rows, positions) for target in targets)
+            *(
+                PatchFrom(target, source, rows, positions)
+                for target in flat_names(targets)
+            )
         )

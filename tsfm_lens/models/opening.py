@@ -121,6 +121,7 @@ def _from_object(native: object) -> Lens:
         " id, a folder, a model with a method lens_adapter() that gives an adapter of"
         " its own, or a model or pipeline of:"
         f" {', '.join(entry.title for entry in architectures().values())}."
+        " docs/howto/own-model.md wires a model of your own."
     )
 
 

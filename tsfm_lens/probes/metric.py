@@ -7,6 +7,7 @@ noise floors by the same function.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,9 +58,24 @@ class Metric:
                 forecast = forecasts[(*place, row)]
                 if np.isfinite(forecast).all():
                     # a copy, which a function may sort or change
-                    number = self.function(forecast.copy(), truth, series)
+                    number = self._call(forecast.copy(), truth, series)
                     values[(*place, row)] = self._checked(number, series.ids[0])
         return values
+
+    def _call(
+        self, forecast: np.ndarray, truth: np.ndarray | None, series: SeriesBatch
+    ) -> Any:
+        """Call the function; name a truth that is missing as the cause of an error."""
+        try:
+            return self.function(forecast, truth, series)
+        except Exception as error:
+            if truth is not None:
+                raise
+            raise InputError(
+                f"metric {self.name!r} fails on series {series.ids[0]!r}, whose truth"
+                f" is None: {error}. Make the run with holdout=True or truth=…, or let"
+                " the function do without a truth"
+            ) from error
 
     def _checked(self, value: Any, series: str) -> float:
         """Refuse what is not one finite number."""
@@ -103,6 +119,16 @@ def as_metric(given: Any) -> Metric:
             f"metric is {called(function)}, expected a function of (forecast, truth,"
             f" series), or a name with one: {example}"
         )
+    try:
+        # a builtin may have no signature, and raises ValueError
+        inspect.signature(function).bind(None, None, None)
+    except TypeError as error:
+        raise InputError(
+            "metric cannot be called with (forecast, truth, series), as a metric is:"
+            f" {error}"
+        ) from error
+    except ValueError:
+        pass
     # that of a lambda is "<lambda>"
     if not isinstance(name, str) or not name.strip() or name.startswith("<"):
         raise InputError(

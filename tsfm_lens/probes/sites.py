@@ -71,7 +71,13 @@ def parse_sites(
     """
     wiring = lens.wiring
     chosen = first_stack(lens, stack)
-    if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
+    keywords = ("stream", "branches", "heads")
+    if isinstance(at, str) and at.isalpha() and at not in keywords:
+        raise InputError(
+            f"at={at!r} is not known, choose 'stream', 'branches', 'heads', or names"
+            f" and globs of components, such as {chosen.name or '*'!s}.*.mlp"
+        )
+    if not isinstance(at, str) or at not in keywords:
         # without repetition, as two patterns may name one site
         return list(
             dict.fromkeys(
@@ -243,6 +249,12 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
         requested = max(-(-len(ordinary) // MOST_GROUPS), 1)
     elif positions == "each":
         requested = 1
+    if isinstance(positions, Sequence) and not isinstance(positions, str):
+        raise InputError(
+            f"positions={positions!r} names single tokens; choose 'each', and take"
+            f" result.sel(position={list(positions)!r}) of the result;"
+            " lens.patch(activations, point, positions=[…]) patches several at once"
+        )
     if not is_count(requested):
         raise InputError(
             f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more"
