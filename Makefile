@@ -1,7 +1,8 @@
 # make report and make test create the environment themselves; nothing else is needed but Python, git and make.
 PYTHON ?= python3
-MODEL ?= chronos-nano
-SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
+MODEL ?= bolt-nano
+SERIES ?= bundled:leisure_jobs,co2,seattle_heat
+HORIZON ?= 24
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -20,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-nodeps.txt
 	@touch $@
 
 report: $(STAMP)
-	$(BIN)/tsfm-lens report $(MODEL) --data $(SERIES) --out report
+	$(BIN)/tsfm-lens report $(MODEL) --data $(SERIES) --horizon $(HORIZON) --out report
 
 # go on with a sweep that was stopped, or show what it found, by the same command
 sweep-demo: $(STAMP)

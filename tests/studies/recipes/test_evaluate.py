@@ -5,9 +5,11 @@ their cards say.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import measure_bundled
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,8 @@ from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo import checkpoint_path
+
+ROOT = Path(__file__).parents[3]
 
 
 class LastSeason:
@@ -198,6 +202,27 @@ def test_bolt_nano_beats_seasonal_naive() -> None:
     pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("bolt-nano")))
     skills = measure(pipeline, real_cases(), horizon=24)
     assert geometric_mean(skills["/ seasonal naive"]) < 0.95
+
+
+def test_first_report_is_of_series_that_its_model_forecasts() -> None:
+    """The series of `make report` are forecast better than by their last season, as the
+    model card says.
+    """
+    settings = dict(
+        re.findall(r"^(\w+) \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    )
+    model = settings["MODEL"]
+    names = settings["SERIES"].removeprefix("bundled:").split(",")
+    errors = measure_bundled.measure(
+        model, [case for case in real_cases() if case.name in names]
+    )
+    assert set(errors.index) == set(names)
+    card = measure_bundled.PAGE.read_text()
+    for name, row in errors.iterrows():
+        assert (row[model] < row[measure_bundled.NAIVE]).all()
+        cells = measure_bundled.write_row(str(name), row)
+        assert " | ".join(cells[:3]) in card
+        assert f" | {cells[-1]} |" in card
 
 
 def test_chronos2_nano_uses_known_futures() -> None:

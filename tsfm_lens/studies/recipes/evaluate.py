@@ -212,13 +212,45 @@ def measure(
 ) -> pd.DataFrame:
     """Measure skill on cases.
 
-    Left out are series too short for one window, and windows whose context has no
-    seasonal error. Naive forecasts must have errors other than 0, as skill divides by
-    them.
+    Naive forecasts must have errors other than 0, as skill divides by them.
 
     Returns:
         One row per series with means over its windows: "MASE" and the columns of
         :data:`RATIOS`.
+    """
+    errors = window_errors(
+        pipeline,
+        cases,
+        horizon=horizon,
+        seed=seed,
+        covariates=covariates,
+        samples=samples,
+    )
+    means = errors.groupby("series", sort=False).mean()
+    ratios = (
+        means["MASE"] / means["naive MASE"],
+        means["MASE"] / means["last MASE"],
+        means["CRPS"] / means["naive CRPS"],
+    )
+    return means[["MASE"]].assign(**dict(zip(RATIOS, ratios, strict=True)))
+
+
+def window_errors(
+    pipeline: Pipeline,
+    cases: Sequence[SkillCase],
+    *,
+    horizon: int = 24,
+    seed: int = 0,
+    covariates: bool = True,
+    samples: int | None = None,
+) -> pd.DataFrame:
+    """Measure scaled errors of the model and of naive forecasts.
+
+    Left out are series too short for one window, and windows whose context has no
+    seasonal error.
+
+    Returns:
+        One row per window, indexed by series, the latest window of each first.
     """
     tasks = [task for case in cases for task in windows(case, horizon)]
     rows = []
@@ -252,14 +284,7 @@ def measure(
         rows.append((task.case.name, *mases, *losses))
     columns = ["series", "MASE", "naive MASE", "last MASE", "CRPS", "naive CRPS"]
     errors = pd.DataFrame(rows, columns=columns).set_index("series")
-    finite = errors[np.isfinite(errors).all(axis=1)]
-    means = finite.groupby("series", sort=False).mean()
-    ratios = (
-        means["MASE"] / means["naive MASE"],
-        means["MASE"] / means["last MASE"],
-        means["CRPS"] / means["naive CRPS"],
-    )
-    return means[["MASE"]].assign(**dict(zip(RATIOS, ratios, strict=True)))
+    return errors.loc[np.isfinite(errors).all(axis=1)]
 
 
 VALIDATION_SEED = 20_261_120
