@@ -146,8 +146,9 @@ class LensBase(NativeModule):
         super().__init__()
         if not isinstance(getattr(adapter, "wiring", None), Wiring):
             raise InputError(
-                f"Lens() takes an adapter with a wiring, not a {type(adapter).__name__};"
-                " tsfm_lens.load(model) opens a model that is known, and"
+                "Lens() takes an adapter with a wiring, not a"
+                f" {type(adapter).__name__}; tsfm_lens.load(model) opens a model that"
+                " is known, and"
                 " docs/howto/own-model.md wires one of your own"
             )
         if not model_id:
