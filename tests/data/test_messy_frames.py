@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from refusals import expect_error
 from tsfm_lens.cli import app
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series, read_series
 
 COUNT = 60
@@ -322,3 +323,41 @@ def test_calendars(freq: str, mask: str, dates: list[str]) -> None:
             batch.timestamps(ahead=5)
         )
         assert batch.seasonality == len(mask.split())
+
+
+@pytest.mark.parametrize(
+    ("zone", "first"),
+    [
+        ("Europe/Berlin", "2025-10-20"),
+        ("America/New_York", "2025-10-27"),
+        ("Australia/Sydney", "2025-03-31"),
+    ],
+)
+@pytest.mark.parametrize("sites", ["AB", "A"])
+def test_the_hour_of_autumn_does_not_hide_ids(
+    zone: str, first: str, sites: str, tmp_path: Path
+) -> None:
+    """A file whose clock goes back is told what reads it: its ids, and a zone."""
+    hours = pd.date_range(first, periods=24 * 14, freq="h", tz=zone)
+    frames = [
+        pd.DataFrame(
+            {
+                "site": site,
+                "when": hours.strftime("%d.%m.%Y %H:%M"),
+                "load": np.arange(len(hours), dtype=float),
+                "holiday": np.where(hours.dayofweek == 2, "yes", "no"),
+            }
+        )
+        for site in sites
+    ]
+    path = tmp_path / "load.csv"
+    pd.concat(frames).to_csv(path, index=False)
+    with pytest.raises(InputError) as refusal:
+        read_series(path)
+    faults = refusal.value.faults
+    assert faults is not None
+    assert faults.readable
+    assert faults.changes["timezone"] == zone
+    assert faults.changes.get("id_column") == ("site" if len(sites) > 1 else None)
+    batch = read_series(path, **faults.changes)
+    assert batch.lengths == (len(hours),) * len(sites)

@@ -131,15 +131,18 @@ def find_faults(
     current = dict(options)
     error: LensError | None = first
     faults: list[Fault] = []
+    tried = [current]
     while error is not None and len(faults) < _MAX_FAULTS:
         # an option that is not given need not be left out
         cures = [cure for cure in error.cures if _merge(current, cure) != current]
         cure, next_error = _apply(read, current, error, cures)
         others = [other for other in cures if other != cure][:_MAX_OTHERS]
         faults.append(Fault(str(error), cure, tuple(others), error.advice))
-        if not cure:
+        # options that were tried before lead round in a circle
+        if not cure or _merge(current, cure) in tried:
             break
         current = _merge(current, cure)
+        tried.append(current)
         error = next_error
     names = [*options, *(name for name in current if name not in options)]
     changes = {

@@ -43,6 +43,7 @@ from tsfm_lens.data.times import (
     read_times,
     resembles_dates,
     time_text,
+    zones_repeating,
 )
 from tsfm_lens.data.values import (
     LISTS,
@@ -60,6 +61,7 @@ _CHOICES = {
     TARGET_COLUMNS: "targets=[…]",
 }
 """Standard names -> the option that chooses another column."""
+_SUNDAY = 6  # as pandas counts the days of a week
 
 
 def from_frame(
@@ -552,7 +554,9 @@ def _check_rows(
         return
     examples = []
     texts: list[Hashable] = []
-    for column in unread:
+    # columns do not tell apart the two rows of an hour that the clock shows twice
+    by_clock = times is not None and _only_clock_repeats(keys)
+    for column in () if by_clock else unread:
         # text that is the same in all rows of an id describes its series
         text = frame[column].astype(str).where(frame[column].notna())
         if (
@@ -562,7 +566,7 @@ def _check_rows(
             texts.append(column)
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
     id_columns = ""
-    if times is not None:
+    if times is not None and not by_clock:
         free = frame.drop(columns=[*fixed - {None}])
         id_columns = _find_id_columns(free, keys, ids.name)
     option = "id_column=…"
@@ -585,7 +589,9 @@ def _check_rows(
         name, _, clock = first
         rows = frame.index[(keys == first).all(axis=1)]
         cures = ["keep one of them"]
-        if id_columns or ids.name is None:
+        zones: list[str] = []
+        advice = ""
+        if not by_clock and (id_columns or ids.name is None):
             cures = [f"give {option} if they are of several series"]
         has_dates = isinstance(clock, pd.Timestamp)
         if times.note and has_dates:
@@ -596,17 +602,21 @@ def _check_rows(
             and not id_columns
             and (times.clock != times.clock.astype("M8[D]")).any()
         ):
-            cures.append(
-                "if a local clock repeats an hour in autumn, give timezone=…, as in"
-                " timezone='Europe/Berlin'"
-            )
+            zones = zones_repeating(clock)
+            cures.append("if a local clock repeats an hour in autumn")
+            example = (zones or ["Europe/Berlin"])[0]
+            advice = f", give timezone=…, as in timezone={example!r}"
         owner = ""
         if ids.name is not None:
             owner = f"series {name!r} has "
         raise InputError(
             f"{owner}two values at {time_text(clock)} (rows {rows[0]} and {rows[1]});"
             f" {'; '.join(cures)}"
-        ).with_cures({"id_column": id_columns} if id_columns else {})
+        ).with_cures(
+            {"id_column": id_columns} if id_columns else {},
+            *({"timezone": zone} for zone in zones),
+            advice=advice,
+        )
 
 
 def _cures_of_text(
@@ -627,6 +637,20 @@ def _cures_of_text(
         joined = ",".join(map(str, texts.columns))
         cures.append({"id_column": id_columns or joined})
     return cures
+
+
+def _only_clock_repeats(rows: pd.DataFrame) -> bool:
+    """Test if rows of a series that share a time are those of a clock put back.
+
+    They are two, in one hour of a Sunday a year. True too if no rows share one.
+    """
+    repeats = rows[rows.duplicated()]
+    if repeats.empty:
+        return True
+    if repeats["clock"].dtype.kind != "M" or repeats.duplicated().any():
+        return False
+    hours = pd.DatetimeIndex(repeats["clock"].dt.floor("h").unique())
+    return bool((hours.dayofweek == _SUNDAY).all() and hours.year.is_unique)
 
 
 def _find_id_columns(
@@ -659,7 +683,7 @@ def _find_id_columns(
         if (
             # at least half of all pairs of series and time must occur
             len(series) * parts["time"].nunique() <= 2 * len(parts)
-            and not parts.duplicated().any()
+            and _only_clock_repeats(parts)
         ):
             chosen = [name for name in codes if name in names]
             if key is not None:

@@ -79,6 +79,11 @@ _SPARSE = 0.2
 201752 and 201801, weeks of years, would leave more.
 """
 _SCAN_LIMIT = 200
+# clocks go back at different hours and dates
+_ZONES = (
+    *("Europe/Berlin", "Europe/London", "Europe/Athens"),
+    *("America/New_York", "Australia/Sydney"),
+)
 _DAY = 86_400 * 10**9
 # the day on which clocks go forward has 23 hours
 _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the wall
@@ -607,6 +612,16 @@ def on_clock(
     # zone
     rounded_utc = None if utc is None else utc + shift
     return Times(times.clock + shift, rounded_utc, note)
+
+
+def zones_repeating(time: pd.Timestamp) -> list[str]:
+    """List zones whose clock shows a time twice, one of each rule that is common."""
+    # an hour that a clock leaves out in spring is none that it repeats
+    return [
+        zone
+        for zone in _ZONES
+        if pd.isna(time.tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward"))
+    ]
 
 
 def _jitter(index: pd.DatetimeIndex) -> str:
