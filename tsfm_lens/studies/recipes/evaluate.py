@@ -284,7 +284,7 @@ def window_errors(
         rows.append((task.case.name, *mases, *losses))
     columns = ["series", "MASE", "naive MASE", "last MASE", "CRPS", "naive CRPS"]
     errors = pd.DataFrame(rows, columns=columns).set_index("series")
-    return errors.loc[np.isfinite(errors).all(axis=1)]
+    return errors.replace([np.inf, -np.inf], np.nan).dropna()
 
 
 VALIDATION_SEED = 20_261_120
