@@ -2,11 +2,10 @@
 PYTHON ?= python3
 MODEL ?= bolt-nano
 SERIES ?= bundled:leisure_jobs,co2,seattle_heat
-HORIZON ?= 24
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test test-core test-studies test-site house core test-hard exhaustive campaigns mutants figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
+.PHONY: setup report sweep-demo pictures test test-core test-studies test-site house core test-hard exhaustive campaigns mutants figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -21,12 +20,16 @@ $(STAMP): pyproject.toml constraints.txt requirements-nodeps.txt
 	@touch $@
 
 report: $(STAMP)
-	$(BIN)/tsfm-lens report $(MODEL) --data $(SERIES) --horizon $(HORIZON) --out report
+	$(BIN)/tsfm-lens report $(MODEL) --data $(SERIES) --horizon 24 --out report
 
 # go on with a sweep that was stopped, or show what it found, by the same command
 sweep-demo: $(STAMP)
 	$(BIN)/tsfm-lens sweep examples/sweep-demo.yaml --store sweep-demo.store --engine processes --workers 2
 	$(BIN)/tsfm-lens sweep report sweep-demo.store --out sweep-report
+
+# the pictures of README, the site and the card for links, from the code at hand; needs a Chromium
+pictures: $(STAMP)
+	$(BIN)/python tools/draw_pictures.py
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 $(TESTS)

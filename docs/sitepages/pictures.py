@@ -41,7 +41,8 @@ def static_pictures(specs: Mapping[str, str], cache: Path) -> dict[str, bytes]:
     }
     missing = {name: specs[name] for name, file in files.items() if not file.exists()}
     if missing and browser_found():
-        with _page() as browser:
+        page = f"<!doctype html><meta charset='utf-8'><script>{get_plotlyjs()}</script>"
+        with open_page(page) as browser:
             for name, spec in missing.items():
                 files[name].write_bytes(_picture(browser, spec))
     return {name: file.read_bytes() for name, file in files.items() if file.exists()}
@@ -53,8 +54,8 @@ def browser_found() -> bool:
 
 
 @contextmanager
-def _page() -> Iterator[Any]:
-    """A browser with plotly.js and nothing else."""
+def open_page(text: str, *flags: str) -> Iterator[Any]:
+    """A browser that shows a page and nothing else."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -64,6 +65,7 @@ def _page() -> Iterator[Any]:
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
+        *flags,
     ):
         options.add_argument(flag)
     browser = webdriver.Chrome(
@@ -72,9 +74,7 @@ def _page() -> Iterator[Any]:
     browser.set_script_timeout(120)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        page.write_text(
-            f"<!doctype html><meta charset='utf-8'><script>{get_plotlyjs()}</script>"
-        )
+        page.write_text(text)
         try:
             browser.get(page.as_uri())
             yield browser
