@@ -37,6 +37,7 @@ LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
 _MAX_NAMES = 6  # series that a heading names
 _MAX_PLAIN = 4000  # bytes up to which a table is not compressed
+_CARDS_NOTE = "What the forecast itself rests on, whatever has changed:"
 _REST = 100_000  # bytes of template, provenance and headings
 
 
@@ -215,6 +216,7 @@ def _first_screen(
     # the results of a sweep are tables
     datasets = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
     linked = results.get(linked_name)
+    kinds = [str(ds.attrs.get("kind")) for ds in datasets]
     # cards are made only if no result is a table; a row of them has a card per series
     card_rows = make_cards(results, anchors) if len(datasets) == len(results) else []
     series = list(dict.fromkeys(name for row in card_rows for name in row["cards"]))
@@ -245,6 +247,8 @@ def _first_screen(
         "series": series or ids,
         "state": packed_state,
         "cards": card_rows,
+        # beside a change, they say what the forecast rests on without it
+        "cards_note": _CARDS_NOTE if {"what_if", "forecast_change"} & {*kinds} else "",
     }
 
 

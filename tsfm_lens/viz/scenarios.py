@@ -43,8 +43,8 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import labelled, summarize
-from tsfm_lens.viz.theme import BLUE, GREY, INK, ORANGE, mixed, plain
-from tsfm_lens.viz.words import listed, measured, signed
+from tsfm_lens.viz.theme import BLUE, GREY, INK, ORANGE, mixed, number, plain
+from tsfm_lens.viz.words import after_number, listed, signed
 
 __all__ = ["change_bars", "what_if_lines"]
 
@@ -114,6 +114,7 @@ _REDRAWN = (
 
 def read_what_if(ds: xr.Dataset) -> list[str]:
     """State how far the changes move the forecast, each of them, and through what."""
+    unit = find_unit(ds).strip()
     before = _middle(ds, "forecast")
     after = _middle(ds, "changed_forecast")
     move = after - before
@@ -143,7 +144,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     return summarize(
         ds,
         "With {changes} the forecast of {name} {verb} by {distance:unit} on average"
-        " over {steps}, from {before:unit} to {after:unit} ({statistic}).",
+        " over {steps}, from {before} to {after} ({statistic}).",
         "It moves single steps by {size:unit} on average, {n_up:whole} of {n_steps} of"
         " them up.",
         "Of that mean move, each change makes: {effects:each signed unit}.",
@@ -159,8 +160,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         name=name_target(ds),
         distance=abs(move.mean()),
         steps=name_horizon(ds),
-        after=after.mean(),
-        before=before.mean(),
+        after=_level(after.mean(), unit),
+        before=_level(before.mean(), unit),
         statistic=_statistic(ds),
         size=size if abs(move.mean()) < size else None,
         n_up=(move > 0).sum(),
@@ -376,11 +377,16 @@ def read_change(ds: xr.Dataset) -> list[str]:
 
 def _say_change(before: float, after: float, unit: str) -> str:
     """Say which way the mean of a forecast went."""
-    write = measured(unit)
-    if write(before) == write(after):
-        return f"stayed at {write(after)}"
+    level = _level(after, unit)
+    if _level(before, unit) == level:
+        return f"stayed at {level}"
     verb = "rose" if after > before else "fell"
-    return f"{verb} from {write(before)} to {write(after)}"
+    return f"{verb} from {_level(before, unit)} to {level}"
+
+
+def _level(value: float, unit: str) -> str:
+    """Write the mean of a forecast so finely that a change of it can be subtracted."""
+    return f"{number(value)} {after_number(unit)}".rstrip()
 
 
 def _origin(ds: xr.Dataset) -> str:
