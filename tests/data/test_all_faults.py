@@ -190,7 +190,7 @@ def test_a_call_may_need_no_option(tmp_path: Path) -> None:
     file = tmp_path / "load.csv"
     file.write_text("date,load\n2021-01-01,1\n2021-01-02,2\n")
     text = str(refusal(file, freq="often"))
-    assert text.endswith(f"This reads it: read_series({str(file)!r})")
+    assert text.endswith(f"This reads it: tsfm_lens.data.read_series({str(file)!r})")
 
 
 def test_both_readings_of_a_date_are_said(tmp_path: Path) -> None:

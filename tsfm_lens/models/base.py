@@ -148,8 +148,7 @@ class LensBase(NativeModule):
             raise InputError(
                 "Lens() takes an adapter with a wiring, not a"
                 f" {type(adapter).__name__}; tsfm_lens.load(model) opens a model that"
-                " is known, and"
-                " docs/howto/own-model.md wires one of your own"
+                " is known, and docs/howto/own-model.md wires one of your own"
             )
         if not model_id:
             model_id = type(adapter.model).__name__
