@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from pkgutil import walk_packages
 
+import plotly.graph_objects as go
 import pytest
 import render_notebooks
 import torch
@@ -102,6 +103,45 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert file.exists() or file.relative_to(DOCS).as_posix() in WRITTEN, (
             f"{page.name} links to {target}"
         )
+
+
+def test_gallery_says_what_marks_are() -> None:
+    """A reader learns what axes, colours and lines are, in words of no docstring."""
+    figure = go.Figure(go.Heatmap(z=[[1, 2]], coloraxis="coloraxis"))
+    figure.add_scatter(y=[1, 2], name="median forecast", showlegend=True)
+    figure.add_scatter(y=[1, 2], name="lower bound", showlegend=False)
+    figure.update_layout(xaxis_title="head", yaxis_title="value<br>(°C)")
+    figure.update_layout(coloraxis_colorbar_title="share of attention")
+    assert gallery.describe_marks(figure.to_json()) == [
+        "Horizontal: head.",
+        "Vertical: value (°C).",
+        "Colour: share of attention.",
+        "Lines and marks: median forecast.",
+    ]
+
+
+def test_gallery_starts_with_what_is_there() -> None:
+    """The strongest figures come first, and last those that found nothing."""
+    entries = gallery.slugs()
+    assert set(gallery.STRONGEST) <= set(entries)
+    chosen = {
+        slug: entries[slug]
+        for slug in ("induction_maps", "forecast_fan", "patching_map")
+    }
+    readings = {
+        "induction_maps": ["Heads above both thresholds: none of 12."],
+        "forecast_fan": ["The forecast rises. None of this is certain."],
+        "patching_map": ["Patches that recover half: none of 132."],
+    }
+    drawn = {
+        slug: drawing.Drawn("{}", "", "", 0, 0, "", told)
+        for slug, told in readings.items()
+    }
+    assert [*gallery.order_entries(chosen, drawn)] == [
+        "patching_map",
+        "forecast_fan",
+        "induction_maps",
+    ]
 
 
 def test_gallery_compares_models_side_by_side() -> None:

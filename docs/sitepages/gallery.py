@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from html import escape
 
 from plotly.offline import get_plotlyjs
@@ -38,7 +39,15 @@ def name_page(measurement: Measurement) -> str:
     return measurement.kind
 
 
-_FIRST = ("Behaviour", "Inputs", "Causes")  # what most people come for
+_FIRST = ("Activations", "Inputs", "Causes")  # what most people come for
+STRONGEST = (
+    *("attention_map", "lens_logit_map", "input_timeline"),
+    *("ablation_forecasts", "patching_map", "ablation_heatmap"),
+)
+"""Figures that are understood at a glance; they open the gallery and their themes."""
+
+
+_WIDE = "---\nhide-toc: true\n---\n\n"  # the page has the place of its contents, too
 
 
 def theme_page(theme: str) -> str:
@@ -228,7 +237,7 @@ def _section(
         + (f"  \n{plain(drawn.subtitle)}" if drawn.subtitle else ""),
         figure_html(slug, drawn.title, drawn.height, drawn.min_width, "../", pictured),
         code(opening + scene.drawing),
-        f"**How to read it.** {_reading(figure)}",
+        f"**How to read it.** {_reading(figure, drawn.spec)}",
         f"Function: {{py:func}}`{_home(figure)}`",
     ]
     if scene.command:
@@ -249,14 +258,48 @@ def _home(figure: Figure) -> str:
     return f"{figure.function.__module__}.{figure.name}"
 
 
-def _reading(figure: Figure) -> str:
-    """What marks mean, as the renderer's docstring has it."""
+def _reading(figure: Figure, spec: str) -> str:
+    """How to read a figure: what it shows, and what its axes, colours and lines are."""
     text = inspect.getdoc(figure.function) or ""
-    opening = text.split("\nArgs:")[0]
-    returned = ""
-    if "\nReturns:\n" in text:
-        returned = text.split("\nReturns:\n")[1].split("\n\n")[0]
-    return " ".join(from_docstring(part) for part in (opening, returned) if part)
+    opening = re.split(r"\n\n?(?=\w+:\n)", text)[0]
+    shown = ""
+    # docstrings of figures of a variable say nothing that axes do not
+    if not figure.variable:
+        shown = from_docstring(re.sub(r"^Draw ", "The figure shows ", opening))
+    return " ".join(part for part in (shown, *describe_marks(spec)) if part)
+
+
+_MOST_NAMES = 8  # of a legend that are told; more say what the legend says
+
+
+def describe_marks(spec: str) -> list[str]:
+    """What the axes, colours and lines of a figure are, a sentence each.
+
+    Args:
+        spec: the figure as plotly's JSON.
+    """
+    figure = json.loads(spec)
+    layout = figure["layout"]
+    found: dict[str, list[str]] = {"Horizontal": [], "Vertical": [], "Colour": []}
+    for name, part in layout.items():
+        for start, kind in (
+            ("xaxis", "Horizontal"),
+            ("yaxis", "Vertical"),
+            ("coloraxis", "Colour"),
+        ):
+            if name.startswith(start):
+                bar = part.get("colorbar", part)
+                found[kind].append((bar.get("title") or {}).get("text") or "")
+    found["Lines and marks"] = [
+        trace.get("name") or "" for trace in figure["data"] if trace.get("showlegend")
+    ]
+    sentences = []
+    for kind, titles in found.items():
+        told = dict.fromkeys(re.sub(r"\s*<[^>]*>\s*", " ", each) for each in titles)
+        words = [each.strip() for each in told if each.strip()]
+        if 0 < len(words) <= _MOST_NAMES:
+            sentences.append(f"{kind}: {plain(', '.join(words))}.")
+    return sentences
 
 
 def _card(
@@ -280,15 +323,34 @@ def _card(
     )
 
 
-def _grid(
-    theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]
-) -> str:
+def order_entries(entries: Entries, drawn: dict[str, Drawn]) -> Entries:
+    """The strongest figures first, and last those that found nothing in these models."""
+
+    def place(slug: str) -> int:
+        if slug in STRONGEST:
+            return STRONGEST.index(slug)
+        return len(STRONGEST) + found_nothing(drawn[slug])
+
+    return {slug: entries[slug] for slug in sorted(entries, key=place)}
+
+
+def found_nothing(drawn: Drawn) -> bool:
+    """Whether a figure says first that nothing is there."""
+    first = " ".join([drawn.title, *drawn.readings[:1]])
+    return re.search(r"\b(0|none) of \d", first) is not None
+
+
+def _grid(entries: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
     cards = [
         _card(slug, measurement, figure, drawn[slug], pictures)
-        for slug, (measurement, figure) in entries.items()
-        if measurement.theme == theme
+        for slug, (measurement, figure) in order_entries(entries, drawn).items()
     ]
-    return "::::{grid} 1 2 2 3\n:gutter: 3\n\n" + "\n\n".join(cards) + "\n\n::::"
+    opening = "::::{grid} 1 1 2 2\n:gutter: 3\n:class-container: tsfm-wide\n\n"
+    return opening + "\n\n".join(cards) + "\n\n::::"
+
+
+def _of_theme(theme: str, entries: Entries) -> Entries:
+    return {slug: entry for slug, entry in entries.items() if entry[0].theme == theme}
 
 
 def _theme(
@@ -300,7 +362,8 @@ def _theme(
         if measurement.theme == theme
     ]
     listed = "\n".join(name_page(item) for item in own)
-    return f"# {theme}\n\n{_grid(theme, entries, drawn, pictures)}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+    cards = _grid(_of_theme(theme, entries), drawn, pictures)
+    return f"{_WIDE}# {theme}\n\n{cards}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
 
 
 def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
@@ -329,19 +392,22 @@ def _index(
     present: list[str], entries: Entries, drawn: dict[str, Drawn], pictures: set[str]
 ) -> str:
     count = len({figure.name for _, figure in entries.values()})
+    strongest = {slug: entries[slug] for slug in STRONGEST}
     parts = [
-        "# Gallery",
+        f"{_WIDE}# Gallery",
         (
             f"All {count} figures, drawn from the embedded models when this site was"
             " built. Click one for the interactive figure, its whole code, how to read"
             " it, and what the report says. Most of this code needs these lines first:"
         ),
         code(CHRONOS),
+        "## A first look",
+        _grid(strongest, drawn, pictures),
     ]
     for theme in present:
         parts += [
             f"## [{theme}]({theme_page(theme)}.md)",
-            _grid(theme, entries, drawn, pictures),
+            _grid(_of_theme(theme, entries), drawn, pictures),
         ]
     parts.append(f"Some figures also show [two models side by side]({PAIRS}.md).")
     listed = "\n".join([*map(theme_page, present), PAIRS])
