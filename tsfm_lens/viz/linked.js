@@ -310,7 +310,7 @@ function linkedView(root, state, ask) {
   }
   // five characters have room
   function cellText(value, signed) {
-    if (view.brush) return percent(value);
+    if (view.brush) return value > 0 && value < state.unread ? "≈ 0 %" : percent(value);
     const short = signed || value < 0.1 ? String(Number(value.toPrecision(2))).replace("-", "−") : number(value);
     return signed && value > 0 ? `+${short}` : short;
   }
