@@ -372,7 +372,7 @@ def _draw_curves(ds: xr.Dataset) -> go.Figure:
     return canvas.finalize(
         f"{sentence_start(ds)} of every head of {name_model(ds)}, by distance back",
         single_series(ds),
-        "mean over the steps of the forecast",
+        "curve: mean over the steps of the forecast",
         remark,
     ).update_layout(margin_l=64)
 

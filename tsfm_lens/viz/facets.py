@@ -316,7 +316,7 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, n_before: int, box: Box) ->
             sheet.layout[_shift_axis(name, n_before)].update(part)
         elif name.startswith("coloraxis"):
             # beside what the figure sets, plotly's defaults of a vertical bar
-            bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
+            bar = {"x": 1.02, "y": 0.5, "len": 1, **part.get("colorbar", {})}
             side = "y"
             if bar.get("orientation") == "h":
                 side = "x"

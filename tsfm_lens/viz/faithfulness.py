@@ -275,7 +275,7 @@ def _finish(
     )
     return canvas.finalize(
         f"Tests of {noun} on the forecast of {name_target(ds)} by {name_model(ds)}",
-        "shaded: values that pass",
+        "dot: measured; shaded: values that pass",
         "arrow: beyond the axis",
         *remarks,
     )

@@ -313,6 +313,8 @@ def _select(
     if about and not title:
         # what is drawn comes first, then the measurement
         heading = ": ".join(filter(None, (about.removesuffix("."), _model(ds))))
+        if "metric" in ds.attrs:
+            heading += f", in {ds.attrs['metric']}"
         remarks = [_find_title(ds), *remarks]
     return _Drawn(
         ds,

@@ -396,7 +396,8 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     )
     arrows = "↑ raises, ↓ lowers, ↕ both"
     title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
-    return canvas.finalize(title, view.when, view.how, arrows, cut_remark)
+    drawn = "bars at the right: parts of a step, and their sum as a line"
+    return canvas.finalize(title, view.when, view.how, drawn, arrows, cut_remark)
 
 
 def _name_groups(ds: xr.Dataset, effects: np.ndarray) -> list[tuple[str, list[int]]]:

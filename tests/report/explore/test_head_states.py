@@ -242,9 +242,9 @@ def test_attention_on_all_like_steps_is_summed() -> None:
     share[0, 1, 0] = 0.3
     found = describe_attention(ds.assign(attention=attention, lag_share=share), 0, 1, 0)
     assert found.words == "the same weekday of earlier weeks"
-    assert found.most == pytest.approx(0.8)
+    assert round(found.most, 6) == 0.8
     # of 24 days 3 or 4 are this weekday
-    assert found.even_share == pytest.approx(np.mean([3, 3, 3, 4, 4]) / 24, abs=0.02)
+    assert abs(found.even_share - np.mean([3, 3, 3, 4, 4]) / 24) < 0.02
     attention[0, 1, 0] = 1 / 24
     share[0, 1, 0] = 2.1 / 24
     ds["place_share"][0, 1, 0] = 1 / 24

@@ -463,7 +463,7 @@ def test_ranges_of_six_mlps_decide(bolt_rise: float, holds: float) -> None:
     ]
     table = pd.DataFrame(rows, columns=["model", "part", "first", "last"])
     table = table.assign(family="ranges", change=rise, lower=rise, upper=rise)
-    table["baseline_mase"] = table["model"].map({"a": 0.8, "b": 0.7})
+    table["baseline_relative_mase"] = table["model"].map({"a": 0.8, "b": 0.7})
     table["label"] = [
         f"{part} of layers {first} to {last}" for _, part, first, last in rows
     ]

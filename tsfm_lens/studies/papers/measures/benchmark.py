@@ -136,7 +136,8 @@ def _add_baseline(
     result: MeasuredValues, quantity: str, table: pd.DataFrame, subject: Subject
 ) -> None:
     result.add(
-        quantity, table.loc[table["model"] == subject.source, "baseline_mase"].iloc[0]
+        quantity,
+        table.loc[table["model"] == subject.source, "baseline_relative_mase"].iloc[0],
     )
 
 
@@ -284,7 +285,7 @@ def read_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
         )
         for row in _rows(effects[effects["first"] == layer]):
             without = f"without {PARTS[str(row['part'])]} of that layer"
-            result.add(f"{name}: {RELATIVE_MASE}, {without}", row["mase"])
+            result.add(f"{name}: {RELATIVE_MASE}, {without}", row["relative_mase"])
             _add_change(result, f"{name}: change of MASE {without}", row)
     return result
 
