@@ -113,8 +113,8 @@ def test_gallery_says_what_marks_are() -> None:
     figure.update_layout(xaxis_title="head", yaxis_title="value<br>(°C)")
     figure.update_layout(coloraxis_colorbar_title="share of attention")
     assert gallery.describe_marks(figure.to_json()) == [
-        "Horizontal: head.",
-        "Vertical: value (°C).",
+        "Horizontal axis: head.",
+        "Vertical axis: value (°C).",
         "Colour: share of attention.",
         "Lines and marks: median forecast.",
     ]

@@ -280,11 +280,15 @@ def describe_marks(spec: str) -> list[str]:
     """
     figure = json.loads(spec)
     layout = figure["layout"]
-    found: dict[str, list[str]] = {"Horizontal": [], "Vertical": [], "Colour": []}
+    found: dict[str, list[str]] = {
+        "Horizontal axis": [],
+        "Vertical axis": [],
+        "Colour": [],
+    }
     for name, part in layout.items():
         for start, kind in (
-            ("xaxis", "Horizontal"),
-            ("yaxis", "Vertical"),
+            ("xaxis", "Horizontal axis"),
+            ("yaxis", "Vertical axis"),
             ("coloraxis", "Colour"),
         ):
             if name.startswith(start):
@@ -298,7 +302,7 @@ def describe_marks(spec: str) -> list[str]:
         told = dict.fromkeys(re.sub(r"\s*<[^>]*>\s*", " ", each) for each in titles)
         words = [each.strip() for each in told if each.strip()]
         if 0 < len(words) <= _MOST_NAMES:
-            sentences.append(f"{kind}: {plain(', '.join(words))}.")
+            sentences.append(f"{kind}: {plain('; '.join(words))}.")
     return sentences
 
 
@@ -393,6 +397,7 @@ def _index(
 ) -> str:
     count = len({figure.name for _, figure in entries.values()})
     strongest = {slug: entries[slug] for slug in STRONGEST}
+    others = {slug: entries[slug] for slug in entries if slug not in STRONGEST}
     parts = [
         f"{_WIDE}# Gallery",
         (
@@ -407,7 +412,7 @@ def _index(
     for theme in present:
         parts += [
             f"## [{theme}]({theme_page(theme)}.md)",
-            _grid(_of_theme(theme, entries), drawn, pictures),
+            _grid(_of_theme(theme, others), drawn, pictures),
         ]
     parts.append(f"Some figures also show [two models side by side]({PAIRS}.md).")
     listed = "\n".join([*map(theme_page, present), PAIRS])
