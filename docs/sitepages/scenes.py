@@ -160,8 +160,7 @@ ASKED = {
         (
             "earlier, later = (\n    lens.run(table[stop - 216 : stop], 24,"
             ' future=table[stop : stop + 24].drop(columns="people"))\n    for stop in'
-            " (end - 6, end)\n)\nviz.plot(tsfm_lens.explain_change(earlier, later),"
-            ' "effect")'
+            " (end - 6, end)\n)\nviz.change_bars(tsfm_lens.explain_change(earlier, later))"
         ),
         (
             "tsfm-lens explain chronos2-nano --data people.csv --targets people --known"
