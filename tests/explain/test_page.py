@@ -100,9 +100,9 @@ def test_tables_with_gaps_have_every_section(
     rows = make_cards(found, dict.fromkeys(found, "s1"))
     titles = [
         "What moved it",
-        "Can it be trusted",
+        "Can this explanation be trusted",
         "How much each covariate moves the forecast",
-        "Uncertainty",
+        "Uncertainty of the forecast",
     ]
     assert [card["title"] for card in rows] == titles
     target = found["input_attribution"].attrs["target"]

@@ -251,6 +251,11 @@ def test_card_of_needed_parts_remarks_too() -> None:
     note = card["cards"]["a"]["note"]
     assert "size" in note
     assert re.search(r"error falls from 229\b.* to 137\b", note)
+    # a token decoder's first step is in the error of the forecast, but not in this one
+    assert "second step" not in note
+    later = ds.assign(first_step_shift=ds["mean_shift"])
+    (card,) = make_cards({"ablation_effects": later}, {"ablation_effects": "s1"})
+    assert "from the second step on" in card["cards"]["a"]["note"]
 
 
 # one baseline

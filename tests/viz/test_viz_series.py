@@ -7,7 +7,9 @@ import pytest
 
 from tsfm_lens import viz
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.report.build import draw_results
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.report.build import draw_results, render_page
+from tsfm_lens.report.pipeline import make_heading
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.grid import choose_columns
 from tsfm_lens.viz.logit_lens import visible_rows
@@ -32,6 +34,30 @@ def test_fan_draws_bands_median_and_truth(forecast):
     np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-12, 0))
     np.testing.assert_allclose(named(fig, "observed")[0].x, h)
     assert "80 % probability 98.4 to 101.6" in named(fig, "median forecast")[0].text[0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "written"),
+    [
+        (["series-0/load", "series-0/temp"], ["load", "temp"]),
+        # the names of several items tell them apart
+        (["series-0/load", "series-1/load"], ["series-0/load", "series-1/load"]),
+        (["shop/load", "shop/temp"], ["shop/load", "shop/temp"]),
+        (["series-0", "series-1"], ["series-0", "series-1"]),
+    ],
+)
+def test_a_single_item_has_no_invented_name(forecast, ids, written):
+    """Titles and headings name a lone item by its columns, without a made-up id."""
+    two = forecast.isel(series=[0, 1]).assign_coords(series=ids)
+    title = viz.forecast_fan(two, series=ids[1]).layout.meta["title"]
+    assert f"Forecast of {written[1]} by" in title
+    sections = render_page(
+        {"forecast": two}, draw_results({"forecast": two}), title="", provenance={}
+    ).decode()
+    assert f"on {', '.join(written)}</p>" in sections
+    assert make_heading("m", SeriesBatch(np.ones((2, 4)), ids=ids)) == (
+        f"m on {', '.join(written)}"
+    )
 
 
 def test_pages_count_drawn_series(forecast):

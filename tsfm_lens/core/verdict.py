@@ -198,31 +198,12 @@ def _check_inputs(curves: xr.Dataset) -> list[Check]:
     r2, slope, signed_share = (
         float(first[name]) for name in ("r2", "slope", "sign_agreement")
     )
+    faults = ["", "", ""]
     # scores rank the segments and state no effects, so that their R² is NaN
     if not np.isfinite(r2):
-        fault = "Scores without signs and sizes predict no effect"
-        asked = f"{EXPLAINED:g} or more"
-        return [
-            Check(
-                subject=INPUTS,
-                name="R²",
-                value=r2,
-                low=EXPLAINED,
-                asked=asked,
-                fault=fault,
-            )
-        ]
-    slopes = f"{SLOPES[0]:.2g} to {SLOPES[1]:.2g}"
-    faults = ["", "", ""]
-    if r2 < EXPLAINED:
+        faults[0] = "Scores without signs and sizes predict no effect"
+    elif r2 < EXPLAINED:
         faults[0] = f"R² is {_floored(r2):.2f}, and {EXPLAINED:g} is needed"
-    if not SLOPES[0] <= slope <= SLOPES[1]:
-        faults[1] = f"The slope is {slope:.2f}, and {slopes} is needed"
-    if signed_share < SIGNED:
-        faults[2] = (
-            f"The sign is right for {100 * _floored(signed_share):.0f} % of the change,"
-            f" and {100 * SIGNED:.0f} % is needed"
-        )
     checks = [
         Check(
             subject=INPUTS,
@@ -231,7 +212,19 @@ def _check_inputs(curves: xr.Dataset) -> list[Check]:
             low=EXPLAINED,
             asked=f"{EXPLAINED:g} or more",
             fault=faults[0],
-        ),
+        )
+    ]
+    if not np.isfinite(r2):
+        return checks
+    slopes = f"{SLOPES[0]:.2g} to {SLOPES[1]:.2g}"
+    if not SLOPES[0] <= slope <= SLOPES[1]:
+        faults[1] = f"The slope is {slope:.2f}, and {slopes} is needed"
+    if signed_share < SIGNED:
+        faults[2] = (
+            f"The sign is right for {100 * _floored(signed_share):.0f} % of the change,"
+            f" and {100 * SIGNED:.0f} % is needed"
+        )
+    checks += [
         Check(
             subject=INPUTS,
             name="slope of measured on predicted",

@@ -32,6 +32,7 @@ from tsfm_lens.viz.select import (
     flat_series,
     forecast_series,
     median_position,
+    name_statistic,
     names,
 )
 from tsfm_lens.viz.theme import number, percent
@@ -39,6 +40,8 @@ from tsfm_lens.viz.words import measured, signed
 
 MAX_SERIES = 24  # tabs
 _MAX_BARS = 4
+# what a token decoder's error is of, as its first step reads no value
+_FROM_SECOND = " from the second step on"
 
 Card = dict[str, Any]
 """What a card says of one series.
@@ -179,7 +182,10 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
             f"{layers[best + 1]} lowers it most, from {write(errors[best])} to"
             f" {write(errors[best + 1])}"
         )
-    note = f"mean absolute error of the median that is read after each layer; {meaning}"
+    note = (
+        "mean absolute error of the median that is read after each"
+        f" layer{_FROM_SECOND if first else ''}; {meaning}"
+    )
     points = [
         # a curve that is 0 everywhere stays so
         (label, write(error), error / (errors.max() or 1.0))
@@ -243,7 +249,12 @@ def _describe_improvement(ds: xr.Dataset, series: int, index: int) -> str:
     write = measured(find_unit(ds, series))
     before = write(float(array(ds, "mae_baseline", series=series)))
     after = write(float(array(ds, "mae", "component", series=series)[index]))
-    return f"; without it the error falls from {before} to {after}"
+    # the result has the first step apart where the error leaves it out
+    steps = _FROM_SECOND if "first_step_shift" in ds else ""
+    return (
+        f"; without it the error falls from {before} to {after}"
+        f" ({name_statistic(ds)}{steps})"
+    )
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
@@ -387,11 +398,11 @@ def _ranked(
 # in the order of the page: what explains one forecast first, then all others
 _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
     ("What moved it", "input_attribution", _moving),
-    ("Can it be trusted", "deletion_curves", _trust),
+    ("Can this explanation be trusted", "deletion_curves", _trust),
     ("What a covariate is worth", "covariate_use", _worth),
     ("How much each covariate moves the forecast", "covariate_use", _shuffling),
-    ("Accuracy", "forecast", _accuracy),
-    ("Uncertainty", "forecast", _uncertainty),
+    ("Accuracy of the forecast", "forecast", _accuracy),
+    ("Uncertainty of the forecast", "forecast", _uncertainty),
     ("Where the error falls", "logit_lens", _forming),
     ("What it needs", "ablation_effects", _needs),
     ("What it reads", "head_states", _reads),

@@ -31,7 +31,7 @@ from tsfm_lens.data import (
 from tsfm_lens.data.batch import Item, item_rows
 from tsfm_lens.data.sources import find_bundled, read_sources
 from tsfm_lens.report.build import build_report
-from tsfm_lens.viz.select import names
+from tsfm_lens.viz.select import names, short_ids
 from tsfm_lens.viz.words import capital
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def with_item_first(run: Run, item: Item) -> Run:
 
 def make_heading(model: str, batch: SeriesBatch) -> str:
     """Name a model and the first series that it forecasts."""
-    ids = batch.targets().ids
+    ids = short_ids(batch.targets().ids)
     heading = f"{model} on {', '.join(ids[:_MAX_NAMES])}"
     if len(ids) > _MAX_NAMES:
         heading += " …"
@@ -361,7 +361,7 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     """
     lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
     infos = [bundled_info(name) for name in find_bundled(sources)]
-    ids = run.batch.targets().ids
+    ids = short_ids(run.batch.targets().ids)
     given = f"given in Python: {', '.join(ids[:_MAX_NAMES])}"
     if len(ids) > _MAX_NAMES:
         given += f" and {len(ids) - _MAX_NAMES} more"

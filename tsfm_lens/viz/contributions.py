@@ -194,8 +194,6 @@ def draw_contributions(
     total: np.ndarray,
     window: SeriesWindow,
     *,
-    unit: str,
-    title: str,
     between: str,
     mean: bool = False,
 ) -> None:
@@ -205,9 +203,11 @@ def draw_contributions(
 
     Args:
         total: (step,), the sum of the contributions, drawn as a line.
-        title: of the axis of sizes.
         between: what the total is, such as "forecast − reference".
+        mean: whether sizes are means with their sign; see :func:`contributions`.
     """
+    unit = window.unit or "data units"
+    title = "mean effect" if mean else "mean size"
     rows = np.arange(len(parts))
     sizes = np.array([part.size for part in parts])
     written = plain(after_number(unit))

@@ -228,35 +228,30 @@ def _draw_check(panel: Panel, row: int, check: Check, text: str, write: str) -> 
             layer="below",
         )
     name = plain(f"{check.subject}, {check.name}")
-    if np.isfinite(check.random):
-        panel.dots(
-            [min(max(check.random, 0.0), _END)],
-            [row],
-            "",
-            f"{name}<br>random components {write}",
-            colour=GREY,
-            size=14,
-            symbol="line-ns-open",
-            customdata=[check.random],
-        )
+    colour = BLUE if check.passed else VERMILION
     symbol = "circle" if check.passed else "x"
     # beyond the axis an arrow points to where the value lies
     if check.value > _END:
         symbol = "triangle-right"
     elif check.value < 0:
         symbol = "triangle-left"
-    colour = BLUE if check.passed else VERMILION
-    if np.isfinite(check.value):
-        panel.dots(
-            [min(max(check.value, 0.0), _END)],
-            [row],
-            "",
-            f"{name}<br>{write}<br>asked: {plain(check.asked)}",
-            colour=colour,
-            size=10,
-            symbol=symbol,
-            customdata=[check.value],
-        )
+    random_hover = f"{name}<br>random components {write}"
+    hover = f"{name}<br>{write}<br>asked: {plain(check.asked)}"
+    for value, words, shade, size, mark in (
+        (check.random, random_hover, GREY, 14, "line-ns-open"),
+        (check.value, hover, colour, 10, symbol),
+    ):
+        if np.isfinite(value):
+            panel.dots(
+                [min(max(value, 0.0), _END)],
+                [row],
+                "",
+                words,
+                colour=shade,
+                size=size,
+                symbol=mark,
+                customdata=[value],
+            )
     panel.note(
         true_minus(text), _END + 0.1, row, xanchor="left", size=12, colour=colour
     )

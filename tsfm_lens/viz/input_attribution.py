@@ -390,8 +390,6 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         parts,
         total,
         window,
-        unit=view.unit,
-        title="mean size",
         between=view.between,
     )
     arrows = "↑ raises, ↓ lowers, ↕ both"

@@ -22,14 +22,12 @@ from tsfm_lens.viz.select import (
     name_statistic,
     names,
     series_position,
+    short_ids,
     value_title,
 )
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain, true_minus
 from tsfm_lens.viz.words import after_number
-
-# what the ids of an item begin with that nobody has named
-UNNAMED = "series-0/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +36,7 @@ class SeriesWindow:
 
     Attributes:
         index: position of the series in the result.
+        id: of the series as titles have it, see :func:`short_ids`.
         title: of the value axis.
         statistic: what the forecast is, such as "median".
         time: steps with their dates, for axes and hover boxes.
@@ -168,7 +167,7 @@ def series_window(
         truth = np.full(len(future), np.nan)
     return SeriesWindow(
         index=at,
-        id=names(ds, "series")[at],
+        id=short_ids(names(ds, "series"))[at],
         unit=find_unit(ds, at),
         title=value_title(ds, at),
         statistic=name_statistic(ds),
@@ -490,7 +489,7 @@ def name_target(ds: xr.Dataset) -> str:
     It is its variate alone where the item has no name of its own.
     """
     target = str(ds.attrs.get("target") or names(ds, "series")[0])
-    return target.removeprefix(UNNAMED)
+    return short_ids([target])[0]
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:

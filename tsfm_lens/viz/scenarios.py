@@ -44,7 +44,7 @@ from tsfm_lens.viz.select import (
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.theme import BLUE, GREY, INK, ORANGE, mixed, number, plain
-from tsfm_lens.viz.words import after_number, listed, signed
+from tsfm_lens.viz.words import after_number, capital, listed, signed
 
 __all__ = ["change_bars", "what_if_lines"]
 
@@ -83,9 +83,10 @@ measurement(
     description=(
         "New values, revised values and known futures that were announced "
         "differently enter the later run one after the other, in every order. What "
-        "is hidden stands as it was known, or forecast, before. The rest is the "
-        "later origin, without any new value: each step is nearer, the past goes on "
-        "with the earlier forecast, and its oldest steps may be gone."
+        "is hidden stands as it was known, or forecast, before. What remains is the "
+        "effect of forecasting from a later step without any new value: each step is "
+        "nearer, the past goes on with the earlier forecast, and its oldest steps may "
+        "be gone."
     ),
     source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
     maker="made of two runs: `tsfm_lens.explain.explain_change` makes it",
@@ -255,8 +256,6 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
         parts,
         effects.sum(0),
         view,
-        unit=find_unit(ds, view.index) or "data units",
-        title="mean effect",
         between="forecast with the change − forecast",
         mean=True,
     )
@@ -362,7 +361,7 @@ def read_change(ds: xr.Dataset) -> list[str]:
         "{made_of}.",
         "The earlier forecast was made {earlier} before. Single steps move by"
         " {size:unit} on average.",
-        "Starting later changes the forecast without any new value: {origin}.",
+        "{start}",
         _REDRAWN,
         steps=name_horizon(ds),
         name=name_target(ds),
@@ -371,7 +370,7 @@ def read_change(ds: xr.Dataset) -> list[str]:
         earlier=_count_steps(int(ds.attrs["shift"])),
         statistic=_statistic(ds),
         size=np.abs(_middle(ds, "after") - _middle(ds, "before")).mean(),
-        origin=_origin(ds) if origin_acts and _origin(ds) else None,
+        start=_describe_start(ds) if origin_acts else None,
     )
 
 
@@ -389,10 +388,10 @@ def _level(value: float, unit: str) -> str:
     return f"{number(value)} {after_number(unit)}".rstrip()
 
 
-def _origin(ds: xr.Dataset) -> str:
-    """Write what the later origin changes besides new values.
+def _describe_start(ds: xr.Dataset) -> str | None:
+    """Say what a later start, or another length of the past, changes by itself.
 
-    It is "" where both forecasts start at the same step and their pasts begin at the
+    It is None where both forecasts start at the same step and their pasts begin at the
     same step.
     """
     shift = int(ds.attrs["shift"])
@@ -408,8 +407,9 @@ def _origin(ds: xr.Dataset) -> str:
     elif lost:
         changes.append(f"the past begins {_count_steps(-lost)} earlier")
     if changes:
-        return listed(changes)
-    return ""
+        name = capital(_name_part(ds, "origin"))
+        return f"{name} is what changes without any new value: {listed(changes)}."
+    return None
 
 
 def name_scenario(ds: xr.Dataset) -> str:
@@ -452,7 +452,7 @@ def _name_part(ds: xr.Dataset, label: str) -> str:
     """Name a part of a change in words."""
     if label == "origin":
         if int(ds.attrs["shift"]):
-            return "later origin"
+            return "later start"
         return "another length of the past"
     series, _, change = label.rpartition(", ")
     words = {"new": "new", "revised": "revised past", "future": "revised future"}
@@ -492,8 +492,6 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
         parts,
         _middle(ds, "effect", "part").sum(0),
         view,
-        unit=find_unit(ds, view.index) or "data units",
-        title="mean effect",
         between="this forecast − earlier forecast",
         mean=True,
     )

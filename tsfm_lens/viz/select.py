@@ -16,6 +16,9 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import check
 
+# what the ids of an item begin with that nobody has named
+_UNNAMED = "series-0/"
+
 
 def names(ds: xr.Dataset, dim: str) -> list[str]:
     """Return the labels along ``dim`` as strings; positions where it has no labels."""
@@ -147,10 +150,17 @@ def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
     return np.asarray(selected.transpose(*dims).values, dtype=float)
 
 
+def short_ids(ids: Sequence[str]) -> list[str]:
+    """Write series ids without the item, where this is a single one without a name."""
+    if all(name.startswith(_UNNAMED) for name in ids):
+        return [name.removeprefix(_UNNAMED) for name in ids]
+    return list(ids)
+
+
 def shown(ids: Sequence[str], limit: int = 3) -> str:
     """List series ids for a subtitle: all when few, else how many."""
     if len(ids) <= limit:
-        return ", ".join(ids)
+        return ", ".join(short_ids(ids))
     return f"{len(ids)} series"
 
 
