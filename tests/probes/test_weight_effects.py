@@ -325,7 +325,9 @@ def test_slopes_go_from_tuned_to_base() -> None:
     text = read_weight_effects(found)[0]
     size = np.abs(found["error_change_size"].values)
     most = int(size.argmax())
-    assert f"setting {found['component'].values[most]} back alone" in text
+    # by itself, unlike a row of the figure, which adds to those above
+    who = found["component"].values[most]
+    assert f"setting {who} back and leaving the others tuned" in text
     for index, unit in enumerate(("pedestrians an hour", "°C")):
         before = float(errors[0, index])
         after = before * float(np.exp(found["error_change"][most, index]))

@@ -108,6 +108,12 @@ def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> N
     assert "only layer 2 tolerates" in text
     assert "layer 3 costs most, +25.0 %" in text
     assert "5 of 15 heads" in text
+    # what a hollow dot says stands in the same sentence
+    entries = table.drop_duplicates("label")
+    count = int(entries["significant"].sum())
+    assert f"significant: {count} of {len(entries)} costs" in text
+    table["significant"] = False
+    assert f"significant: none of {len(entries)}" in read_costs(table)[0]
 
 
 def test_single_heads_are_mapped_by_change(
