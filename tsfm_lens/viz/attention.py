@@ -8,6 +8,7 @@ forecast is in :mod:`tsfm_lens.viz.rollout`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -280,7 +281,11 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
         mark_start(panel, time)
 
 
-@figure("attention_patterns", "Attention of every head.")
+@figure(
+    "attention_patterns",
+    "Attention of every head.",
+    table=partial(tokens_table, variable="pattern", least=_LEAST),
+)
 def attention_grid(
     ds: xr.Dataset,
     *,
