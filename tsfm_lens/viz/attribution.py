@@ -151,6 +151,8 @@ def read_attribution_steps(
     if flat := describe_flat(ds, series, "components"):
         return flat
     chosen = _select_contributions(ds, decomposition, series)
+    if chosen.later.shape[1] < 2:
+        return []
     return summarize(
         ds,
         "Largest difference between two steps, in {unit}: {spans:largest}.",
@@ -465,7 +467,8 @@ def _select_contributions(
     method = _METHOD_WORDS.get(label, label)
     first = int(ds.attrs.get("first_step", 0))
     later = values[:, first:]
-    steps = f"{later.shape[1]} forecast steps"
+    count = later.shape[1]
+    steps = f"{count} forecast steps" if count > 1 else "1 forecast step"
     if first:
         steps = f"{steps} (all but the first)"
     return _Contributions(

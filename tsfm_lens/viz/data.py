@@ -129,7 +129,7 @@ def _panel_title(fig: go.Figure, trace: Any) -> str:
     """Return the title over the panel of a trace, "" where it has none."""
     if "xaxis" not in trace:
         return ""
-    place = {"x": 0.5, "y": 1}
+    place: dict[str, Any] = {"x": 0.5, "y": 1}
     place |= {f"{side}ref": f"{trace[f'{side}axis'] or side} domain" for side in "xy"}
     for note in fig.select_annotations(place):
         return _one_line(note.text)
