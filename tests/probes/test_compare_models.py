@@ -19,6 +19,7 @@ from tsfm_lens.hooks import Zero
 from tsfm_lens.models import Run
 from tsfm_lens.probes import compare_models, heads_by_stable_rank, random_heads
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.compare_models import read_curves
 from tsfm_lens.zoo.planted import plant
 from tsfm_lens.zoo.planted.rules import draw_contexts
 
@@ -67,6 +68,30 @@ def test_orders_meet_where_nothing_is_chosen() -> None:
     assert_array_equal(ends.sel(order="low"), ends.sel(order="high"))
     assert found["excess"].isel(removed=[0, -1]).isnull().all()
     assert found["share"].values[0].tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_sentences_say_which_order_costs_more() -> None:
+    runs = [run_of("bolt-nano", holdout=True)]
+    found = compare_models(runs, draws=2).copy(deep=True)
+    # removing two of four parts in the order "low" is less harm, in "high" more
+    found["excess_size"][:] = 0.0
+    found["excess_size"][0, :, 2] = [-0.5, 0.5]
+    for part in ("acts", "significant"):
+        found[f"excess_{part}"][:] = 0
+        found[f"excess_{part}"][0, :, 2] = 2 if part == "acts" else 1
+    text = " ".join(read_curves(found))
+    assert "low stable rank first, 2 steps (less error)" in text
+    assert "high stable rank first, 2 steps (more error)" in text
+
+
+def test_ties_count_as_no_larger() -> None:
+    """Random orders that remove the same heads as an order are no larger."""
+    found = compare_models([run_of("bolt-nano", holdout=True)], draws=4)
+    random = found["random_error_ratio"].median("series")
+    ordered = found["error_ratio"].median("series")
+    expected = (random <= ordered).mean("draw").isel(removed=[1, 2, 3])
+    below = found["random_below"].isel(removed=[1, 2, 3]).transpose(*expected.dims)
+    assert_array_equal(below, expected)
 
 
 def test_mlps_are_removed_by_rank() -> None:

@@ -325,12 +325,24 @@ def test_slopes_go_from_tuned_to_base() -> None:
     text = read_weight_effects(found)[0]
     size = np.abs(found["error_change_size"].values)
     most = int(size.argmax())
-    assert f"setting {found['component'].values[most]} back alone" in text
+    # by itself, unlike a row of the figure, which adds to those above
+    who = found["component"].values[most]
+    assert f"setting {who} back and leaving the others tuned" in text
     for index, unit in enumerate(("pedestrians an hour", "°C")):
         before = float(errors[0, index])
         after = before * float(np.exp(found["error_change"][most, index]))
         assert f"{num(before)} → {num(after)} {unit}" in text
         assert f"{percent(abs(after / before - 1))})" in text
+    together = found["cumulative_error_change_size"].values
+    count = next(n for n in range(3) if together[n] / together[-1] >= 0.5)
+    first = found["component"].values[0]
+    half = {
+        1: f"Setting {first} back undoes half",
+        2: "the first 2 components, one after the other, undoes half",
+    }
+    assert half[count] in " ".join(read_weight_effects(found))
+    found["cumulative_error_change_size"][:] = [0.0, 0.4, 1.0]
+    assert half[2] in " ".join(read_weight_effects(found))
     assert name_change(found).startswith(f"{tuned.model_id} against bolt-nano: ")
     assert "and 1 more" in name_change(found)
 

@@ -573,3 +573,21 @@ def test_indistinguishable_heads_are_named_together():
         "layer 1, head 1 (2 nats)",
         "4 equal heads (0)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([-3.0], "forecast of a is −3 m."),
+        ([5.0, 5.0, 5.0], "begins and ends at 5 m."),
+        ([5.0, 7.0, 5.0 + 4e-7], "begins and ends at 5 m."),
+        ([-3.0, -5.0], "falls by 2 m over 2 steps, from −3 m to −5 m."),
+    ],
+)
+def test_direction_is_said_where_there_is_one(results, values, said):
+    """A single step has no direction, and rounding is none."""
+    ds = results["forecast"].isel(step=range(len(values)))
+    flat = 0 * ds["quantile_forecast"] + xr.DataArray(values, dims="step")
+    text = read_forecast(ds.assign(quantile_forecast=flat), 0)
+    assert text[0].endswith(said)
+    assert " at the last" not in " ".join(text) or len(values) > 1

@@ -15,6 +15,7 @@ from tsfm_lens import viz
 from tsfm_lens.core.estimates import Result
 from tsfm_lens.core.registry import figure
 from tsfm_lens.viz import saving
+from tsfm_lens.viz.sheet import sheet
 
 
 @figure("heights", "Heights.", table=["height"])
@@ -55,6 +56,29 @@ def test_traces_are_written(tmp_path: Path) -> None:
     cells = table[table["z"].notna()].set_index(["y", "x"])["z"]
     assert cells[("high", 2)] == 6
     assert len(table) == 2 + 6
+
+
+def test_cells_between_edges_are_written(tmp_path: Path) -> None:
+    days = pd.date_range("2020-01-01", periods=4)
+    heat = go.Heatmap(z=[[1, 2, 3], [4, 5, 6]], x=days, y=[0.0, 0.5, 2.0])
+    table = written(go.Figure(heat), tmp_path).set_index("z")
+    assert table["y"].tolist() == [0, 0, 0, 0.5, 0.5, 0.5]
+    assert table["y_end"].tolist() == [0.5, 0.5, 0.5, 2, 2, 2]
+    ends = pd.to_datetime(table[["x", "x_end"]].loc[6])
+    assert ends.tolist() == [days[2], days[3]]
+
+
+def test_names_of_rows_and_panels_are_written(tmp_path: Path) -> None:
+    canvas = sheet([100, 100], titles=["one <first>\nof two", "other"])
+    for panel in canvas:
+        panel.dots([3.5, 4.5, 5.5], [0, 1, 0.8])
+        panel.y(tickvals=[0, 1], ticktext=["embed", "a &amp; b"])
+        panel.x(tickvals=[3.5, 5.5], ticktext=["350 %", "550 %"])
+    table = written(canvas.finalize("Two panels"), tmp_path)
+    assert table["title"].tolist() == 3 * ["one <first> of two"] + 3 * ["other"]
+    assert table["y_label"].tolist() == 2 * ["embed", "a & b", "a & b"]
+    # texts of an axis of numbers name nothing
+    assert "x_label" not in table
 
 
 def test_figure_without_data_is_refused(tmp_path: Path) -> None:
@@ -116,3 +140,28 @@ def test_name_of_a_drawn_variable_is_answered() -> None:
 def test_option_that_gives_the_variable_is_named() -> None:
     lens = xr.Dataset({"entropy": ("layer", [1.0])}, attrs={"kind": "logit_lens"})
     expect_error(r"logits=True", viz.lens_logit_map, lens)
+
+
+def test_contributions_are_written_with_series_and_unit(
+    attribution: xr.Dataset, tmp_path: Path
+) -> None:
+    keys = ["decomposition", "series", "component", "quantile", "step"]
+    # the table has all of the result, whatever is drawn
+    for draw in (viz.attribution_bars, viz.attribution_heatmap):
+        table = written(draw(attribution, series=1, quantile=0.5), tmp_path)
+        values = table.set_index(keys)["attribution"].to_xarray()
+        expected = attribution["attribution"].transpose(*keys)
+        for dim in ("decomposition", "series", "component"):
+            values = values.sel({dim: expected[dim].values})
+        np.testing.assert_allclose(values, expected)
+        units = table.groupby(["decomposition", "series"])["unit"].unique()
+        assert units["logit", "rivers"].tolist() == ["logit"]
+        assert len(set(map(tuple, units))) > 1
+
+
+def test_weights_of_all_heads_are_written(
+    attention: xr.Dataset, tmp_path: Path
+) -> None:
+    table = written(viz.attention_grid(attention), tmp_path)
+    sums = table.groupby(["layer", "head", "query_start", "query_stop"])["pattern"]
+    np.testing.assert_allclose(sums.sum(), 1.0, atol=0.01)

@@ -82,6 +82,18 @@ def test_layer_errors_are_those_of_the_result_beside_the_naive_one(gain, forecas
     np.testing.assert_allclose(points.y, error[:-1])
 
 
+def test_naive_error_of_0_keeps_the_axis_linear(gain, forecast):
+    """Where the last season repeats, its line stands at 0, which no log axis has."""
+    truth = np.resize(forecast["context"].values[:, -2:], forecast["truth"].shape)
+    ds = gain.assign(context=forecast["context"], error=abs(gain["gain"]) + 1e-3)
+    ds = ds.assign(truth=(("series", "step"), truth))
+    ds["truth"][0] = np.resize(ds["context"].values[0, -2:], ds.sizes["step"])
+    ds = ds.assign_coords(season=("series", [2, 2]))
+    fig = viz.layer_errors(ds, series=0)
+    assert set(fig.data[0].y) == {0.0}
+    assert fig.layout.yaxis.type != "log"
+
+
 def forest_of(fig):
     """Point and range by component, and the signs of each at every step."""
     dots = [trace for trace in fig.data if trace.type == "scatter"]

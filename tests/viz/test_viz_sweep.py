@@ -76,6 +76,22 @@ def test_costs_are_a_forest_with_all_datasets(
         np.testing.assert_allclose(by_row[row], 1 + np.array(changes[label]))
 
 
+def test_few_rows_are_the_cheapest_and_the_costliest(
+    sweep: dict[str, pd.DataFrame],
+) -> None:
+    """Half of the rows are of either end, and one between says how many are hidden."""
+    table = sweep["costs"][sweep["costs"]["model"] == "beta"].copy()
+    table.attrs = sweep["costs"].attrs
+    medians = table.drop_duplicates("label")["median"].sort_values(kind="stable")
+    fig = viz.cost_forest(table, top=8)
+    texts = dict(zip(fig.layout.yaxis.tickvals, fig.layout.yaxis.ticktext, strict=True))
+    assert texts[4] == f"{len(medians) - 8} more between"
+    assert len(texts) == 9
+    (dots,) = (trace for trace in fig.data if len(trace.x) == 8)
+    np.testing.assert_allclose(dots.x, 1 + medians.iloc[[0, 1, 2, 3, -4, -3, -2, -1]])
+    assert list(dots.y) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
 def test_costs_off_the_axis_have_an_arrow(sweep: dict[str, pd.DataFrame]) -> None:
     """An error that is many times as large neither stretches the axis nor vanishes."""
     table = sweep["costs"].copy()
@@ -108,6 +124,12 @@ def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> N
     assert "only layer 2 tolerates" in text
     assert "layer 3 costs most, +25.0 %" in text
     assert "5 of 15 heads" in text
+    # what a hollow dot says stands in the same sentence
+    entries = table.drop_duplicates("label")
+    count = int(entries["significant"].sum())
+    assert f"significant: {count} of {len(entries)} costs" in text
+    table["significant"] = False
+    assert f"significant: none of {len(entries)}" in read_costs(table)[0]
 
 
 def test_single_heads_are_mapped_by_change(

@@ -8,6 +8,7 @@ forecast is in :mod:`tsfm_lens.viz.rollout`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -280,7 +281,11 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
         mark_start(panel, time)
 
 
-@figure("attention_patterns", "Attention of every head.")
+@figure(
+    "attention_patterns",
+    "Attention of every head.",
+    table=partial(tokens_table, variable="pattern", least=_LEAST),
+)
 def attention_grid(
     ds: xr.Dataset,
     *,
@@ -401,8 +406,7 @@ def attention_by_lag(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray
     lags, place = np.unique(distance, return_inverse=True)
     weights = np.zeros((*pattern.shape[:2], len(lags)))
     flat = share[..., keys.timed].reshape(*pattern.shape[:2], -1)
-    for index, column in enumerate(place.ravel()):
-        weights[..., column] += flat[..., index]
+    np.add.at(weights, (..., place.ravel()), flat)
     return lags, weights, share[..., keys.aside].sum((-1, -2))
 
 
@@ -423,10 +427,9 @@ def _lag_ticks(far: float, season: int, most: int) -> np.ndarray:
     return np.arange(0, far + 1, size * factor)
 
 
-def _draw_maps(selected: xr.Dataset) -> go.Figure:
+def _draw_maps(ds: xr.Dataset) -> go.Figure:
     """Draw the weights of heads as maps, tokens as wide as the time they cover."""
-    ds = selected
-    values = array(selected, "pattern", "layer", "head", "query", "key")
+    values = array(ds, "pattern", "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
     x = ruler(token_axis(ds, "key"))
     y = ruler(token_axis(ds, "query"))
@@ -440,8 +443,8 @@ def _draw_maps(selected: xr.Dataset) -> go.Figure:
     largest = np.nanmax(values[..., counted], axis=-1)
     limit = float(np.nanquantile(largest, 0.995)) or 1.0
     group = choose_group(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    row_names = layer_names(selected)
-    column_names = names(selected, "head")
+    row_names = layer_names(ds)
+    column_names = names(ds, "head")
     height = int(np.clip(560 / max(rows, columns), 52, 150))
     panel_width = 70 if columns <= _MAX_NUMBERED else 60
     room: Style = {
@@ -465,8 +468,8 @@ def _draw_maps(selected: xr.Dataset) -> go.Figure:
         **room,
     )
     entropy = None
-    if "entropy" in selected:
-        entropy = array(selected, "entropy", "layer", "head")
+    if "entropy" in ds:
+        entropy = array(ds, "entropy", "layer", "head")
     for (row, col), panel in zip(canvas.positions, canvas, strict=True):
         r = row - 1
         c = col - 1

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.errors import unknown_name
-from tsfm_lens.core.registry import FigurePanel, figure, panels
+from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.findings import EffectEstimate, describe_flat, find_estimate
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import LOG_AXIS
@@ -103,6 +103,28 @@ def with_decompositions(ds: xr.Dataset) -> xr.Dataset:
     return ds.expand_dims("decomposition")
 
 
+def _find_unit(ds: xr.Dataset, decomposition: int, series: int) -> str:
+    """Return the unit of a decomposition; where it is that of the data, the series'."""
+    unit = ""
+    if "unit" in ds.coords:
+        unit = str(np.atleast_1d(ds["unit"].values)[decomposition])
+    if unit in ("", "data units"):
+        unit = find_unit(ds, series)
+    return unit or "data units"
+
+
+def contributions_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate all contributions with their units, a row for each step."""
+    ds = with_decompositions(ds)
+    dims = ("decomposition", "series")
+    units = [
+        [_find_unit(ds, row, column) for column in range(ds.sizes["series"])]
+        for row in range(ds.sizes["decomposition"])
+    ]
+    ds = ds.drop_vars("unit", errors="ignore").assign(unit=(dims, units))
+    return frame(ds, "attribution", "unit")
+
+
 def _by_component(chosen: _Contributions, values: np.ndarray) -> xr.DataArray:
     """Return values with the names of their components."""
     return xr.DataArray(values, {"component": chosen.components}, ["component"])
@@ -129,6 +151,8 @@ def read_attribution_steps(
     if flat := describe_flat(ds, series, "components"):
         return flat
     chosen = _select_contributions(ds, decomposition, series)
+    if chosen.later.shape[1] < 2:
+        return []
     return summarize(
         ds,
         "Largest difference between two steps, in {unit}: {spans:largest}.",
@@ -151,7 +175,11 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
     return pd.concat([table, steps], axis=1)
 
 
-@figure("attribution", "Contributions to the forecast, component by component.")
+@figure(
+    "attribution",
+    "Contributions to the forecast, component by component.",
+    table=contributions_table,
+)
 def attribution_bars(
     ds: xr.Dataset,
     *,
@@ -260,7 +288,11 @@ def attribution_bars(
     )
 
 
-@figure("attribution", "Contributions to the forecast, step by step.")
+@figure(
+    "attribution",
+    "Contributions to the forecast, step by step.",
+    table=contributions_table,
+)
 def attribution_heatmap(
     ds: xr.Dataset,
     *,
@@ -360,15 +392,7 @@ def _select_contributions(
         decomposition_index = position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[decomposition_index]
     selected = ds.isel(decomposition=decomposition_index, series=at)
-    # the unit of the decomposition; where it is that of the data, the one of the series
-    unit = ""
-    if "unit" in ds.coords:
-        unit = str(np.atleast_1d(ds["unit"].values)[decomposition_index])
-    data_unit = find_unit(ds, at)
-    if unit in ("", "data units") and data_unit:
-        unit = data_unit
-    else:
-        unit = unit or "data units"
+    unit = _find_unit(ds, decomposition_index, at)
     note = []
     noise = None
     if "size_share_floor" in selected:
@@ -443,7 +467,8 @@ def _select_contributions(
     method = _METHOD_WORDS.get(label, label)
     first = int(ds.attrs.get("first_step", 0))
     later = values[:, first:]
-    steps = f"{later.shape[1]} forecast steps"
+    count = later.shape[1]
+    steps = f"{count} forecast steps" if count > 1 else "1 forecast step"
     if first:
         steps = f"{steps} (all but the first)"
     return _Contributions(

@@ -7,6 +7,8 @@ traces hold. :func:`keep_table` is called where figures are drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import unescape
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,9 @@ def figure_data(fig: go.Figure) -> pd.DataFrame:
 
     It is the table of the measurement, where the figure was drawn by
     :mod:`tsfm_lens.viz` and has one; else "panel", "trace" (its name), "x", "y" and,
-    where there are such, "z" (of a map) and "x_minus", "x_plus", "y_minus", "y_plus"
-    (of intervals).
+    where there are such, "title" (of the panel), "x_label" and "y_label" (texts of the
+    axis there), "z" (of a map), "x_end" and "y_end" (of cells, which then begin at x
+    and y), and "x_minus", "x_plus", "y_minus", "y_plus" (of intervals).
 
     Raises:
         InputError: the figure has no traces with data.
@@ -41,7 +44,7 @@ def figure_data(fig: go.Figure) -> pd.DataFrame:
     tabulate = tabulator(fig)
     if tabulate is not None:
         return tabulate()
-    frames = [_trace_data(trace, number) for number, trace in enumerate(fig.data)]
+    frames = [_trace_data(fig, trace, number) for number, trace in enumerate(fig.data)]
     frames = [frame for frame in frames if len(frame)]
     if not frames:
         raise InputError(
@@ -85,12 +88,15 @@ def keep_joined_table(
     keep_table(fig, join)
 
 
-def _trace_data(trace: Any, number: int) -> pd.DataFrame:
+def _trace_data(fig: go.Figure, trace: Any, number: int) -> pd.DataFrame:
     """Return the points of one trace."""
     panel = "1"
     if "xaxis" in trace:
         panel = (trace.xaxis or "x").removeprefix("x") or "1"
-    labels = {"panel": panel, "trace": trace.name or f"{trace.type} {number + 1}"}
+    labels = {"panel": panel}
+    if title := _panel_title(fig, trace):
+        labels["title"] = title
+    labels["trace"] = trace.name or f"{trace.type} {number + 1}"
     if "z" in trace and trace.z is not None:
         points = _map_data(trace)
     else:
@@ -107,9 +113,42 @@ def _trace_data(trace: Any, number: int) -> pd.DataFrame:
         points = pd.DataFrame(columns)
     # a trace that only stands in the legend has one point, which is nowhere
     points = points.dropna(how="all")
+    for side in ("x", "y"):
+        if f"{side}axis" in trace and side in points:
+            axis = (trace[f"{side}axis"] or side).replace(side, f"{side}axis")
+            texts = _row_names(fig.layout[axis])
+            if texts:
+                # several dots of a row stand above and below its middle
+                points[f"{side}_label"] = points[side].round().map(texts)
     for position, (name, label) in enumerate(labels.items()):
         points.insert(position, name, label)
     return points
+
+
+def _panel_title(fig: go.Figure, trace: Any) -> str:
+    """Return the title over the panel of a trace, "" where it has none."""
+    if "xaxis" not in trace:
+        return ""
+    place: dict[str, Any] = {"x": 0.5, "y": 1}
+    place |= {f"{side}ref": f"{trace[f'{side}axis'] or side} domain" for side in "xy"}
+    for note in fig.select_annotations(place):
+        return _one_line(note.text)
+    return ""
+
+
+def _row_names(axis: Any) -> dict[int, str]:
+    """Return the names of rows or columns by their places, which are whole numbers.
+
+    Empty for an axis of numbers, whose texts say how these are written.
+    """
+    if axis.ticktext is None or not all(isinstance(v, Integral) for v in axis.tickvals):
+        return {}
+    return dict(zip(axis.tickvals, map(_one_line, axis.ticktext), strict=True))
+
+
+def _one_line(text: str) -> str:
+    """Write a text of a figure as it is read, without breaks and entities."""
+    return unescape(text.replace("<br>", " ")).strip()
 
 
 def _map_data(trace: Any) -> pd.DataFrame:
@@ -117,16 +156,17 @@ def _map_data(trace: Any) -> pd.DataFrame:
     z = np.asarray([np.asarray(row) for row in trace.z])
     if z.ndim != 2:
         return pd.DataFrame({"z": z.ravel()})
-    rows, columns = z.shape
-    x, y = (
-        np.arange(size) if labels is None else np.asarray(labels)
-        for labels, size in ((trace.x, columns), (trace.y, rows))
-    )
-    if x.shape != (columns,) or y.shape != (rows,):
-        return pd.DataFrame({"z": z.ravel()})
-    return pd.DataFrame(
-        {"x": np.tile(x, rows), "y": np.repeat(y, columns), "z": z.ravel()}
-    )
+    rows, columns = np.indices(z.shape)
+    cells: dict[str, np.ndarray] = {}
+    for side, place, size in (("x", columns, z.shape[1]), ("y", rows, z.shape[0])):
+        labels = np.arange(size)
+        # plotly takes the edges of cells, of which there is one more than of cells
+        if trace[side] is not None and len(trace[side]) in (size, size + 1):
+            labels = np.asarray(trace[side])
+        cells[side] = labels[place.ravel()]
+        if len(labels) > size:
+            cells[f"{side}_end"] = labels[place.ravel() + 1]
+    return pd.DataFrame({**cells, "z": z.ravel()})
 
 
 def _error_data(trace: Any, axis: str) -> dict[str, np.ndarray]:

@@ -33,6 +33,7 @@ from tsfm_lens.viz.theme import BLUE, mixed
 __all__ = ["forecast_fan"]
 
 
+_ROUNDING = 1e-6  # change of a forecast, as a share of its size, that is none
 _MAX_SERIES = 24  # series with a figure of their own
 
 
@@ -55,9 +56,11 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     covered = (truth >= low) & (truth <= high)
     label, repeated = naive_forecast(ds, series)
     change = median[-1] - median[0]
-    direction = "rises"
-    if change < 0:
-        direction = "falls"
+    direction = None
+    # a difference by rounding is no direction
+    if abs(change) > _ROUNDING * np.abs(median).max():
+        direction = "falls" if change < 0 else "rises"
+    is_single = len(median) == 1
     error = np.abs(median - truth).mean()
     naive = None
     comparison = "less than"
@@ -69,8 +72,11 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
         one,
         "The median forecast of {series} {direction} by {change:unit} over {steps}"
         " steps, from {first:unit} to {last:unit}.",
+        "The median forecast of {series} begins and ends at {same:unit}.",
+        "The median forecast of {series} is {single:unit}.",
         "Its {band:percent} band is {first_width:unit} wide at the first step and "
         "{last_width:unit} at the last.",
+        "Its {band:percent} band is {single_width:unit} wide.",
         "The band holds the observed value at {covered:count} steps (calibrated: about "
         "{band:percent}).",
         "The median misses by {error:unit} a step, {comparison} the {naive:unit} of the"
@@ -80,10 +86,13 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
         change=abs(change),
         first=median[0],
         last=median[-1],
+        same=None if direction or is_single else median[0],
+        single=median[0] if is_single else None,
         steps=len(median),
         band=share if is_band else None,
         first_width=high[0] - low[0],
-        last_width=high[-1] - low[-1],
+        last_width=None if is_single else high[-1] - low[-1],
+        single_width=high[0] - low[0] if is_single else None,
         covered=covered.where(truth.notnull()),
         error=error,
         comparison=comparison,

@@ -514,7 +514,7 @@ def layer_errors(ds: xr.Dataset, *, series: str | int = 0) -> go.Figure:
     canvas = blank(260)
     panel = canvas.panel()
     label, naive = _naive_error(ds, index)
-    drawn = error[error > 0]
+    drawn = error[np.isfinite(error)]
     name = ""
     has_naive = np.isfinite(naive) and not _is_against_model(ds)
     if has_naive:
@@ -538,7 +538,8 @@ def layer_errors(ds: xr.Dataset, *, series: str | int = 0) -> go.Figure:
         cliponaxis=False,
     )
     scale: Style = {"rangemode": "tozero"}
-    if len(drawn) and drawn.max() > _WIDE * drawn.min():
+    # a logarithmic axis has no place for an error of 0
+    if len(drawn) and drawn.min() > 0 and drawn.max() > _WIDE * drawn.min():
         scale = {**LOG_AXIS, "dtick": "D2"}
         word = f"{word}, logarithmic"
     panel.x(type="category", nticks=16)

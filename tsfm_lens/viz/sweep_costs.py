@@ -76,15 +76,21 @@ def read_costs(table: pd.DataFrame) -> list[str]:
             clauses.insert(
                 1,
                 f"{len(cheap) or 'none'} of {sweep.counted(len(heads), 'head')}"
-                f" {verb(len(cheap), 'cost')} less than {limit} alone",
+                f" {verb(len(cheap), 'cost')} less than {limit}, each by itself",
             )
             out.append(
-                f"{model}: of {sure or 'no'} of {sweep.counted(len(heads), 'head')} the"
-                f" whole interval is below {limit}."
+                f"{model}: the whole interval is below {limit} for {sure or 'none'} of"
+                f" {sweep.counted(len(heads), 'head')}."
             )
             out += _leading(heads, f"{model}, without one head")
         over = f"{rows['units'].max()} {rows['unit'].iloc[0]}"
-        finding.append(f"{model}, median of {over}: {'; '.join(clauses[:2])}.")
+        # medians are of these units, and a hollow dot says nothing of others
+        count = int(rows["significant"].sum())
+        sizes = "; ".join(clauses[:2])
+        finding.append(
+            f"{model}, median of {over}: {sizes}; significant:"
+            f" {count or 'none'} of {sweep.counted(len(rows), 'cost')}."
+        )
         out += [f"{model}: {clause}." for clause in clauses[2:]]
     return [" ".join(finding), *out]
 

@@ -42,10 +42,10 @@ measurement(
     ),
     description=(
         "Each component of a fine-tuned model is set back to the base model's "
-        "weights, alone and one after the other. How far weights moved says nothing "
-        "about what that does to the forecast, so both are shown. Each model "
-        "forecasts by itself, a token model on its own path. Effects are shares of "
-        "the series' range, errors ratios, so units do not matter."
+        "weights, first by itself and then together with those before it. How far "
+        "weights moved says nothing about what that does to the forecast, so both are "
+        "shown. Each model forecasts by itself, a token model on its own path. Effects "
+        "are shares of the series' range, errors ratios, so units do not matter."
     ),
     source="LoRA, Hu et al. 2021, arXiv:2106.09685",
     maker="made of two models and a run: `tsfm_lens.probes.weight_effects` makes it",
@@ -84,8 +84,8 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
         "Components whose weights differ from those of {base}: {components}; most, as a"
         " share of their norm: {relative_norm:largest percent}.",
         "{adapters} adapters beside their matrices are read as what they add.",
-        "Components that move the forecast most when set back alone, as shares of the "
-        "series' range{share:basis}: {share:largest percent}.",
+        "Components that move the forecast most when set back one at a time, as shares"
+        " of the series' range{share:basis}: {share:largest percent}.",
         effect="share",
         noun="components",
         components=ds.sizes["component"],
@@ -123,7 +123,7 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     else:
         subject = (
             f"Of {ds.sizes['component']} tuned components, setting {component} back"
-            " alone"
+            " and leaving the others tuned"
         )
     out = [
         f"{subject} {_compare(ds, tuned, alone)}.",
@@ -137,9 +137,9 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
         count = int(np.argmax(together / together[-1] >= _HALF))
         first = names(ds, "component")[0]
         if count == 1:
-            who = f"Setting {first} back alone"
+            who = f"Setting {first} back"
         else:
-            who = f"Setting back the first {count} components of the figure"
+            who = f"Setting back the first {count} components, one after the other,"
         out.append(f"{who} undoes half or more of that, in the median over series.")
     if float(whole.facts.get("units", 0)) >= float(whole.facts.get("needed", 0)):
         out.append(f"What tuning did to the error is {whole.for_others()}.")
@@ -232,7 +232,7 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     is_cut = bool(((ratios < bounds[0]) | (ratios > bounds[1])).any())
     return canvas.finalize(
         f"Error of {name_model(ds)} as it is set back to {ds.attrs['base']}",
-        "set back one after the other, from the top",
+        "each row is set back together with all rows above it",
         "a line: a series",
         f"area of a dot: how far weights moved, up to {percent(moved.max())}",
         "lines leave the axis" if is_cut else "",

@@ -201,7 +201,11 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     ]
 
 
-@figure("ablation_effects", "Change of the forecast without each head, MLP or layer.")
+@figure(
+    "ablation_effects",
+    "Change of the forecast without each head, MLP or layer.",
+    table=("spearman_distance", "mase_change", "mae_change", "metric_change"),
+)
 def ablation_heatmap(ds: xr.Dataset, *, metric: str | None = None) -> go.Figure:
     """Draw what zeroing each head, MLP and layer does, layer × component.
 

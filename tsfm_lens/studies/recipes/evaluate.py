@@ -204,13 +204,9 @@ def forecasts(
 def measure(
     pipeline: Pipeline,
     cases: Sequence[SkillCase],
-    *,
-    horizon: int = 24,
-    seed: int = 0,
-    covariates: bool = True,
-    samples: int | None = None,
+    **options: Any,
 ) -> pd.DataFrame:
-    """Measure skill on cases.
+    """Measure skill on cases, with the options of :func:`window_errors`.
 
     Naive forecasts must have errors other than 0, as skill divides by them.
 
@@ -218,14 +214,7 @@ def measure(
         One row per series with means over its windows: "MASE" and the columns of
         :data:`RATIOS`.
     """
-    errors = window_errors(
-        pipeline,
-        cases,
-        horizon=horizon,
-        seed=seed,
-        covariates=covariates,
-        samples=samples,
-    )
+    errors = window_errors(pipeline, cases, **options)
     means = errors.groupby("series", sort=False).mean()
     ratios = (
         means["MASE"] / means["naive MASE"],
