@@ -320,6 +320,20 @@ def test_run_forecasts_steps_after_data() -> None:
     expect_error("ends 0 steps after", lambda: known.forecast)
 
 
+def test_numbers_of_steps_as_text_are_told_their_type() -> None:
+    """The cure of text beside numbers makes numbers, and works."""
+    steps = np.arange(45)
+    whole = pd.DataFrame({"step": steps, "y": 1.0 * steps, "promo": steps % 7.0})
+    options = {"time_column": "step", "targets": ["y"], "known": ["promo"]}
+    future = whole[40:].drop(columns="y").astype({"step": str})
+    expect_error(
+        r"future\['step'\].astype\('int64'\)",
+        lambda: as_series(whole[:40], future=future, **options),
+    )
+    future["step"] = future["step"].astype("int64")
+    assert "known" in as_series(whole[:40], future=future, **options).roles
+
+
 @pytest.mark.parametrize("text", ["data", "future"])
 def test_text_beside_dates_names_both_frames(text: str) -> None:
     """The frame whose times are text is named, and the cure works."""
@@ -334,6 +348,15 @@ def test_text_beside_dates_names_both_frames(text: str) -> None:
     expect_error(f"holds text in {text} and datetime64", read)
     frames[text]["timestamp"] = pd.to_datetime(frames[text]["timestamp"])
     assert "known" in read().roles
+    # categories of text are text
+    frames[text] = frames[text].assign(timestamp=dates.astype(str).astype("category"))
+    expect_error(f"holds text in {text} and datetime64", read)
+    other = "future" if text == "data" else "data"
+    texts = frames[other]["timestamp"].astype(str)
+    as_read = dict(frames)
+    frames[other] = frames[other].assign(timestamp=texts)
+    assert "known" in read().roles
+    frames.update(as_read)
     # dates of Python beside those of pandas are dates
     frames[text] = frames[text].assign(timestamp=dates.dt.date)
     assert "known" in read().roles

@@ -354,6 +354,7 @@ def test_listed_batches_are_joined(kind: Any) -> None:
         (np.ones((2, 500, 3)), "variates"),
         ([np.ones((60, 4))], "variates"),
         ({"a": np.ones((99, 9))}, "variates"),
+        ([{"target": torch.ones(60, 4)}], "variates"),
     ],
 )
 def test_arrays_of_times_by_series_are_told(data: Any, axis: str) -> None:
@@ -365,6 +366,8 @@ def test_arrays_of_times_by_series_are_told(data: Any, axis: str) -> None:
     assert "array.T" in note
 
 
-@pytest.mark.parametrize("shape", [(3, 500), (64, 16), (20, 2), (5,), (2, 40, 8)])
+@pytest.mark.parametrize(
+    "shape", [(3, 500), (64, 16), (20, 2), (5,), (2, 40, 8), (99, 3, 20)]
+)
 def test_arrays_of_series_by_time_are_not(shape: tuple[int, ...]) -> None:
     assert as_series(np.ones(shape)).notes == ()

@@ -210,6 +210,23 @@ def test_positions_at_the_edges(token_lens: Lens, token_case: Case) -> None:
         cache.accumulated_resid(pos_slice=500)
 
 
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, Slice])
+def test_masks_of_positions_are_masks(
+    token_lens: Lens, token_case: Case, kind: Any
+) -> None:
+    """A mask of any kind chooses where it is true, as integers of any kind do."""
+    length = seen(token_lens, token_case, Z).shape[1]
+    mask = kind([step in (2, 3) for step in range(length)])
+    expected = seen(token_lens, token_case, Z, Zero(Z, positions=[2, 3]))
+    for positions in (mask, torch.tensor([2, 3], dtype=torch.uint8)):
+        after = seen(token_lens, token_case, Z, Zero(Z, positions=positions))
+        assert torch.equal(after, expected)
+    for option in ("rows", "positions"):
+        edit = Zero(Z, **{option: slice(None, None, -1)})
+        with pytest.raises(InputError, match="forwards"):
+            seen(token_lens, token_case, Z, edit)
+
+
 @pytest.mark.parametrize("wrong", ["Trafo 1", ["Trafo 1"], [0.5], None, {}])
 @pytest.mark.parametrize("option", ["rows", "positions"])
 def test_rows_are_integers(

@@ -194,6 +194,13 @@ def test_path_alone_is_no_idle_block() -> None:
         gone = lens.run(make_series(lens), H)
     with pytest.raises(InputError, match=r"at decoder_blocks.* no longer"):
         _ = gone.path
+    # as many hooks as before are not the same hooks
+    lens.add_hook("decoder_blocks.1.mlp.hook_out", lambda value, hook: 0 * value)
+    try:
+        with pytest.raises(InputError, match="made under other hooks"):
+            _ = gone.path
+    finally:
+        lens.reset_hooks()
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-2"])

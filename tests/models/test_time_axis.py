@@ -97,6 +97,17 @@ def test_a_token_table_has_timestamps() -> None:
     assert (table[table["special"] == "REG"]["start"] == 0).all()
 
 
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC", None])
+def test_times_of_tokens_are_on_the_clock_of_the_series(zone: str | None) -> None:
+    """A table of tokens has the offset of a zone, before and after clocks change."""
+    hours = pd.date_range("2025-03-29 12:00", periods=36, freq="h", tz=zone)
+    batch = as_series(pd.DataFrame({"value": np.arange(36.0)}, index=hours))
+    table = lens_of("chronos-bolt").encode(batch).token_table(stack="encoder")
+    patches = table[(table["special"] == "") & (table["start"] >= -36)]
+    expected = hours[36 + patches["start"].to_numpy()]
+    assert [*patches["start_time"]] == [*expected]
+
+
 def test_packed_tokens_name_their_variate() -> None:
     """Tokens of a packed sequence name their variate."""
     lens = lens_of("moirai-1.1")

@@ -394,13 +394,12 @@ def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
 def _shape_notes(arrays: Iterable[Any], axis: str) -> list[str]:
     """Note the first array of two axes whose rows are rather times; warn of it, too."""
     for array in arrays:
-        shape = np.shape(array)
-        if len(shape) < 2 or shape[1] > _FEW or shape[0] <= _MANY * shape[1]:
+        shape = tuple(np.shape(array))
+        if len(shape) != 2 or shape[1] > _FEW or shape[0] <= _MANY * shape[1]:
             continue
         note = (
             f"an array of shape {shape} is read as {shape[0]} {axis} of {shape[1]}"
-            f" steps; if its rows are times, give its transpose,"
-            " array.T"
+            " steps; if its rows are times, give its transpose, array.T"
         )
         warnings.warn(note, stacklevel=2)
         return [note]
@@ -530,6 +529,7 @@ def from_entries(
     if freq is None and len(freqs) == 1 and "" not in freqs:
         freq = stamp_frequency(freqs.pop())
     notes = _number(rows, categories)
+    notes += _shape_notes((entry["target"] for entry in entries), "variates")
     return make_batch(rows, freq=freq, notes=tuple(notes))
 
 

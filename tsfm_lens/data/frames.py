@@ -1153,16 +1153,22 @@ def _check_same_dates(past: pd.Series, ahead: pd.Series, name: str) -> None:
     """Refuse times that are text in one frame alone."""
     frames = {"data": past, "future": ahead}
     are_text = {
-        frame: pd.api.types.infer_dtype(column, skipna=True) == "string"
+        # as objects, since of categories only their type would be told
+        frame: pd.api.types.infer_dtype(column.astype(object), skipna=True) == "string"
         for frame, column in frames.items()
     }
     if are_text["data"] == are_text["future"]:
         return
     # the frame of text comes first
     text, other = sorted(frames, key=lambda frame: not are_text[frame])
+    column = f"{text}[{name!r}]"
+    dtype = frames[other].dtype
+    convert = f"pandas.to_datetime({column})"
+    if pd.api.types.is_numeric_dtype(dtype):
+        convert = f"{column}.astype('{dtype}')"
     raise InputError(
-        f"column {name!r} holds text in {text} and {frames[other].dtype} in {other};"
-        f" make them the same: {text}[{name!r}] = pandas.to_datetime({text}[{name!r}])"
+        f"column {name!r} holds text in {text} and {dtype} in {other}; make them the"
+        f" same: {column} = {convert}"
     )
 
 

@@ -8,7 +8,7 @@ positions they change.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -167,20 +167,10 @@ class _Reach:
         length = self.lengths[name]
         what = f"{name}: positions of {type(self._intervention).__name__}"
         positions = unwrapped(self._intervention.positions)
-        if isinstance(positions, slice):
-            entries = torch.arange(length)[positions]
-        else:
-            entries = torch.as_tensor(positions).reshape(-1)
-        if entries.dtype == torch.bool:
-            entries = torch.nonzero(entries).reshape(-1)
+        entries = _selected(_as_entries(positions, length, what))
         if not len(entries):
             raise InputError(f"{what}: {positions} selects none of {length} positions")
-        outside = entries[(entries < -length) | (entries >= length)]
-        if len(outside):
-            raise InputError(
-                f"{what}: {int(outside[0])} is out of range for length {length};"
-                f" expected 0 to {length - 1}, or -1 to {-length} from the end"
-            )
+        _check_range(entries, length, what)
 
 
 def is_row_wise(intervention: Intervention, point: Point) -> bool:
@@ -377,15 +367,10 @@ def _region(
         offset = state.offset.get(point.stack, 0)
         stop = offset + part.shape[axis]
         edit.reach.note(point.name, stop)
-        if isinstance(positions, slice) or (
-            isinstance(positions, Tensor) and positions.dtype == torch.bool
-        ):
-            index = as_index(positions, stop, f"{point.name}: positions", clip=True)
-        else:
-            entries = _as_entries(positions, f"{point.name}: positions")
-            # unlike in as_index(), a position out of range is no error yet: a later
-            # pass of the rollout may reach it, see _Reach
-            index = torch.where(entries < 0, entries + stop, entries)
+        entries = _selected(_as_entries(positions, stop, f"{point.name}: positions"))
+        # unlike in as_index(), a position out of range is no error yet: a later pass of
+        # the rollout may reach it, see _Reach
+        index = torch.where(entries < 0, entries + stop, entries)
         # the activation holds only the positions of this pass
         present = index[(index >= offset) & (index < stop)]
         region[axis] = _as_slice((present - offset).to(part.device))
@@ -400,45 +385,56 @@ def unwrapped(rows: Rows | Slice) -> Rows:
     return rows
 
 
-def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:
+def as_index(rows: Rows, length: int, what: str) -> Tensor:
     """Return an integer index for an int, a slice, integers or a boolean mask."""
-    rows = unwrapped(rows)
-    if isinstance(rows, slice):
-        chosen = torch.arange(length)[rows]
-        if not len(chosen) and not clip:
-            raise InputError(f"{what}: {rows} selects none of {length} entries")
-        return chosen
-    index = _as_entries(rows, what)
-    if index.dtype == torch.bool:
-        if len(index) != length and not clip:
-            raise InputError(
-                f"{what}: a mask of length {len(index)} for {length} entries"
-            )
-        return torch.nonzero(index).reshape(-1)
-    if len(index) and not bool(((index >= -length) & (index < length)).all()):
+    entries = _as_entries(rows, length, what)
+    if entries.dtype == torch.bool and len(entries) != length:
         raise InputError(
-            f"{what}: {index.tolist()} is out of range for {length} entries"
+            f"{what}: a mask of length {len(entries)} for {length} entries"
         )
-    if length:
-        return index % length
-    return index
+    index = _selected(entries)
+    if isinstance(unwrapped(rows), slice) and not len(index):
+        raise InputError(f"{what}: {rows} selects none of {length} entries")
+    _check_range(index, length, what)
+    return torch.where(index < 0, index + length, index)
 
 
-def _as_entries(rows: Any, what: str) -> Tensor:
-    """Return integers or a mask as a tensor with one axis; refuse anything else."""
+def _as_entries(rows: Rows, length: int, what: str) -> Tensor:
+    """Return what is chosen of ``length`` entries: integers, or a mask as it is."""
+    rows = unwrapped(rows)
     try:
+        if isinstance(rows, slice):
+            return torch.arange(length)[rows]
         entries = torch.as_tensor(rows).reshape(-1)
-    # a text, or a list of texts
+        is_known = not len(entries) or not entries.is_floating_point()
+    # a text, a list of texts, or a slice with a step below 1
     except (TypeError, ValueError, RuntimeError):
-        entries = torch.zeros(1)
-    if len(entries) and entries.is_floating_point():
+        is_known = False
+    if not is_known:
         hint = ""
         if what.endswith("rows"):
             hint = ". run.batch.rows(ids) are the rows of series by their ids"
         raise InputError(
             f"{what}: {rows!r} is not known; expected integers that count from 0, a"
-            f" slice or a mask{hint}"
+            f" slice that goes forwards, or a mask{hint}"
         )
     if entries.dtype == torch.bool:
         return entries
     return entries.long()
+
+
+def _selected(entries: Tensor) -> Tensor:
+    """Return the integers that a mask selects; integers as they are."""
+    if entries.dtype == torch.bool:
+        return torch.nonzero(entries).reshape(-1)
+    return entries
+
+
+def _check_range(entries: Tensor, length: int, what: str) -> None:
+    """Refuse integers beyond the first or the last entry."""
+    outside = entries[(entries < -length) | (entries >= length)]
+    if len(outside):
+        raise InputError(
+            f"{what}: {int(outside[0])} is out of range for length {length};"
+            f" expected 0 to {length - 1}, or -1 to {-length} from the end"
+        )

@@ -175,7 +175,7 @@ class Encoded:
         table = pd.DataFrame(
             {"token": np.arange(len(spans)), **parts, "variate": spans.variate or 0}
         )
-        stamps = self.batch.timestamps(series)
+        stamps = self.batch.dates(series)
         if stamps is not None:
             step = read_offset(self.batch.freqs[series])
             # the last timestamp is that of step -1

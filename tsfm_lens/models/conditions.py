@@ -95,10 +95,10 @@ class Conditions:
             InputError: hooks have changed otherwise, or weights, mode or precision.
         """
         hooks = snapshot_hooks(self.lens)
-        later = [hook for hook in hooks if hook not in self._hooks]
-        blocks = [_block_of(handle) for _, handle in later]
-        scopes = [block for block in blocks if block is not None]
-        if len(self._hooks) + len(scopes) != len(hooks):
+        later = [_block_of(hook[1]) for hook in hooks if hook not in self._hooks]
+        scopes = [block for block in later if block is not None]
+        is_gone = any(hook not in hooks for hook in self._hooks)
+        if is_gone or len(scopes) < len(later):
             self.check_unchanged()
         self.check_same_model()
         return without_blocks(scopes)

@@ -60,7 +60,8 @@ class Served:
         address = urlsplit(log.read_text().splitlines()[0])
         self.token = address.query.removeprefix("token=")
         self.port = address.port
-        until(self._listens, "no answer")
+        # the address is told once a browser can connect
+        assert self.ask("/voila/static/voila.js").status == 200
         page = self.open()
         self.kernel = make_kernel(page)
         self.cookie = page.headers["Set-Cookie"].split(";")[0]
@@ -74,13 +75,6 @@ class Served:
             "farewell": f"/voila/api/shutdown/{self.kernel}",
             "static": "/voila/static/voila.js",
         }
-
-    def _listens(self) -> bool:
-        try:
-            return self.ask("/voila/static/voila.js").status == 200
-        except ConnectionRefusedError:
-            assert self.process.poll() is None, self.log.read_text()
-            return False
 
     @property
     def kernels(self) -> set[int]:

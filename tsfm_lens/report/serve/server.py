@@ -12,10 +12,7 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +87,8 @@ def serve(
     from tsfm_lens.report.explore.opening import need
 
     need("serve", "voila")
+    from tornado.ioloop import IOLoop
+
     from tsfm_lens.report.serve.guard import Server
 
     # tried here and not by Voilà, since the policy and the address need the port before
@@ -109,8 +108,8 @@ def serve(
         notebook = _notebook(Path(folder), arguments)
         if started is not None:
             address = f"http://{HOST}:{free_port}/?token={token}"
-            announce = partial(_announce, free_port, partial(started, address))
-            threading.Thread(target=announce, daemon=True).start()
+            # run by the loop of the server, which it starts once it listens
+            IOLoop.current().add_callback(started, address)
         # SIGINT and SIGTERM both end the server so that it closes its kernels; a shell
         # that starts it in the background has set SIGINT to be ignored
         if threading.current_thread() is threading.main_thread():
@@ -130,15 +129,6 @@ def _free(port: int) -> int:
                 continue
             return candidate
     raise InputError(f"no port from {port} on is free; give another with --port")
-
-
-def _announce(port: int, started: Callable[[], None]) -> None:
-    """Call ``started`` once the server listens."""
-    while True:
-        with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-            break
-        time.sleep(0.05)
-    started()
 
 
 def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
