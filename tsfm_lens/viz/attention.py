@@ -404,9 +404,10 @@ def attention_by_lag(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray
     share = pattern[:, :, ahead] * (steps / steps.sum())[:, None]
     distance = begin[:, None] - keys.start[keys.timed]
     lags, place = np.unique(distance, return_inverse=True)
-    weights = np.zeros((*pattern.shape[:2], len(lags)))
-    flat = share[..., keys.timed].reshape(*pattern.shape[:2], -1)
-    np.add.at(weights, (..., place.ravel()), flat)
+    heads = share[..., keys.timed].reshape(pattern.shape[0] * pattern.shape[1], -1)
+    # of each head the sum over the pairs of query and key at each distance
+    sums = [np.bincount(place.ravel(), head, len(lags)) for head in heads]
+    weights = np.reshape(sums, (*pattern.shape[:2], len(lags)))
     return lags, weights, share[..., keys.aside].sum((-1, -2))
 
 
