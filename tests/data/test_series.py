@@ -355,6 +355,7 @@ def test_listed_batches_are_joined(kind: Any) -> None:
         ([np.ones((60, 4))], "variates"),
         ({"a": np.ones((99, 9))}, "variates"),
         ([{"target": torch.ones(60, 4)}], "variates"),
+        ([{"target": [torch.ones(4, requires_grad=True)] * 60}], "variates"),
     ],
 )
 def test_arrays_of_times_by_series_are_told(data: Any, axis: str) -> None:

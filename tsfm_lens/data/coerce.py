@@ -8,6 +8,7 @@ Series and the entries of gluonts and Chronos-2 are converted in this module; fr
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import date
@@ -227,7 +228,7 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
         batch = _items(tuple(rows), None, freq, levels)
-        return batch.noted(_shape_notes([array], "series"))
+        return batch.noted(_shape_notes([array.shape], "series"))
     # runs belong to a package that this one must not import
     is_run = hasattr(type(data), "encoded")
     hint = ""
@@ -347,7 +348,7 @@ def _items(
         ]
         # one batch at once: a batch for each of thousands of arrays would be checked
         # one by one
-        return make_batch(rows).noted(_shape_notes(items, "variates"))
+        return make_batch(rows).noted(_shape_notes(_item_shapes(rows), "variates"))
     batches = []
     for name, item, is_indexed in zip(names, items, by_index, strict=True):
         try:
@@ -391,10 +392,20 @@ def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
     return has_falling_numbers(series.index)
 
 
-def _shape_notes(arrays: Iterable[Any], axis: str) -> list[str]:
+def _item_shapes(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Return the numbers of target variates and of steps of each item."""
+    counts: Counter[str] = Counter()
+    steps: dict[str, int] = {}
+    for row in rows:
+        if row.get("roles", "target") == "target":
+            counts[row["groups"]] += 1
+            steps[row["groups"]] = len(row["values"])
+    return [(count, steps[item]) for item, count in counts.items()]
+
+
+def _shape_notes(shapes: Iterable[tuple[int, ...]], axis: str) -> list[str]:
     """Note the first array of two axes whose rows are rather times; warn of it, too."""
-    for array in arrays:
-        shape = tuple(np.shape(array))
+    for shape in shapes:
         if len(shape) != 2 or shape[1] > _FEW or shape[0] <= _MANY * shape[1]:
             continue
         note = (
@@ -529,7 +540,7 @@ def from_entries(
     if freq is None and len(freqs) == 1 and "" not in freqs:
         freq = stamp_frequency(freqs.pop())
     notes = _number(rows, categories)
-    notes += _shape_notes((entry["target"] for entry in entries), "variates")
+    notes += _shape_notes(_item_shapes(rows), "variates")
     return make_batch(rows, freq=freq, notes=tuple(notes))
 
 

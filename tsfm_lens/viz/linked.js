@@ -50,6 +50,8 @@ function linkedView(root, state, ask) {
   const amount = value => `${number(value)} ${series().unit}`.trim();
   const capital = text => text.charAt(0).toUpperCase() + text.slice(1);
   const percent = share => share < state.unread ? share > 0 ? "less than 0.01 %" : "0 %" : `${number(100 * share)} %`;
+  // where there is no room for words
+  const shortShare = share => share > 0 && share < state.unread ? "≈ 0 %" : percent(share);
   const bytes = new Map();
 
   // one byte is the root of a share of the row's largest weight
@@ -194,7 +196,7 @@ function linkedView(root, state, ask) {
     element("title", {}, svg, `${percent(rest)} of the attention is on ${others}`);
     const word = /[a-z]/.test(others) ? "elsewhere" : others;
     element("text", {x, y: y - 6, class: "tick"}, svg, word);
-    element("text", {x: x + 18, y: y + tall / 2 + 4, class: "tick"}, svg, percent(rest));
+    element("text", {x: x + 18, y: y + tall / 2 + 4, class: "tick"}, svg, shortShare(rest));
   }
 
   const left = 52, top = 10;
@@ -310,7 +312,7 @@ function linkedView(root, state, ask) {
   }
   // five characters have room
   function cellText(value, signed) {
-    if (view.brush) return value > 0 && value < state.unread ? "≈ 0 %" : percent(value);
+    if (view.brush) return shortShare(value);
     const short = signed || value < 0.1 ? String(Number(value.toPrecision(2))).replace("-", "−") : number(value);
     return signed && value > 0 ? `+${short}` : short;
   }

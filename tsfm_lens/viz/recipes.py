@@ -157,7 +157,7 @@ def recipe_forecasts(
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     return grid.finalize(
-        f"Forecasts of {view.id} by {name_model(ds)} under heavy ablation",
+        f"Forecasts of {view.id} by {name_model(ds)}, whole and ablated",
         f"{ds.sizes['step']} steps ahead from {view.remark}",
         "distance: 1 − rank correlation with the original",
         cut_remark,
