@@ -29,6 +29,17 @@ def test_pictures_show_what_the_model_does() -> None:
     assert series["truth"] is not None
 
 
+def test_figures_of_the_first_code_are_those_it_draws() -> None:
+    """The figures below README's code have the titles of what it draws today."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    quick = page.replace("run.explain()", 'run.explain(sections=("input_effects",))')
+    titles = [
+        draw_pictures.headline(fig) for fig in draw_pictures.plots_of_code(quick)
+    ]
+    assert titles == json.loads((draw_pictures.OUT / "lines.json").read_text())
+    assert "images/lines.png" in page
+
+
 def test_what_is_said_of_the_picture_is_seen() -> None:
     """The head copies, the forecast needs it, and it is a forecast worth showing."""
     assert KEPT["share"] > draw_pictures.COPIES

@@ -1,16 +1,20 @@
 """Draw the pictures by which the project is known: the first of README and of the site,
-and the card that is shown where somebody links to it.
+the figures of README's code, and the card that is shown where somebody links to it.
 
 ``python tools/draw_pictures.py`` needs a Chromium. What a picture shows stands beside
-it, in ``linked.json``; with ``--facts`` that is printed, and nothing is drawn. Read
-:func:`measure` first.
+it, in ``linked.json`` and ``lines.json``; with ``--facts`` the first is printed, and
+nothing is drawn. Read :func:`measure` first.
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import re
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -20,11 +24,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
 import numpy as np  # noqa: E402
+import plotly.graph_objects as go  # noqa: E402
 import xarray as xr  # noqa: E402
 from PIL import Image, ImageOps  # noqa: E402
 from sitepages.pictures import browser_found, open_page  # noqa: E402
 
 import tsfm_lens  # noqa: E402
+from tsfm_lens import viz  # noqa: E402
 from tsfm_lens.data import bundled_info  # noqa: E402
 from tsfm_lens.probes import head_states  # noqa: E402
 from tsfm_lens.viz import linked  # noqa: E402
@@ -201,6 +207,44 @@ def photograph(page: str, pixels: int) -> bytes:
     return out.getvalue()
 
 
+def plots_of_code(page: str) -> Iterator[go.Figure]:
+    """Run the first Python block of a page, and yield what each ``plot()`` draws."""
+    block = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    names: dict[str, Any] = {}
+    for statement in ast.parse(block[1]).body:
+        code = ast.unparse(statement)
+        if code.endswith(".plot()"):
+            yield eval(code, names)
+        elif not code.startswith("run.report"):
+            exec(code, names)
+
+
+def headline(fig: go.Figure) -> str:
+    """Return the bold part of the title of a figure."""
+    title = fig.layout.title.text.partition("<br>")[0]
+    return title.removeprefix("<b>").removesuffix("</b>")
+
+
+def tile(figures: list[go.Figure]) -> Image.Image:
+    """Draw figures side by side, two in a row, each at its own height."""
+    pictures = []
+    with tempfile.TemporaryDirectory() as folder:
+        for fig in figures:
+            path = viz.save(fig, Path(folder) / "figure.png", width=780)
+            with Image.open(path) as picture:
+                picture.load()
+                pictures.append(picture.convert("RGB"))
+    rows = [pictures[start : start + 2] for start in range(0, len(pictures), 2)]
+    heights = [max(picture.height for picture in row) for row in rows]
+    width = pictures[0].width
+    whole = Image.new("RGB", (2 * width, sum(heights)), "white")
+    for number, row in enumerate(rows):
+        for column, picture in enumerate(row):
+            whole.paste(picture, (column * width, sum(heights[:number])))
+    return whole
+
+
 def main() -> None:
     """Draw, or print the facts."""
     facts, state = measure()
@@ -220,6 +264,11 @@ def main() -> None:
     # the size that pages of links ask for is 1280 x 640
     (OUT / "card.png").write_bytes(photograph(card, 1280))
     (OUT / "linked.json").write_text(text)
+    figures = list(plots_of_code((ROOT / "README.md").read_text(encoding="utf-8")))
+    # 256 colours are enough for lines and areas
+    tile(figures).quantize(256).save(OUT / "lines.png", optimize=True)
+    titles = json.dumps([headline(fig) for fig in figures], indent=2) + "\n"
+    (OUT / "lines.json").write_text(titles)
 
 
 if __name__ == "__main__":
