@@ -32,10 +32,8 @@ def test_pictures_show_what_the_model_does() -> None:
 def test_figures_of_the_first_code_are_those_it_draws() -> None:
     """The figures below README's code have the titles of what it draws today."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    quick = page.replace("run.explain()", 'run.explain(sections=("input_effects",))')
-    titles = [
-        draw_pictures.headline(fig) for fig in draw_pictures.plots_of_code(quick)
-    ]
+    figures = draw_pictures.plots_of_code(page)
+    titles = [draw_pictures.headline(fig) for fig in figures]
     assert titles == json.loads((draw_pictures.OUT / "lines.json").read_text())
     assert "images/lines.png" in page
 

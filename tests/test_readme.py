@@ -22,7 +22,7 @@ def test_readme_is_read_in_a_minute() -> None:
 
 
 def test_table_of_models_says_who_takes_covariates() -> None:
-    """A tick under covariates stands for the models that take them, and for no other."""
+    """A tick under covariates stands for the models that take them."""
     rows = re.findall(r"^\| (\w.+?) \| (✓?) ?\| (✓?) ?\|$", README, re.MULTILINE)
     ticked = {
         model: bool(tick)

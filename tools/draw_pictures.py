@@ -232,9 +232,8 @@ def tile(figures: list[go.Figure]) -> Image.Image:
     with tempfile.TemporaryDirectory() as folder:
         for fig in figures:
             path = viz.save(fig, Path(folder) / "figure.png", width=780)
-            with Image.open(path) as picture:
-                picture.load()
-                pictures.append(picture.convert("RGB"))
+            with Image.open(path) as drawn:
+                pictures.append(drawn.convert("RGB"))
     rows = [pictures[start : start + 2] for start in range(0, len(pictures), 2)]
     heights = [max(picture.height for picture in row) for row in rows]
     width = pictures[0].width

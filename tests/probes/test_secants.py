@@ -78,6 +78,17 @@ def test_path_integrals_keep_their_tolerance(
     assert float(found["path_error"].max()) <= TOLERANCE
 
 
+@pytest.mark.parametrize("level", [0.0, 1e4, -1e4])
+@pytest.mark.parametrize("name", [name for name in SUMMING if name != "t5"])
+def test_parts_add_up_whatever_the_level(name: str, level: float) -> None:
+    """Parts add up where the level is far above the effects, over several patches."""
+    lens = lens_of(name)
+    season = 20 * np.sin(np.arange(96) / 3)
+    horizon = min(48, lens.longest_pass)
+    found = attribution(lens.run(level + season, horizon), tolerance=TOLERANCE)
+    assert float(found["completeness_error"].max()) <= 2 * TOLERANCE
+
+
 @pytest.mark.parametrize(
     "name",
     archetypes([name for name in SUMMING if name not in ("chronos", "t5", "tirex")]),

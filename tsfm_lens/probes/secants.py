@@ -67,9 +67,12 @@ class Secants(TorchFunctionMode):
         self._cells = 1 if nodes == 1 else 4 * nodes
         self.at, self.weights = legendre.leggauss(nodes)
         edges = np.linspace(-1, 1, self._cells + 1)
-        # a column is the series of one polynomial's antiderivative, (power, polynomial)
-        antiderivatives = legendre.legint(np.eye(nodes), axis=0)
-        over_cells = np.diff(legendre.legval(edges, antiderivatives))
+        # (polynomial, cell): the integral of each Legendre polynomial over each cell,
+        # since (2 k + 1) P_k is the derivative of P_{k+1} − P_{k−1}
+        heights = np.diff(legendre.legvander(edges, nodes), axis=0).T
+        over_cells = heights[1:].copy()
+        over_cells[1:] -= heights[:-2]
+        over_cells /= 2 * np.arange(nodes)[:, None] + 1
         # (node, cell): Lagrange polynomials by their Legendre series
         polynomials = legendre.legvander(self.at, nodes - 1)
         # the weights of a node sum to 1, as the integral of its Lagrange polynomial is
@@ -81,17 +84,30 @@ class Secants(TorchFunctionMode):
         # one forward over all points records the lines of every elementwise call
         with self:
             readout(points.reshape(-1, *[1] * stop.ndim) * stop)
-        # an affine function has no second difference
-        below, level, above = self._read(
-            torch.stack([-stop, torch.zeros_like(stop), stop])
-        ).nan_to_num()
-        rounding = 1000 * torch.finfo(level.dtype).eps * above.abs().max()
-        # the derivative of an affine readout is a difference, which takes a fraction of
-        # the time
-        self.affine = bool((above + below - 2 * level).abs().max() <= rounding)
+        # The derivative of an affine readout is a difference, which takes a fraction of
+        # the time. Asked near by first, since some readouts refuse what lies far out.
+        self.affine = not self._bends(1) and not self._bends(_ENLARGED)
         self.one_hidden = (
             self.affine and sum(lines is not None for lines in self._lines) < 2
         )
+
+    def _bends(self, reach: int) -> bool:
+        """Return True if the slope is another at ``reach`` times the path's end.
+
+        Near by, a bend may be less than the rounding of a level that is much larger
+        than the effects; :meth:`apply` goes as far as ``_ENLARGED``.
+        """
+        far = reach * self.stop
+        below, level, near, above = self._read(
+            torch.stack([-far, torch.zeros_like(far), self.stop, far])
+        ).nan_to_num()
+        # zero for an affine function
+        differences = torch.stack(
+            [above + below - 2 * level, above - level - reach * (near - level)]
+        )
+        largest = torch.stack([above, below, reach * level]).abs().max()
+        rounding = 1000 * torch.finfo(level.dtype).eps * largest
+        return bool(differences.abs().max() > rounding)
 
     def apply(self, parts: Tensor, at_once: int) -> Tensor:
         """Apply the mean derivative to parts of the stream (part, …).
