@@ -370,6 +370,9 @@ def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
     """Repeat keys or values where several query heads share one.
 
     They are (…, head, d_head); ``n_heads`` is the number of query heads.
+
+    Returns:
+        Keys or values with one entry for each query head.
     """
     if shared.shape[-2] != n_heads:
         return shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2)
