@@ -592,8 +592,8 @@ class Decomposed(Mapping[Any, Tensor]):
         Labels are "0_pre", …, "final_post".
 
         Args:
-            layer: layer whose input is the last entry, counted from the end if below 0;
-                the end of the stack if None.
+            layer: layer whose input is the last entry, from 0 to the number of layers;
+                the end of the stack if None or -1.
             incl_mid: also the stream after each branch of a block but its last.
             apply_ln: divide each by the scale of that layer's norm on its own stream;
                 at the end of the stack, pass each through the last norm, as the output
@@ -638,8 +638,8 @@ class Decomposed(Mapping[Any, Tensor]):
         All of them sum to that stream.
 
         Args:
-            layer: layer that reads the stream, counted from the end if below 0; the end
-                of the stack if None.
+            layer: layer that reads the stream, from 0 to the number of layers; the end
+                of the stack if None or -1.
             mlp_input: take the stream that the layer's MLP reads, not its first branch.
             mode: "all", "mlp" or "attn", the branches whose writes are returned.
             apply_ln: divide each write by the scale of the norm that reads the stream.
@@ -700,7 +700,7 @@ class Decomposed(Mapping[Any, Tensor]):
         It is ``hook_result``, or else computed from ``hook_z`` and W_O.
 
         Args:
-            layer: layer before which heads count, counted from the end if below 0; all
+            layer: layer before which heads count, from 0 to the number of layers; all
                 layers if None or -1.
             return_labels: return the labels, too: "L0H0", "L0H1", ….
             incl_remainder: also the rest of the stream: its first value, the MLPs and
@@ -744,8 +744,8 @@ class Decomposed(Mapping[Any, Tensor]):
         They sum to the stream that a layer reads.
 
         Args:
-            layer: layer that reads the stream, counted from the end if below 0; the end
-                of the stack if None.
+            layer: layer that reads the stream, from 0 to the number of layers; the end
+                of the stack if None or -1.
             mlp_input: take the stream that the layer's MLP reads, not its first branch.
             expand_neurons: every neuron by itself; else every MLP.
             apply_ln: divide each write by the scale of the norm that reads the stream.
@@ -818,8 +818,8 @@ class Decomposed(Mapping[Any, Tensor]):
 
         Args:
             residual_stack: parts of the stream, (component, …, d_model).
-            layer: layer whose norm is meant, counted from the end if below 0; the end
-                of the stack if None.
+            layer: layer whose norm is meant, from 0 to the number of layers; the end
+                of the stack if None or -1.
             mlp_input: take the norm that the layer's MLP reads, not that of its first
                 branch.
             pos_slice: positions that the parts have: an index, (start, stop) or a list;

@@ -56,6 +56,9 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
         """Set the mode of the native model.
 
         In training mode dropout makes every forward different.
+
+        Returns:
+            The lens itself.
         """
         super().train(mode)
         self.adapter.model.train(mode)
@@ -68,6 +71,9 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast the native model.
+
+        Returns:
+            The lens itself.
 
         Raises:
             InputError: the device is not here, or the model does not run in the
@@ -87,6 +93,9 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Replace every weight, which is how torch moves and casts a module.
+
+        Returns:
+            The lens itself.
 
         Raises:
             InputError: the model does not run in the precision.
@@ -137,5 +146,8 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
         """Load a state into the native model, as ``lens.model`` itself does.
 
         Runs that were made before are refused afterwards.
+
+        Returns:
+            Missing and unexpected keys, as torch returns them.
         """
         return self.adapter.model.load_state_dict(state_dict, *args, **kwargs)

@@ -288,7 +288,7 @@ def plan_name(config: SweepConfig) -> str:
 
 
 def read_config(path: str | Path) -> SweepConfig:
-    """Read a sweep's configuration from a YAML file.
+    r"""Read a sweep's configuration from a YAML file.
 
     Relative paths in it start at its folder.
 
@@ -300,7 +300,7 @@ def read_config(path: str | Path) -> SweepConfig:
         >>> data = "data: [{source: bundled, names: [nile], horizon: 4, windows: 1}]"
         >>> variants = "variants: {layers: {sizes: [1]}}"
         >>> lines = ["models: [{source: bolt-nano}]", data, variants]
-        >>> _ = (folder / "sweep.yaml").write_text("\\n".join(lines))
+        >>> _ = (folder / "sweep.yaml").write_text("\n".join(lines))
         >>> sweep.read_config(folder / "sweep.yaml").data[0].horizon
         4
     """

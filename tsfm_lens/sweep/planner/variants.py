@@ -67,7 +67,7 @@ class VariantSpec:
 
     @property
     def id(self) -> str:
-        """ "plain", or 16 hexadecimal digits of a hash over the content."""
+        """Name of the variant: "plain", or a hash of 16 digits over its content."""
         if not self.components:
             return PLAIN
         content = json.dumps([sorted(set(self.components)), self.how, self.seed])
