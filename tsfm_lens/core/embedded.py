@@ -17,7 +17,10 @@ RECORD = "training.nc"
 
 
 def checkpoint_names() -> tuple[str, ...]:
-    """List the checkpoints that ship with the package, sorted.
+    """List the checkpoints that ship with the package.
+
+    Returns:
+        Names, sorted.
 
     Example:
         >>> zoo.checkpoint_names()
@@ -45,6 +48,12 @@ def checkpoint_path(name: str) -> Path:
 
 def has_training_record(name: str) -> bool:
     """Test if a record of its training ships with an embedded checkpoint.
+
+    Args:
+        name: of a checkpoint, or anything that :func:`tsfm_lens.load` takes.
+
+    Returns:
+        True if it does.
 
     Example:
         >>> zoo.has_training_record("amazon/chronos-bolt-base")

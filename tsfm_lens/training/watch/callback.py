@@ -166,12 +166,15 @@ class Watch:
     def __call__(
         self, step: Any, loss: Tensor | float | None = None
     ) -> dict[str, Any] | None:
-        """Measure if the step is due; return the line of the record, or None.
+        """Measure if the step is due.
 
         Args:
             step: optimiser steps done; or what has them as ``step``, such as
                 :class:`tsfm_lens.training.Training`.
             loss: the training loss of this step, which is only recorded.
+
+        Returns:
+            The line of the record, or None.
 
         Raises:
             InputError: steps do not increase, a loss is not finite, or a measure fails.
@@ -367,6 +370,9 @@ def read_watch(folder: str | Path) -> xr.Dataset:
 
     This is possible while the training runs.
 
+    Args:
+        folder: ``out`` of the watch.
+
     Returns:
         Dataset of kind "training_watch" over ``step``: ``loss``, ``sharpness`` and
         ``lowest_curvature`` with their ``_residual``, ``noise_scale`` and other
@@ -404,6 +410,9 @@ def read_lines(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
     """Read settings and rows of a record.
 
     Settings are None where not even the first line is complete.
+
+    Returns:
+        The settings, and the rows.
     """
     if (folder / RECORD).exists():
         lines = read_log(folder / RECORD)
@@ -470,6 +479,9 @@ def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Data
     """Arrange patterns (input, head, query, key) by snapshot and layer.
 
     NaN where a layer is smaller.
+
+    Returns:
+        The patterns, (snapshot, input, layer, head, query, key).
     """
     axes = ("input", "head", "query", "key")
     layers = dict.fromkeys(
@@ -573,6 +585,9 @@ def _with_labels(ds: xr.Dataset) -> xr.Dataset:
 
     The sizes of layers, which are coordinates, become variables, as runs differ in
     them.
+
+    Returns:
+        The dataset.
     """
     axes = {axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords}
     return ds.assign_coords(axes).reset_coords(set(SIZES) & set(ds.coords))
