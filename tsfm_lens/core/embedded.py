@@ -33,6 +33,12 @@ def checkpoint_names() -> tuple[str, ...]:
 def checkpoint_path(name: str) -> Path:
     """Return the folder of an embedded checkpoint.
 
+    Args:
+        name: of the checkpoint, such as "bolt-nano".
+
+    Returns:
+        The folder, which :func:`tsfm_lens.load` opens.
+
     Raises:
         UnknownNameError: No checkpoint has this name; the message names the nearest
             one.

@@ -95,7 +95,8 @@ def log_change(
     Returns:
         The estimate, its standard error, and the degrees of freedom of that.
 
-    Source: Cochran 1977, chapters 5 and 6.
+    Source:
+        Cochran 1977, chapters 5 and 6.
     """
     if not (np.isfinite(plain[visible]).all() and not np.isnan(ablated[visible]).any()):
         raise InputError(
