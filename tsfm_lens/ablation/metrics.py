@@ -38,7 +38,7 @@ def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """Set the distance of equal rows to 0.
 
     Returns:
-        It is NaN for rows that are not finite in both forecasts.
+        The distances, NaN for rows that are not finite in both forecasts.
     """
     finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
     # equal constant rows, too, whose correlation is not defined
@@ -72,8 +72,10 @@ def _correlation_distance(
 ) -> np.ndarray:
     """Compute 1 - correlation of rows; NaN for constant rows.
 
+    The correlation is Pearson's unless another product is given.
+
     Returns:
-        It is Pearson's correlation unless another product is given.
+        Distances in [0, 2], (…).
     """
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     size = np.sqrt(_inner(x, x) * _inner(y, y))
@@ -124,6 +126,9 @@ def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     Returns:
         (…) in [0, 2]; 0 of equal forecasts, NaN of a constant and another one.
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
     """
     a, b = _pair(a, b)
     return _of_rows(a, b, _correlation_distance(a, b))
@@ -142,6 +147,9 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Returns:
         (…): 0 for equal spectra, 1 for spectra without a common frequency; NaN between
         a constant forecast and any but an equal one.
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
 
     Source:
         Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics,
@@ -178,6 +186,9 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Returns:
         (…) in [0, 2]; NaN between a constant forecast and another one.
 
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
+
     Source:
         Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance,
         coefficient normalisation).
@@ -200,7 +211,7 @@ def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         b: forecast of the same shape.
 
     Returns:
-        (…) in [0, 1].
+        Shares, (…), from 0 to 1; NaN of forecasts that are not finite.
     """
     a, b = _pair(a, b)
     differs = np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))

@@ -200,7 +200,8 @@ def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
     """List the rows of a run by series and window, (series, window, row).
 
     Returns:
-        If there are fewer than ``fewest`` series, each window stands for a series.
+        Rows by series and window. If there are fewer than ``fewest`` series, each
+        window stands for a series.
     """
     series = defaultdict[str, list[list[int]]](list)
     for group, rows in run.batch.rows_by_group().items():

@@ -327,7 +327,7 @@ def measurement(
         theme: one of :data:`THEMES`.
         title: heading of its section.
         summary: what it measures, in one line.
-        description: what it tells, in sentences.
+        description: what a reader of its section must know, in one or two sentences.
         attributes: further attributes of :class:`Measurement`.
 
     Returns:
@@ -409,14 +409,15 @@ def probe(
     """Declare a measurement by the function that computes it, which gives it its name.
 
     Args:
-        takes: what the function takes: "run" or another word that :class:`Measurement`
-            lists.
-        computes: what a result holds, where its function does not say so.
-        options: of the function in a report, or a function of the run that gives them.
+        takes: positional arguments of the function: "run", the "first" item's run, the
+            "lens", a "pair" of runs, several "lenses" or "runs", or kinds of other
+            results.
+        computes: what is computed on what, in words.
+        options: of the function, or a function of the results of a run that gives them.
         title: heading; the name in words unless given.
         theme: one of :data:`THEMES`.
         summary: what it measures, in one line.
-        description: what it tells, in sentences.
+        description: what a reader of its section must know, in one or two sentences.
         attributes: further attributes of :class:`Measurement`.
 
     Returns:

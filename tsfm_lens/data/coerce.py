@@ -295,7 +295,7 @@ def _members(data: Any) -> list[Any]:
     """List what a container holds besides numbers, as pandas' objects.
 
     Returns:
-        Any other object is its own only member.
+        The members; of any other object, the object itself.
     """
     if isinstance(data, Mapping):
         data = list(data.values())

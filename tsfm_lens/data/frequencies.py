@@ -192,7 +192,7 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
     """Split a frequency into multiple, letter and last month or day.
 
     Returns:
-        "W-WED" becomes (1, "W", "WED").
+        Multiple, letter and last month or day: (1, "W", "WED") of "W-WED".
     """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = None

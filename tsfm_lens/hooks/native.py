@@ -208,7 +208,8 @@ def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:
     """Write the vocabulary's side of an einops rearrangement.
 
     Returns:
-        Its "batch" is "(series variate)" if the layout has these two axes.
+        Axes in the words of the vocabulary; "batch" is "(series variate)" if the layout
+        has these two.
     """
     return " ".join(
         "(series variate)" if axis == "batch" and "variate" in layout else axis

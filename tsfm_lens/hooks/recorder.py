@@ -281,7 +281,7 @@ def record_stream(
     """Run a forward up to a layer and return its input stream.
 
     Returns:
-        The stream is (row, pos, d_model), with the edits of other hooks.
+        The stream with the edits of other hooks, (row, pos, d_model).
     """
 
     def stop(value: Tensor, hook: Any) -> None:

@@ -821,7 +821,7 @@ class HookDispatcher:
         """Pass a native tensor to a hook point's hooks.
 
         Returns:
-            The same tensor comes back if no hook changed it.
+            What the hooks made of it, or the same tensor if none changed it.
         """
         layout = point.site.layout
         axes = point.axes

@@ -207,7 +207,8 @@ def first_deviation(
     """Name the first item of :func:`branch_sums` that deviates by more than rounding.
 
     Returns:
-        "" if none does, as where only many small deviations together exceed rounding.
+        The name; "" if none deviates, as where only many small deviations together
+        exceed rounding.
     """
     rounding = relative_rounding(model, wiring)
     for name, actual, expected in branch_sums(model, wiring, stack, acts):

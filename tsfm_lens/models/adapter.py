@@ -283,7 +283,7 @@ class Adapter(ABC):
     def values(self, encoded: Encoded) -> Tensor:
         """Return the value of every output bin of a token model.
 
-        Values are in data units, (batch, bin), from the lowest on.
+        Values are in data units, (batch, bin), in the order of the output.
 
         Args:
             encoded: the batch, whose scales turn bins into data units.
@@ -494,10 +494,11 @@ def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
-    """Refuse covariates that the model does not take, and return a forward's horizon.
+    """Refuse covariates that the model does not take.
 
     Returns:
-        If none is given and the batch has covariates, it is :func:`default_horizon`.
+        The horizon of a forward: the one that was given, or :func:`default_horizon` if
+        none is given and the batch has covariates.
     """
     check_covariates(adapter.architecture, adapter.covariates, batch)
     if horizon is None and batch.has_covariates:

@@ -467,7 +467,7 @@ class LensBase(NativeModule):
 
         Returns:
             The batch as the model takes it, with the steps that its tokens cover.
-            Methods that take series take it as well.
+            :meth:`forward` and :meth:`Lens.run_with_cache` take it in place of series.
 
         Raises:
             InputError: the future has another shape, one pass cannot yield the horizon,

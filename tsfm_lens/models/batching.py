@@ -355,7 +355,7 @@ def explain_unsplittable(request: ForecastRequest, batch_coupled: Sequence[str])
     """Explain how a forecast that must stay whole could run in parts.
 
     Returns:
-        The text is "" if the forecast may be cut.
+        The text, "" if the forecast may be cut.
     """
     if batch_coupled:
         return by_row_hint(batch_coupled)

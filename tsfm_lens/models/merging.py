@@ -201,9 +201,9 @@ def merged(native: Any) -> tuple[Any, list[str]]:
     """Merge the adapters of a native model.
 
     Returns:
-        A model without adapters beside its matrices is returned itself, with no paths;
-        of another a copy is returned. A ``PeftModel`` is replaced by the model inside
-        it.
+        The model, and the paths of the layers that had an adapter. A model without
+        adapters is returned itself, with no paths; of another, a copy. A ``PeftModel``
+        is replaced by the model inside it.
     """
     from torch import nn
 

@@ -128,7 +128,7 @@ def relative_rounding(lens: Lens) -> float:
     """Estimate the relative rounding error of a number at the end of a forward.
 
     Returns:
-        It is relative to the size of the terms that the number sums.
+        The error as a share of the size of the terms that the number sums.
     """
     return residual.relative_rounding(lens.adapter.model, lens.wiring)
 
@@ -136,8 +136,10 @@ def relative_rounding(lens: Lens) -> float:
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
     """Compute the range of each context and its forecast in ``plain``.
 
+    ``plain`` is (series, step).
+
     Returns:
-        ``plain`` is (series, step); ranges are in data units, (series,).
+        Ranges in data units, (series,).
     """
     return np.array(
         [np.ptp(values) if values.size else 0.0 for values in _values(run, plain)]

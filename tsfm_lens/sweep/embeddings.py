@@ -115,7 +115,8 @@ def write_embeddings(
         out: folder of the store; new, empty, or of the same embeddings.
         layer: the residual stream after this layer; -1 for the embedding, None for what
             leaves the stack, after its last norm.
-        stack: name of the stack; the encoder, or the only one, if None.
+        stack: name of the stack; if None, the encoder, which reads the series, and the
+            last one where a model has levels.
         pool: "mean", "max", "first" or "last" for one vector of each series; None for
             all tokens.
         rows: of the file in a part, at least.

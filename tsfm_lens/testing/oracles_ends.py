@@ -132,7 +132,8 @@ def _rows(tensor: Tensor, d_model: int) -> Tensor:
     """Collect vectors of the stream's width from a tensor, (row, d_model).
 
     Returns:
-        The last axis of the tensor that has this length is taken for their features.
+        The vectors, (row, d_model). Their features are along the last axis of the
+        tensor that has this length.
     """
     # a library may put features before positions, as convolutions do
     axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]

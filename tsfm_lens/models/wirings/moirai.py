@@ -109,10 +109,10 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         return forecast, moirai_2.native_input(batch, length, horizon, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the mean of the mixture in data units, (batch, 1, step).
+        """Compute the mean of the mixture.
 
         Returns:
-            Steps are whole patches; covariates are NaN.
+            Means in data units, (batch, 1, step), of whole patches; covariates are NaN.
         """
         native = {name: value for name, value in inputs.items() if name != "layout"}
         return self._future(self.model(**native).mean, inputs["layout"])

@@ -353,10 +353,10 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step).
+        """Compute quantiles at the last context token of each variate.
 
         Returns:
-            They are read at the last context token of each variate.
+            Quantiles in data units, (batch, quantile, step).
         """
         # without the layout, which is no input of the model: we read its output by it
         native = {name: inputs[name] for name in PACKED}
@@ -365,10 +365,11 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
-        """Turn (…, item, pos, output) into (…, item · variate, quantile, step).
+        """Turn the output (…, item, pos, output) of the head into quantiles.
 
         Returns:
-            Forecasts of covariates, which the model does not make, are NaN.
+            Quantiles (…, item · variate, quantile, step). Forecasts of covariates,
+            which the model does not make, are NaN.
         """
         # each target's last context token emits all of its future patches
         positions = [layout.last_context[row] for row in layout.targets]

@@ -330,7 +330,7 @@ class TimesFmAdapter(Adapter):
         """Compute deciles of the patch after the last one.
 
         Returns:
-            They are in data units, (batch, quantile, step).
+            Deciles in data units, (batch, quantile, step).
         """
         (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
         return deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])

@@ -130,7 +130,7 @@ class TimesFmPortAdapter(Adapter):
         """Compute deciles of the patch after the last one.
 
         Returns:
-            They are in data units, (batch, quantile, step).
+            Deciles in data units, (batch, quantile, step).
         """
         # the model's own forward would mix the second head into the deciles
         states = self.model.model(

@@ -344,10 +344,10 @@ class TimestralAdapter(Adapter):
         return loc[:, last], scale[:, last]
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step).
+        """Compute quantiles of whole patches.
 
         Returns:
-            Steps are those of whole patches. Rows of covariates have quantiles, too.
+            Quantiles in data units, (batch, quantile, step), of covariates, too.
         """
         return self._refined(self.model.predict_block(**inputs), inputs)
 

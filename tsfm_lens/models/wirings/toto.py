@@ -199,7 +199,7 @@ class TotoAdapter(Adapter):
         """Compute the mean of the mixture for the next patch.
 
         Returns:
-            It is in data units, (batch, 1, step).
+            Means in data units, (batch, 1, step).
         """
         mixture, loc, scale = self.model(**inputs)
         patch = self.prediction_length

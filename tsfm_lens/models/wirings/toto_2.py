@@ -239,10 +239,10 @@ class Toto2Adapter(Adapter):
         return {name: part.to(self.device) for name, part in parts.items()}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step).
+        """Compute quantiles of whole patches.
 
         Returns:
-            Steps are whole patches.
+            Quantiles in data units, (batch, quantile, step).
         """
         native = {
             name: inputs[name]

@@ -344,7 +344,7 @@ class _Sweep:
         """Test if the store's plan holds all that was planned so far.
 
         Returns:
-            It does at the beginning of a run that resumes another.
+            True if it does, as at the beginning of a run that resumes another.
         """
         try:
             saved = self.store.read_plan(self.plan.name)

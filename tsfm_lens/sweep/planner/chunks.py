@@ -149,7 +149,7 @@ class Schedule:
         """Split the windows of a set into chunks, each within one look.
 
         Returns:
-            Each chunk is given as its look and the indices of its windows.
+            The look of each chunk, and the indices of its windows.
         """
         look_by_series = {
             self.series[unit]: look

@@ -284,7 +284,7 @@ def plan_name(config: SweepConfig) -> str:
     """Name a sweep's plan.
 
     Returns:
-        It is the sweep's name, as files allow it, and a hash of all that determines its
+        The sweep's name, as files allow it, and a hash of all that determines its
         results.
     """
     content = config.model_dump(mode="json", exclude_none=True, exclude={"devices"})

@@ -223,7 +223,7 @@ class SweepResults:
         """Compute MASE of a model's variants over that of the seasonal naive forecast.
 
         Returns:
-            The table is (dataset, variant).
+            Ratios, a row for each dataset and a column for each variant.
         """
         is_naive = self.sums["variant"] == SEASONAL_NAIVE
         rows = self.sums[(self.sums["model"] == model) | is_naive]

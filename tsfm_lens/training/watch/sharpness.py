@@ -103,7 +103,7 @@ def sharpness(
             eigenvalue; 0 makes all steps.
 
     Returns:
-        Both eigenvalues with their residuals, and what else the products give.
+        Both eigenvalues with their residuals, the trace, and the number of products.
 
     Raises:
         InputError: a number is out of range; the loss is not finite, depends on none of
@@ -463,7 +463,8 @@ def gradient_noise(
         parameters: the weights, or a model, which means all its trainable weights.
 
     Returns:
-        Variance, squared norm of the mean gradient, and their ratio in batches.
+        The variance of a batch's gradient, the squared norm of the mean gradient, and
+        the number of batches at which both are equally large.
 
     Raises:
         InputError: there are fewer than two losses, or they depend on none of the
