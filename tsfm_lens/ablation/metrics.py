@@ -212,6 +212,9 @@ def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     Returns:
         Shares, (…), from 0 to 1; NaN of forecasts that are not finite.
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
     """
     a, b = _pair(a, b)
     differs = np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))

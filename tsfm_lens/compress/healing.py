@@ -68,6 +68,7 @@ def healed(
     Raises:
         InputError: the architecture has no loss, no layer is compressed, a number is
             out of range, or the loss is not finite.
+        KeyboardInterrupt: the training was interrupted.
 
     Example:
         >>> smaller, _ = compress.compressed(run, 0.25, method="svd")

@@ -505,6 +505,9 @@ def cost(
         ``operations``, ``weight_bytes`` and ``peak_bytes``, the most memory that a
         forward pass held, weights included.
 
+    Raises:
+        InputError: there is no shape, or a number is below 1.
+
     Example:
         >>> found = compress.cost(lens, lens, shapes=[(2, 64)], rounds=1)
         >>> found["operation_ratio"].values.tolist()

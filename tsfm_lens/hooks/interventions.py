@@ -117,6 +117,10 @@ class Mean:
 
         Returns:
             Function of an activation and the state of the run; means of the same shape.
+
+        Raises:
+            HookError: the function, when it runs, finds positions that the reference
+                does not cover.
         """
         # here, so that the means are computed once for a block, not at every pass
         means, counts = _position_means(self.reference, point)
@@ -247,6 +251,10 @@ class PatchFrom:
         Returns:
             Function of an activation and the state of the run; the value of the source
             there.
+
+        Raises:
+            HookError: the function, when it runs, finds another number of rows than the
+                source has, and not a multiple of it.
         """
 
         def patch(value: Tensor, state: RunState) -> Tensor:
@@ -287,6 +295,10 @@ class Steer:
         Returns:
             Function of an activation and the state of the run; the activation plus the
             vector.
+
+        Raises:
+            HookError: the function, when it runs, finds an activation that the vector
+                does not fit.
         """
 
         def steer(value: Tensor, _state: RunState) -> Tensor:

@@ -73,7 +73,8 @@ class MlpWeights:
         W_out: (d_mlp, d_model).
         b_in, b_gate, b_out: biases, zero where the model has none (b_gate None without
             a gate).
-        scale: as in :class:`HeadWeights`.
+        scale: factor with which a block that rescales its stream adds the write to it;
+            1 elsewhere.
     """
 
     W_in: Tensor

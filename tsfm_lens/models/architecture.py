@@ -132,6 +132,9 @@ class Encoded:
 
         Returns:
             The part of the batch.
+
+        Raises:
+            InputError: an input of the model has not a row for each item.
         """
         if self.items is None:
             n_entries = len(self.rows)

@@ -57,6 +57,10 @@ def attention_measures(
         A_ii, NaN where queries are not as many as keys. ``numerical_rank`` is that of
         :func:`tsfm_lens.core.ranks.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
 
+    Raises:
+        InputError: attention is empty, holds an entry below 0 or NaN, or ``epsilon`` is
+            not between 0 and 1.
+
     Source:
         SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); entropy: Zhai et al.
         2023, arXiv:2303.06296.

@@ -71,8 +71,11 @@ class Watch:
             ``lambda: training.compute_patterns(lens, series)``.
         snapshots: steps between two records of whole patterns; none if None.
         inputs: number of inputs whose patterns a snapshot keeps, the first ones.
-        products, tolerance: see :func:`tsfm_lens.training.sharpness`.
-        epsilon: see :func:`tsfm_lens.training.attention_measures`.
+        products: largest number of Hessian-vector products of a measurement.
+        tolerance: the sharpness is done if both residuals are at most this share of
+            the larger absolute eigenvalue.
+        epsilon: a singular value counts for the numerical rank of attention if it is
+            above this share of the largest.
         seed: seed of the random numbers of the measures.
         name: name of the run; that of the model if "".
         resume: continue the record in ``out``; lines after the step of the first call
@@ -525,6 +528,9 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     Returns:
         Dataset of the same kind over all steps, layers and heads that occur; NaN where
         a run has none. ``run`` is the first axis, then ``seed``, counted from 0.
+
+    Raises:
+        InputError: there is no dataset, or they are of several kinds.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
