@@ -31,6 +31,8 @@ from tsfm_lens.core.estimates import Result
 from tsfm_lens.core.registry import measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.models import Forecast, Lens
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.run import Run
@@ -98,7 +100,7 @@ FUNCTIONS = dict(public_functions())
 METHODS = dict(pair for owner in (Lens, Run) for pair in public_methods(owner))
 OTHER_METHODS = {
     name: method
-    for owner in (LensBase, Forecast, Result)
+    for owner in (LensBase, Forecast, Result, Activations, Decomposed)
     for name, method in public_methods(owner)
     if ">>>" in (method.__doc__ or "")
 }

@@ -340,7 +340,7 @@ class SeriesBatch:
             notes: sentences, each once.
 
         Returns:
-            The batch.
+            A batch with these notes, then its own.
         """
         if notes:
             return replace(self, notes=(*notes, *self.notes))

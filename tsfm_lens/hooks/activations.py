@@ -254,6 +254,11 @@ class Activations(Decomposed):
 
         Raises:
             UnknownNameError: nothing of this name was recorded.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> len(run.record([name]).calls(name))
+            1
         """
         return self.recorded[self._name(name)]
 
@@ -306,6 +311,11 @@ class Activations(Decomposed):
 
         Returns:
             The names in order, "axis_0", … for axes that a reducer made.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> run.record([name]).axes(name)
+            ('batch', 'pos', 'd_model')
         """
         exact = self._name(name)
         axes = self._axes(exact)
@@ -353,6 +363,11 @@ class Activations(Decomposed):
 
         Returns:
             The activation, with the axes that :meth:`axes` names.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> run.record([name]).to_xarray(name).dims
+            ('series', 'pos', 'd_model')
         """
         name = self._name(name)
         # numpy has no bfloat16
@@ -404,6 +419,11 @@ class Activations(Decomposed):
 
         Returns:
             The steps of each token, or None where they are unknown.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> run.record([name]).token_spans(name).start[:2]
+            (0, 1)
         """
         name = self._name(name)
         point = self._point(name)

@@ -608,6 +608,12 @@ class Decomposed(Mapping[Any, Tensor]):
         Returns:
             Streams (layer, …, pos, d_model), and with ``return_labels`` the list of
             labels.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> _, labels = cache.accumulated_resid(return_labels=True)
+            >>> labels
+            ['0_pre', '1_pre', '2_pre', 'final_post']
         """
         before = self._before(stack, layer, mlp_input, pos_slice)
         points = before.streams(incl_mid=incl_mid)
@@ -714,6 +720,12 @@ class Decomposed(Mapping[Any, Tensor]):
         Returns:
             Writes (head, …, pos, d_model), and with ``return_labels`` the list of
             labels.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> _, labels = cache.stack_head_results(return_labels=True)
+            >>> labels[0], len(labels)
+            ('L0.self_attn.H0', 24)
         """
         before = self._before(stack, layer, False, pos_slice)
         labels, heads = before.heads()
@@ -761,6 +773,14 @@ class Decomposed(Mapping[Any, Tensor]):
         Returns:
             Writes (component, …, pos, d_model), or their products with
             ``project_output_onto``, and with ``return_labels`` the list of labels.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> _, labels = cache.get_full_resid_decomposition(
+            ...     expand_neurons=False, return_labels=True
+            ... )
+            >>> labels[-2:]
+            ['embed', 'bias']
         """
         before = self._before(stack, layer, mlp_input, pos_slice, check_sum=True)
 
@@ -835,6 +855,12 @@ class Decomposed(Mapping[Any, Tensor]):
         Raises:
             WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
             InputError: the last axis of the parts is not d_model.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> writes = cache.decompose_resid()
+            >>> cache.apply_ln_to_stack(writes).shape == writes.shape
+            True
         """
         before = self._before(stack, layer, mlp_input, pos_slice)
         if residual_stack.shape[-1] != before.stack.d_model:
@@ -854,12 +880,23 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Tensor:
-        """Stack one activation of every layer before one.
+        """Stack one activation of every layer before a layer.
 
-        It is found by its short name and, if needed, its kind of attention.
+        Args:
+            activation_name: short name, such as "pattern" or "resid_pre".
+            layer: layer before which layers count, from 0 to the number of layers; all
+                layers if None or -1.
+            sublayer_type: kind of attention or branch, such as "cross_attn"; needed
+                where a block has several that fit.
+            stack: name of the stack; the output stack if None.
 
         Returns:
             The activations, (layer, …).
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> cache.stack_activation("pattern", sublayer_type="cross_attn").shape[0]
+            3
         """
         before = self._before(stack, layer, False, None)
         name = before.stack.name

@@ -308,8 +308,12 @@ class LensBase(NativeModule):
     ) -> Block[None]:
         """Tell hooks which rows run and at which step the forecast is.
 
-        ``place`` is that of :class:`tsfm_lens.models.Encoded`. Calls of the native
-        object tell hooks nothing.
+        Calls of the native object tell hooks nothing.
+
+        Args:
+            rows: number of rows of the batch that runs.
+            place: of a part of a batch, the index of its first row in the whole batch,
+                and the number of rows of the whole batch; None for a whole batch.
 
         Returns:
             A block in which hooks know rows and step.
@@ -365,8 +369,16 @@ class LensBase(NativeModule):
 
         Derivatives of a forecast are taken through this.
 
+        Args:
+            resid: stream of the output stack, (…, series, pos, d_model).
+            encoded: the batch that it belongs to.
+            like: stream by whose scale the last norm divides; that of ``resid`` if
+                None.
+            unread: first positions that ``resid`` leaves out, since the head does not
+                read them.
+
         Returns:
-            What the head emits, as :meth:`readout` returns it.
+            Logits, or quantiles in data units (…, series, quantile, step).
 
         Raises:
             InputError: the stream has another width than the model.
@@ -735,6 +747,13 @@ class LensBase(NativeModule):
         """Add a hook as TransformerLens's ``add_hook`` does, with globs as names.
 
         It stays until ``reset_hooks()``.
+
+        Args:
+            name: name, glob or predicate of hook points.
+            hook: function of the activation and the hook point, which may return a new
+                activation.
+            args: further positional arguments of TransformerLens's ``add_hook``.
+            kwargs: its keyword arguments, such as ``dir="bwd"``.
         """
         # TransformerLens takes the direction by position, too
         if "bwd" in (*args, kwargs.get("dir")):
