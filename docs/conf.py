@@ -53,7 +53,7 @@ autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_custom_sections = ["Why", "Cure"]
+napoleon_custom_sections = ["Source", "Why", "Cure"]
 # entries of their own would double those of properties
 napoleon_use_ivar = True
 

@@ -1,4 +1,4 @@
-"""Every public function has an example, and the example is true.
+"""Every public function and method of Lens and Run has an example, which is true.
 
 In examples ``lens`` is the embedded ``chronos-nano``, ``run`` its forecast of co2 over
 12 steps with four sample paths, ``corrupted`` that of the same values half a year
@@ -27,9 +27,14 @@ import xarray as xr
 
 import planted
 import tsfm_lens
+from tsfm_lens.core.estimates import Result
 from tsfm_lens.core.registry import measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.residual import Decomposed
+from tsfm_lens.models import Forecast, Lens
+from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.run import Run
 
 PACKAGES = (
@@ -84,7 +89,21 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield f"{package or 'tsfm_lens'}.{name}", thing
 
 
+def public_methods(owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, thing in vars(owner).items():
+        if inspect.isfunction(thing) and not name.startswith("_"):
+            yield f"{owner.__name__}.{name}", thing
+
+
 FUNCTIONS = dict(public_functions())
+# every one has an example; those of other classes may have one
+METHODS = dict(pair for owner in (Lens, Run) for pair in public_methods(owner))
+OTHER_METHODS = {
+    name: method
+    for owner in (LensBase, Forecast, Result, Activations, Decomposed)
+    for name, method in public_methods(owner)
+    if ">>>" in (method.__doc__ or "")
+}
 # the gallery shows the code of these
 DRAWN_OF_RUNS = {
     f"viz.{figure.name}"
@@ -134,7 +153,10 @@ def names() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=FUNCTIONS)
+EXAMPLES = FUNCTIONS | METHODS | OTHER_METHODS
+
+
+@pytest.mark.parametrize(("name", "function"), EXAMPLES.items(), ids=EXAMPLES)
 def test_the_example_is_true(
     name: str, function: Callable[..., Any], names: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -34,7 +34,24 @@ if TYPE_CHECKING:
 def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     """Draw this object, or compare it with others in one figure.
 
-    See :func:`tsfm_lens.viz.plot`.
+    It is :func:`tsfm_lens.viz.plot` as a method.
+
+    Args:
+        thing: what is drawn.
+        others: a second thing, and the name of a figure where the first that fits is
+            not wanted, or of a variable of the result.
+        options: of the figure's function; of a variable a label or an index by
+            dimension, such as ``layer=3``.
+
+    Returns:
+        The figure of plotly.
+
+    Raises:
+        InputError: more than two things, or two that share no figure.
+
+    Example:
+        >>> run.plot().layout.meta["title"]
+        'Forecast of co2 by chronos-nano'
     """
     from tsfm_lens import viz
 
@@ -43,9 +60,22 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
 
 @add_method("Result")
 def table(result: Result, *variables: str, **options: Any) -> pd.DataFrame:
-    """Tabulate this result, a row a member, in a frame of pandas.
+    """Tabulate this result, a row for each member or combination of labels.
 
-    See :func:`tsfm_lens.core.tables.tabulate`.
+    It is :func:`tsfm_lens.core.tables.tabulate` as a method.
+
+    Args:
+        result: the result.
+        variables: names of effects, or of variables that share their dimensions; all
+            tested effects, or else the first variable, if there is none.
+        options: ``by_series=True`` for a row for each member and series.
+
+    Returns:
+        A frame with the labels of the dimensions first, then the values.
+
+    Example:
+        >>> results["ablation_effects"].table("mean_shift")["component"].nunique() > 1
+        True
     """
     from tsfm_lens.core.tables import tabulate
 
@@ -56,12 +86,24 @@ def table(result: Result, *variables: str, **options: Any) -> pd.DataFrame:
 def without(run: Run, *components: str | Component, **options: Any) -> Result:
     """Forecast with and without components.
 
-    See :func:`tsfm_lens.probes.ablation_recipes`.
+    It is :func:`tsfm_lens.probes.ablation_recipes` for one recipe.
 
     Args:
+        run: the forecast to compare with.
         components: names or globs, or a list of them, all ablated together.
         options: of the probe: ``how`` ("zero", "mean" or "resample"), ``reference``,
             ``quantiles``, ``progress``.
+
+    Returns:
+        Dataset of kind "ablation_recipes" over ``recipe``, the forecast as it was and
+        without the components, and ``series``, in data units.
+
+    Raises:
+        UnknownNameError: a component does not exist.
+
+    Example:
+        >>> run.without("decoder.*.mlp").sizes["recipe"]
+        2
     """
     from tsfm_lens.hooks.component import flat_names
     from tsfm_lens.probes import ablation_recipes
@@ -83,7 +125,20 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
 def attribute(run: Run, **options: Any) -> Result:
     """Split the forecast among the components that wrote it.
 
-    See :func:`tsfm_lens.probes.attribution`.
+    It is :func:`tsfm_lens.probes.attribution` as a method.
+
+    Args:
+        run: the forecast to explain.
+        options: ``decompositions``, by default one that suits the model, and
+            ``tolerance``.
+
+    Returns:
+        Dataset of kind "attribution", with ``attribution`` over ``component``,
+        ``series``, ``quantile`` and ``step``.
+
+    Example:
+        >>> run.attribute()["attribution"].dims
+        ('component', 'series', 'quantile', 'step')
     """
     from tsfm_lens import probes
 
@@ -97,13 +152,21 @@ def measure(run: Run, kind: str, /, *, item: Item = None, **options: Any) -> Res
     :func:`tsfm_lens.core.registry.measurements` returns all of them.
 
     Args:
+        run: the forecast to look at.
         kind: of the result; ``tsfm-lens measurements`` lists them.
         item: by position or name, the one item that is measured; all if None.
         options: of its probe.
 
+    Returns:
+        The labelled result.
+
     Raises:
         InputError: the measurement is of one item, the run has several, and none is
             chosen.
+
+    Example:
+        >>> run.measure("logit_lens").attrs["kind"]
+        'logit_lens'
     """
     from tsfm_lens.core.results import Results
 
@@ -119,12 +182,20 @@ def measure(run: Run, kind: str, /, *, item: Item = None, **options: Any) -> Res
 def report(run: Run, out: str | Path, **options: Any) -> Path:
     """Write one HTML report of this run.
 
-    See :func:`tsfm_lens.report.pipeline.report`.
+    It is :func:`tsfm_lens.report.pipeline.report` as a method.
 
     Args:
+        run: what every section looks at.
         out: folder for index.html.
         options: ``sections`` (kinds of measurements), ``options`` of their probes by
             kind, ``title``, ``progress``.
+
+    Returns:
+        The path of the page.
+
+    Example:
+        >>> run.report(folder, sections=("forecast",)).name
+        'index.html'
     """
     from tsfm_lens.report import pipeline
 
@@ -135,7 +206,19 @@ def report(run: Run, out: str | Path, **options: Any) -> Path:
 def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanation:
     """Explain this forecast by its inputs and their routes, and test both.
 
-    See :func:`tsfm_lens.report.explanation.explain`.
+    It is :func:`tsfm_lens.report.explanation.explain` as a method.
+
+    Args:
+        run: the forecast to explain, of at most one pass of the model.
+        out: folder for the page and its files; nothing is written if None.
+        options: such as ``item``, ``method``, ``parts``, ``sections`` and ``since``.
+
+    Returns:
+        Labelled results by name of the section.
+
+    Example:
+        >>> list(driven.explain(sections=("forecast", "covariate_use")))
+        ['forecast', 'covariate_use']
     """
     from tsfm_lens.report import explanation
 
@@ -148,7 +231,21 @@ def what_if(
 ) -> Result:
     """Forecast with another input, such as ``run.what_if(temperature="+5")``.
 
-    See :func:`tsfm_lens.explain.what_if`.
+    It is :func:`tsfm_lens.explain.what_if` as a method.
+
+    Args:
+        run: the forecast to compare with.
+        changes: new values by series or variate of the item.
+        options: further changes as keywords, and ``item``, ``target``, ``start``,
+            ``stop``, ``routes`` and ``progress``.
+
+    Returns:
+        Dataset of kind "what_if", in data units: both forecasts, and the effect of each
+        change.
+
+    Example:
+        >>> driven.what_if(cause="+1", routes=False)["effect"].dims
+        ('change', 'step', 'quantile')
     """
     from tsfm_lens import explain
 
@@ -159,11 +256,18 @@ def what_if(
 def explore(run: Run, **options: Any) -> Any:
     """Open a view in a notebook in which heads can be clicked and ablated.
 
-    See :func:`tsfm_lens.report.explore.explore`.
+    It is :func:`tsfm_lens.report.explore.explore` as a method.
 
     Args:
+        run: of one series and maybe its covariates, over at most one pass.
         options: ``kind`` of attention, such as "self_attn"; the last kind of the output
             stack if left out.
+
+    Returns:
+        A widget, shown when it is the last line of a cell.
+
+    Example:
+        >>> run.explore()  # doctest: +SKIP
     """
     from tsfm_lens.report import explore
 
@@ -182,7 +286,17 @@ def _repr_html_(result: Run | Forecast) -> str:
 def quick_check(lens: Lens) -> list[OracleResult]:
     """Run the cheap exactness checks on one short series.
 
-    See :func:`tsfm_lens.testing.quick_check`.
+    It is :func:`tsfm_lens.testing.quick_check` as a method.
+
+    Args:
+        lens: the model to check.
+
+    Returns:
+        The result of each check.
+
+    Example:
+        >>> all(result.passed for result in lens.quick_check())
+        True
     """
     from tsfm_lens.testing import quick_check
 
@@ -193,7 +307,11 @@ def quick_check(lens: Lens) -> list[OracleResult]:
 def folded(files: Checkpoint) -> Checkpoint:
     """Read a compressed checkpoint, with the record of its compression.
 
-    See :func:`tsfm_lens.compress.checkpoint.folded`.
+    Args:
+        files: the checkpoint.
+
+    Returns:
+        The checkpoint, of the class that builds compressed layers.
     """
     from tsfm_lens.compress.checkpoint import folded
 

@@ -55,7 +55,14 @@ class Variant:
 
     @classmethod
     def zero(cls, *components: Component) -> Variant:
-        """Knock components out together."""
+        """Knock components out together.
+
+        Args:
+            components: heads, MLPs or layers.
+
+        Returns:
+            A variant, named after its components.
+        """
         return cls(
             "+".join(map(str, components)),
             tuple(Zero(component) for component in components),
@@ -89,8 +96,6 @@ def run_variants(
 ) -> Tensor:
     """Compute the output of one forward pass of every variant.
 
-    The first axis is the variant; the axes of ``lens.forward`` follow.
-
     The batch runs in parts if memory is short; variants run one by one while the caller
     has hooks set.
 
@@ -102,6 +107,9 @@ def run_variants(
         replay: False computes everything anew (the result is the same).
         read: function of outputs (variant, series, …) and the part of the batch that
             they are of; it returns what is kept of them, also (variant, series, …).
+
+    Returns:
+        Outputs with the variant as the first axis; the axes of ``lens.forward`` follow.
 
     Raises:
         InputError: max_rows below 1, or too little memory.
@@ -168,7 +176,11 @@ def iterate_points(
 ) -> Iterator[tuple[Intervention, Point]]:
     """Iterate over interventions and the hook points of each.
 
-    Raises UnknownNameError for an unknown target.
+    Yields:
+        An intervention, and a hook point at which it acts.
+
+    Raises:
+        UnknownNameError: a target does not exist.
     """
     for variant in variants:
         for intervention in variant.interventions:
@@ -180,6 +192,9 @@ def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
     """Restrict interventions to the rows of their variants in one batch.
 
     Variant ``i`` has the ``rows`` rows of block ``i``.
+
+    Returns:
+        The interventions of all variants.
     """
     edits = []
     for block, variant in enumerate(variants):
@@ -203,6 +218,9 @@ def _count_fitting_rows(
     """Count the rows of variants that fit in memory side by side.
 
     A row is one series, or one item where hooks see its variates as one sequence.
+
+    Returns:
+        The number of rows.
     """
     rows = len(encoded.rows)
     series_per_item = -(-len(encoded.batch) // encoded.n_items)
@@ -222,6 +240,9 @@ def _within_memory(
     """Sweep over a part of a batch, in smaller blocks if memory runs out.
 
     The error is raised if memory runs out for a single variant at a time.
+
+    Returns:
+        The outputs (variant, series, …).
     """
     while True:
         try:
@@ -277,6 +298,9 @@ def sweep(
 
     At most ``max_rows`` rows of variants run side by side. ``on_progress`` is called
     with the number of variants that are done.
+
+    Returns:
+        The outputs.
     """
     wiring = lens.wiring
     model = lens.adapter.model
@@ -343,6 +367,9 @@ def _join(
     """Join groups of variants where that costs less than a further pass.
 
     A joined group runs from the first one's start, and computes anew what lies between.
+
+    Returns:
+        The start of each group, and the indices of its variants.
     """
     tokens_per_row = max(len(spans) for spans in work.encoded.spans.values())
     tokens_per_variant = max(len(work.encoded.batch), work.rows) * tokens_per_row
@@ -382,11 +409,14 @@ def _run_side_by_side(
     stored: Mapping[str, Sequence[Any]],
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]],
 ) -> Tensor:
-    """Run variants as blocks of rows of one batch, and return (variant, series, …).
+    """Run variants as blocks of rows of one batch.
 
     Modules of ``stored`` return these outputs, one a call. Of ``unfinished`` modules
     only the last layer runs: each has that layer, the layer's stored input, and the
     module's stored output, whose first tensor the layer's output replaces.
+
+    Returns:
+        The outputs (variant, series, …).
     """
     encoded = work.encoded
     rows = work.rows
@@ -447,8 +477,9 @@ def _start(lens: Lens, variant: Variant) -> Start:
 def _find_heads(wiring: Wiring, start: Start) -> tuple[str, str] | None:
     """Find the attention of which a variant needs only the output projection.
 
-    Returns the paths of the attention module and of that projection; None if there is
-    no such attention.
+    Returns:
+        The paths of the attention module and of that projection; None if there is no
+        such attention.
     """
     stack = wiring.stacks[start.stack]
     if not start.heads or not 0 <= start.layer < stack.n_layers:

@@ -37,7 +37,8 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """Set the distance of equal rows to 0.
 
-    It is NaN for rows that are not finite in both forecasts.
+    Returns:
+        The distances, NaN for rows that are not finite in both forecasts.
     """
     finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
     # equal constant rows, too, whose correlation is not defined
@@ -48,7 +49,8 @@ def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
 def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Subtract the mean of each row, in units of its largest absolute value.
 
-    Returns also whether each row varies at all.
+    Returns:
+        The centred rows, and whether each varies at all.
     """
     # by the extremes: the spread about a rounded mean of equal values need not be 0
     varies = x.max(axis=-1) > x.min(axis=-1)
@@ -70,7 +72,10 @@ def _correlation_distance(
 ) -> np.ndarray:
     """Compute 1 - correlation of rows; NaN for constant rows.
 
-    It is Pearson's correlation unless another product is given.
+    The correlation is Pearson's unless another product is given.
+
+    Returns:
+        Distances in [0, 2], (…).
     """
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     size = np.sqrt(_inner(x, x) * _inner(y, y))
@@ -89,7 +94,8 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     from any other is NaN, as is that of a forecast that is not finite.
 
     Args:
-        a, b: (…, step), at least 2 steps.
+        a: forecast (…, step), at least 2 steps.
+        b: forecast of the same shape.
 
     Returns:
         (…) in [0, 2].
@@ -112,9 +118,17 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - linear correlation of two forecasts, in [0, 2].
+    """Compute 1 - linear correlation of two forecasts.
 
-    Arguments and errors are those of :func:`spearman_distance`.
+    Args:
+        a: forecast (…, step), at least 2 steps.
+        b: forecast of the same shape.
+
+    Returns:
+        (…) in [0, 2]; 0 of equal forecasts, NaN of a constant and another one.
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
     """
     a, b = _pair(a, b)
     return _of_rows(a, b, _correlation_distance(a, b))
@@ -123,11 +137,19 @@ def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute the Hellinger distance of two normalised power spectra.
 
-    The distance between forecasts is blind to level, scale and phase.
+    The distance between forecasts is blind to level, scale and phase. A constant
+    forecast has no spectrum.
 
-    Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; a constant
-    forecast has no spectrum, so that its distance is NaN from all but an equal one.
-    Arguments of `spearman_distance`.
+    Args:
+        a: forecast (…, step), at least 2 steps.
+        b: forecast of the same shape.
+
+    Returns:
+        (…): 0 for equal spectra, 1 for spectra without a common frequency; NaN between
+        a constant forecast and any but an equal one.
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
 
     Source:
         Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics,
@@ -157,7 +179,15 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     Forecasts are shifted against zeros. The distance is blind to level, scale and lag.
 
-    Values, arguments and errors of `spearman_distance`.
+    Args:
+        a: forecast (…, step), at least 2 steps.
+        b: forecast of the same shape.
+
+    Returns:
+        (…) in [0, 2]; NaN between a constant forecast and another one.
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
 
     Source:
         Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance,
@@ -172,9 +202,19 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute the share of steps at which two forecasts move differently, (…).
+    """Compute the share of steps at which two forecasts move differently.
 
     A forecast rises, falls or rests at a step.
+
+    Args:
+        a: forecast (…, step), at least 2 steps.
+        b: forecast of the same shape.
+
+    Returns:
+        Shares, (…), from 0 to 1; NaN of forecasts that are not finite.
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
     """
     a, b = _pair(a, b)
     differs = np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))
@@ -182,9 +222,14 @@ def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute error over the steps with a known truth, (…).
+    """Compute the mean absolute error over the steps with a known truth.
 
-    It is NaN where no truth is known.
+    Args:
+        forecast: (…, step).
+        truth: values of the same shape, NaN where unknown.
+
+    Returns:
+        Errors in data units, (…); NaN where no truth is known.
 
     Example:
         >>> float(ablation.mae(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
@@ -203,7 +248,14 @@ def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
 def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
     """Compute the mean absolute seasonal difference of the context.
 
-    This is gluonts's definition. NaN if no two values a season apart differ.
+    This is gluonts's definition, the denominator of MASE.
+
+    Args:
+        context: values (time,), NaN where unknown.
+        seasonality: season length in steps.
+
+    Returns:
+        The difference in data units; NaN if no two values a season apart differ.
 
     Example:
         >>> float(ablation.seasonal_scale(np.array([1.0, 2.0, 2.0, 4.0]), 2))
@@ -231,7 +283,13 @@ def relative_change(
 ) -> np.ndarray:
     """Compute value / baseline - 1.
 
-    It is NaN where the baseline is unknown, or at most ``smallest`` in size.
+    Args:
+        value: changed values, of any shape.
+        baseline: values to compare with, of the same shape.
+        smallest: baselines of at most this size give NaN.
+
+    Returns:
+        The change without unit, NaN where the baseline is unknown or too small.
 
     Example:
         >>> ablation.relative_change(np.array([3.0]), np.array([2.0])).tolist()

@@ -62,6 +62,9 @@ def with_messages_once(probe: Callable[P, R]) -> Callable[P, R]:
     """Wrap a probe, whose first argument is a run, in :func:`show_messages_once`.
 
     With another first argument the probe shows all messages.
+
+    Returns:
+        The wrapped probe.
     """
 
     @wraps(probe)

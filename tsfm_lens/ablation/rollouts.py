@@ -115,6 +115,10 @@ def forecast_variants(
             distribution cannot be drawn from.
         progress: called with the number of variants that are done and that of all.
 
+    Returns:
+        Forecasts of all variants: ``quantiles`` (variant, series, quantile, step),
+        ``mean``, and ``samples`` of a sampling model, in data units.
+
     Raises:
         InputError: no variant, arguments that ``lens.forecast`` refuses, non_finite is
             neither word, or it is "refuse" and a forecast is not finite.
@@ -226,6 +230,9 @@ class VariantRequest(ForecastRequest):
         """Forecast copies of the batch, one for each variant, in one native run.
 
         The random state is left as it was.
+
+        Returns:
+            The forecast of all copies, in data units.
         """
         lens = self.lens
         state = lens.registry.state
@@ -276,7 +283,8 @@ class VariantRequest(ForecastRequest):
     def checked(self, forecasts: list[Forecast]) -> list[Forecast]:
         """Refuse non-finite forecasts, unless they are kept.
 
-        Returns the forecasts as they are.
+        Returns:
+            The forecasts as they are.
         """
         if self.non_finite == "refuse":
             for forecast in forecasts:
@@ -318,6 +326,9 @@ class VariantRequest(ForecastRequest):
 
         One such variant may make others non-finite, so they run again without the rest,
         and in halves if there is no rest.
+
+        Returns:
+            One forecast for each variant.
         """
         try:
             forecasts = self.checked(self.together(variants))
@@ -417,6 +428,9 @@ class SharedSource:
         """Replace the encoder's forward in a run of ``copies`` variants.
 
         All copies get one output if ``is_shared``: none of them changes the encoder.
+
+        Returns:
+            A block in which the forward is replaced.
         """
         sharing = copies if is_shared else 1
 
@@ -489,6 +503,9 @@ def _forecasts(
     """Forecast every variant by the cheapest way that its adapter allows.
 
     ``on_progress`` is called with the number of variants that are done.
+
+    Returns:
+        One forecast for each variant.
     """
     adapter = request.lens.adapter
     # variants can be rows of one batch if the adapter declares its rows independent
@@ -523,7 +540,8 @@ def _single_passes(
 ) -> list[Forecast] | None:
     """Forecast each variant in one pass of the library's own code, with replay.
 
-    None where that cannot be done.
+    Returns:
+        One forecast for each variant, None where that cannot be done.
     """
     # replay gives the right result: by ``declare_row_independent`` the input of a pass
     # does not depend on the forecast, and a second pass would raise OtherCalls
@@ -592,6 +610,9 @@ def _forecast_blocks(
     """Forecast every variant as a block of rows of one native batch.
 
     As many run side by side as fit.
+
+    Returns:
+        One forecast for each variant.
     """
     if not variants:
         return []
@@ -634,6 +655,9 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
     """Repeat the series once per variant, variant-major.
 
     Groups of different copies stay separate.
+
+    Returns:
+        The batch with all copies.
     """
 
     def label(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -26,9 +26,12 @@ from tsfm_lens.hooks.wiring import Attention, Branch, Writer
 
 
 def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
-    """Skip layers in the rows of variants that zero their output, in a ``with`` block.
+    """Skip layers in the rows of variants that zero their output.
 
     The rows of a batch are those of the first variant, then of the second, and so on.
+
+    Returns:
+        A block in which they are skipped.
     """
     # positions of the variants that do not need a layer, by its path
     idle: dict[str, set[int]] = defaultdict(set)

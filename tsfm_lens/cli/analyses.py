@@ -449,6 +449,9 @@ def _change(text: str, names: Collection[str]) -> tuple[str, str]:
 
     "promo==1" and "promo=1" set a value. ``names`` are those of the series, which may
     have an equals sign themselves.
+
+    Returns:
+        Name and change.
     """
     signs = [
         match.start()

@@ -267,7 +267,8 @@ def show_page(
 def stage(bar: Any, words: str, total: int | None = 1) -> Iterator[Callable[..., None]]:
     """Show one task until the block ends.
 
-    Yields a function that takes the count done, and the total of a task of several.
+    Yields:
+        Function that takes the count done, and the total of a task of several.
     """
     task = bar.add_task(words, total=total)
     # a task of unknown length gets its total with the first count
@@ -284,7 +285,11 @@ def open_with_progress(bar: Any, model: str) -> Lens:
 def read_with_progress(bar: Any, request: Request, *models: str) -> SeriesBatch:
     """Read the series while the display says so.
 
-    Raises InputError for samples and covariates that a model does not take.
+    Returns:
+        The series.
+
+    Raises:
+        InputError: a model does not take samples or covariates that are asked for.
     """
     from tsfm_lens.models.arguments import check_covariates
 

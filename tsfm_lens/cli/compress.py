@@ -236,10 +236,13 @@ def _compress(
     components: list[str],
     figure: Path | None,
 ) -> dict[str, Any]:
-    """Compress a model, write it, open it again, and return how both compare.
+    """Compress a model, write it, open it again, and compare both.
 
     ``runs`` are the calibration run, whose windows end before the held-out steps, and
     two on which the models are compared: of the same series, and of the test series.
+
+    Returns:
+        What the command prints, by name.
     """
     from tsfm_lens import compress as package
     from tsfm_lens import load

@@ -50,6 +50,9 @@ def examine() -> Facts:
     """Examine packages, devices, hub cache, browser and checkpoints.
 
     Nothing is fetched, and no model is opened.
+
+    Returns:
+        Facts by name.
     """
     import torch
 
@@ -96,6 +99,9 @@ def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
     """Convert oracle results for JSON.
 
     An error that is not a finite number becomes None.
+
+    Returns:
+        A record of each result.
     """
     return [
         {
@@ -190,7 +196,8 @@ def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -
 def _cure(extra: Facts) -> str:
     """Say what installs the missing packages of an extra.
 
-    It is "nothing" if none is missing.
+    Returns:
+        The text, "nothing" if none is missing.
     """
     if extra["missing"]:
         return f"missing {', '.join(extra['missing'])}: {extra['install']}"

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=DAILY)
 def models(as_json: AsJson = False) -> None:
     """List architectures with their published sizes, and the embedded checkpoints."""
-
     from tsfm_lens.core.embedded import checkpoint_names
     from tsfm_lens.models.locating import known_architectures
 
@@ -162,6 +161,9 @@ def list_measurement_fields() -> list[dict[str, Any]]:
 
     "probes" holds the name of the function that computes the measurement; it is empty
     for a result that no function of the package gives.
+
+    Returns:
+        A record of each measurement.
     """
     from tsfm_lens.core.registry import measurements
 
@@ -188,6 +190,9 @@ def _name_models(measurement: Measurement) -> str:
 
     A measurement without a function comes from a theory, a training run or a sweep,
     which its theme tells.
+
+    Returns:
+        The text.
     """
     from tsfm_lens.core.needs import NEEDS
     from tsfm_lens.models.architecture import models_meeting

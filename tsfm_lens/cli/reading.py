@@ -275,6 +275,9 @@ def translate_options(message: str) -> str:
     """Replace keyword arguments in a message of the library by options.
 
     ``freq='h'`` becomes ``--freq h``.
+
+    Returns:
+        The message.
     """
 
     def option(match: re.Match[str]) -> str:
@@ -306,6 +309,9 @@ def describe_faults(faults: Faults, args: Sequence[str]) -> str:
 
     ``args`` are the arguments of the command that was given. Files of a sweep have
     their options in its configuration, so fields of their entry are named instead.
+
+    Returns:
+        Lines of text.
     """
     in_configuration = args[:1] == ["sweep"]
     if in_configuration:
@@ -399,6 +405,9 @@ def _with_options(
     """Give a command options (annotation, default) that it does not declare.
 
     The command receives all of them as one argument called ``name``.
+
+    Returns:
+        The command with all options.
     """
     # annotations are texts here, by the future import, and typer needs the objects
     signature = inspect.signature(command, eval_str=True)
@@ -444,6 +453,9 @@ def reads_files(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options for reading a file.
 
     It receives those that are set as one keyword argument ``reading``.
+
+    Returns:
+        The command with these options.
     """
     return _with_options(command, "reading", _FILES, _reading)
 
@@ -503,6 +515,9 @@ def forecasts(
 
     It does not get the options in ``without``, which have their defaults; the default
     of "holdout" is ``holdout``.
+
+    Returns:
+        A decorator.
     """
     options: dict[str, tuple[Any, Any]] = {
         "data": (Data, inspect.Parameter.empty),
@@ -537,6 +552,9 @@ def read_data(
 
     Choices made by rule are printed as notes. Series are refused if their last steps
     cannot be held out.
+
+    Returns:
+        The series.
     """
     from tsfm_lens.data.sources import read_sources
 

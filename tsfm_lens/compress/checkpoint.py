@@ -156,6 +156,9 @@ def save_compressed(
         native: whether the library itself can build the smaller model, see
             :func:`pruned`; then no compression.json is written.
 
+    Returns:
+        The folder.
+
     Raises:
         CheckpointError: the folder exists or cannot be written, or what was written
             does not open as the same model.
@@ -365,6 +368,9 @@ class CompressedCheckpoint(Checkpoint):
         """Build models of a class with the layers of the files while the block runs.
 
         This holds for the thread that opens the block.
+
+        Returns:
+            A block in which models get these layers.
         """
         original = kind.__init__
         # if the class only inherits its constructor, end() must delete the attribute

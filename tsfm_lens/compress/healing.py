@@ -62,9 +62,13 @@ def healed(
         seed: seed by which batches are drawn.
         progress: called with the number of steps done and that of all steps.
 
+    Returns:
+        The trained copy.
+
     Raises:
         InputError: the architecture has no loss, no layer is compressed, a number is
             out of range, or the loss is not finite.
+        KeyboardInterrupt: the training was interrupted.
 
     Example:
         >>> smaller, _ = compress.compressed(run, 0.25, method="svd")
@@ -166,6 +170,9 @@ def _rows(run: Run, length: int) -> np.ndarray:
     """Standardise the contexts and cut them into pieces, (piece, length).
 
     A context shorter than ``length`` is padded with NaN on the left.
+
+    Returns:
+        The pieces, as float32.
     """
     rows = []
     for series in run.batch.values:

@@ -36,11 +36,11 @@ _DAMPING = 1e-3
 
 
 class Factors(NamedTuple):
-    """Two factors of a matrix (out, in), ``W = up @ down``, (rank, in) and (out, rank).
+    """Two factors of a matrix (out, in), ``W = up @ down``.
 
-    With heads in the rows of W, ``up`` is (head, out / heads, rank) and ``down`` (heads
-    · rank, in); with heads in its columns, ``down`` is (head, rank, in / heads) and
-    ``up`` (out, heads · rank).
+    They are ``down`` (rank, in) and ``up`` (out, rank). With heads in the rows of W,
+    ``up`` is (head, out / heads, rank) and ``down`` (heads · rank, in); with heads in
+    its columns, ``down`` is (head, rank, in / heads) and ``up`` (out, heads · rank).
     """
 
     down: Tensor
@@ -70,6 +70,12 @@ class Factors(NamedTuple):
 
 def product(factors: Factors) -> Tensor:
     """Multiply two factors to their matrix (out, in).
+
+    Args:
+        factors: of a matrix, or of each of its heads.
+
+    Returns:
+        The matrix, (out, in).
 
     Example:
         >>> factors = compress.Factors(torch.ones(1, 3), torch.ones(2, 1))
@@ -122,6 +128,9 @@ def truncate(
         heads: number of equal blocks that the matrix is cut into, each of which is
             truncated by itself.
         of: whether the blocks are "rows" or "columns" of the matrix.
+
+    Returns:
+        The factors, in double precision.
 
     Raises:
         InputError: the matrix or the moment is not finite or of another shape, or the
@@ -221,6 +230,9 @@ def _project(
     """Project a matrix onto the directions in which its outputs are largest.
 
     Inputs have the second moment ``root @ root.T``, or the identity.
+
+    Returns:
+        The factors.
     """
     if sensitivity is not None:
         values, vectors = torch.linalg.eigh(sensitivity)
@@ -257,6 +269,9 @@ def relative_error(
     """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², W being (out, in).
 
     Inputs x have a second moment (in, in), or the identity.
+
+    Returns:
+        The error without unit, 0 or more.
     """
     exact = weight.detach().double()
     difference = weight.detach().double() - other.detach().double()
@@ -297,6 +312,9 @@ class _LazyMatrix(Tensor):
     ) -> Any:
         """Make the matrix, then call the function on it.
 
+        Returns:
+            What the function returns.
+
         Raises:
             WiringError: the function writes into the matrix, which would be lost.
         """
@@ -334,7 +352,14 @@ class Compressed(nn.Module):
         self.out_features, self.in_features = shape
 
     def as_matrix(self, matrix: Tensor) -> AbstractContextManager[None]:
-        """Compute with another matrix (out, in) while the block runs."""
+        """Compute with another matrix (out, in) while the block runs.
+
+        Args:
+            matrix: what the layer multiplies with, (out, in).
+
+        Returns:
+            A block in which the layer computes with the matrix.
+        """
 
         def forward(x: Tensor) -> Tensor:
             return linear(x, matrix, self.bias) * self.gain
@@ -377,7 +402,14 @@ class LowRankLinear(Compressed):
         return _LazyMatrix(lambda: product(factors), factors.shape, factors.up)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
+        """Map inputs to outputs.
+
+        Args:
+            x: inputs, (…, in).
+
+        Returns:
+            Outputs, (…, out).
+        """
         if self.down.ndim == 3:
             narrow = _by_head(x, self.down)
         else:
@@ -393,7 +425,11 @@ class LowRankLinear(Compressed):
         return out * self.gain
 
     def extra_repr(self) -> str:
-        """Describe the sizes."""
+        """Describe the sizes.
+
+        Returns:
+            Text that torch shows in the brackets of the layer.
+        """
         return (
             f"{self.in_features} -> {self.factors.rank} -> {self.out_features},"
             f" bias={self.bias is not None}"
@@ -440,7 +476,14 @@ class PartialLinear(Compressed):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
+        """Map inputs to outputs.
+
+        Args:
+            x: inputs, (…, in).
+
+        Returns:
+            Outputs, (…, out).
+        """
         if self.of == "columns":
             out = linear(x.index_select(-1, self.indices), self.rest, self.bias)
         else:
@@ -455,7 +498,11 @@ class PartialLinear(Compressed):
         return out * self.gain
 
     def extra_repr(self) -> str:
-        """Describe the sizes."""
+        """Describe the sizes.
+
+        Returns:
+            Text that torch shows in the brackets of the layer.
+        """
         if self.of == "rows":
             full = self.out_features
         else:
@@ -470,6 +517,9 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
     """Multiply (…, head · in) by a matrix of each head, to (…, head · out).
 
     ``matrices`` are (head, out, in).
+
+    Returns:
+        The products, (…, head · out).
     """
     # (head, position, in): bmm multiplies along the leading axis
     by_head = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)

@@ -68,6 +68,12 @@ class WeightMatrix:
     def form(self, *, by_head: bool = False) -> BlockShape:
         """Return the shape that is truncated: one block, or one per head.
 
+        Args:
+            by_head: whether every head is truncated by itself.
+
+        Returns:
+            Number and shape of the blocks.
+
         Raises:
             InputError: ``by_head``, and the heads are interleaved.
         """
@@ -94,7 +100,12 @@ class WeightMatrix:
 def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
     """List the attention matrices that can be truncated, in order of the forward pass.
 
-    With ``mlps``, those of MLPs are listed, too.
+    Args:
+        lens: the model.
+        mlps: list the matrices of MLPs, too.
+
+    Returns:
+        The matrices by name.
 
     Raises:
         WiringError: a matrix is not a layer of its own, two layers share one, or a
@@ -167,7 +178,13 @@ def parameter_share(
 ) -> Ratio:
     """Compute the share of the matrices named in ``ranks`` that these ranks keep.
 
-    It is given in shares of ranks, of entries in factors and of stored entries.
+    Args:
+        lens: the model.
+        ranks: rank by name of the matrix.
+        by_head: whether they are ranks of each head.
+
+    Returns:
+        The share of ranks, of entries in factors, and of stored entries, from 0 to 1.
 
     Example:
         >>> compress.parameter_share(lens, compress.chosen_ranks(lens, keep=0.5)).ranks
@@ -185,6 +202,9 @@ def _list_matrices(
 
     Projections that share a layer are listed as one matrix. Other kinds of branches
     have none.
+
+    Yields:
+        The matrices.
     """
     # by path of the layer in the block: end of the name, first projection, number of
     # blocks, and the side that they divide
@@ -299,12 +319,16 @@ def factorised(
 
     Args:
         lens: the model.
-        ranks: by name of the matrix (see :func:`matrices`); other matrices are kept
-            whole.
-        moments, sensitivity: by name, from :mod:`tsfm_lens.compress.moments`; the
-            identity if None.
+        ranks: rank by name of the matrix, as :func:`matrices` names it; other matrices
+            are kept whole.
+        moments: second moments of the inputs by name, (in, in); the identity if None.
+        sensitivity: second moments of the gradient by the output by name, (out, out);
+            the identity if None.
         by_head: truncate every head of an attention by itself, to the given rank.
         name: model id of the copy; that of the model with a remark if None.
+
+    Returns:
+        The copy, whose truncated layers are low-rank ones.
 
     Raises:
         UnknownNameError: no such matrix.

@@ -50,7 +50,12 @@ _SOURCE = "Flow of ranks, section 5 and table 2"
 def sizes(lens: Lens) -> dict[str, int]:
     """Count the parameters of a model, of its attentions and of its MLPs.
 
-    "all" has all of them, "attention" and "mlp" those in the matrices of each.
+    Args:
+        lens: the model.
+
+    Returns:
+        Numbers of parameters: "all" of the model, "attention" and "mlp" in the matrices
+        of each.
 
     Example:
         >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
@@ -80,6 +85,9 @@ def split_sources(
     The whole batch calibrates, and all bundled series of other sources measure that are
     long enough. If there are fewer than three such series, the batch itself is split by
     source.
+
+    Returns:
+        The series that calibrate, and those that measure.
     """
     infos = {name: bundled_info(name) for name in bundled_names()}
     # the text of a source begins with the publisher
@@ -268,9 +276,12 @@ def pareto(
         run: the full model on the series that measure, with their truth.
         calibration: run of the same model on calibration series, over a horizon of one
             pass.
-        keeps: shares of the rank (or what ``of`` names) that are kept.
+        keeps: shares, above 0 and at most 1, of the rank (or what ``of`` names) that
+            are kept.
         methods: names among :data:`METHODS`.
-        of, mlps: as in :func:`compressed`.
+        of: "rank", or "parameters" for the largest rank whose factors have at most that
+            share of the entries.
+        mlps: compress the matrices of MLPs, too.
         progress: called with a text that names the method and share to come.
 
     Returns:
@@ -347,6 +358,9 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
     """Choose the smallest harmless model of a :func:`pareto` curve.
 
     It is harmless if its error rises significantly less than the tolerance.
+
+    Returns:
+        Attributes ``choice``, the name of the model or "", and ``why``, a sentence.
     """
     # a point without a test is not known to be harmless
     points = curve.to_dataframe().reset_index().fillna({"harm_p": 1.0})
@@ -405,11 +419,12 @@ def compression(
 ) -> xr.Dataset:
     """Measure the :func:`pareto` curve of a run.
 
-    It is calibrated on earlier steps of the same series, see :func:`calibration_run`.
+    It is calibrated on earlier steps of the same series, by :func:`calibration_run`.
 
     Args:
         run: run of the full model on the series that measure, with their truth.
-        keeps, methods: see :func:`pareto`.
+        keeps: shares, above 0 and at most 1, of the rank that are kept.
+        methods: names among :data:`METHODS`.
 
     Returns:
         Dataset of kind "compression", as :func:`pareto` gives.
@@ -437,11 +452,13 @@ def compression(
 def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
     """Compress a model, and measure its :func:`quality` on a run.
 
-    It is calibrated on earlier steps of the same series, see :func:`calibration_run`.
+    It is calibrated on earlier steps of the same series, by :func:`calibration_run`.
 
     Args:
         run: run of the full model on the series that measure, with their truth.
-        keep, options: see :func:`compressed`.
+        keep: share, above 0 and at most 1, of the rank that is kept.
+        options: further arguments of :func:`compressed`, such as ``method`` and
+            ``mlps``.
 
     Returns:
         Dataset of kind "compression_quality", as :func:`quality` gives.
@@ -474,7 +491,8 @@ def cost(
     Both have the same inputs.
 
     Args:
-        whole, other: the models, usually the compressed one last.
+        whole: the model.
+        other: the model to compare with it, usually the compressed one.
         shapes: (series, steps of context); contexts longer than the model's are cut to
             it.
         rounds: how often each model is timed; the two take turns.
@@ -486,6 +504,9 @@ def cost(
         ``operation_ratio``; and by ``model`` ("whole", "other") ``seconds``,
         ``operations``, ``weight_bytes`` and ``peak_bytes``, the most memory that a
         forward pass held, weights included.
+
+    Raises:
+        InputError: there is no shape, or a number is below 1.
 
     Example:
         >>> found = compress.cost(lens, lens, shapes=[(2, 64)], rounds=1)

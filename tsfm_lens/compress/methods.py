@@ -45,11 +45,18 @@ _AMOUNTS = 100_000
 
 
 def deviation(run: Run, output: Tensor) -> np.ndarray:
-    """Compute how far an output is from that of the unchanged model, by series.
+    """Compute how far an output is from that of the unchanged model.
 
-    It is 0 or more. For token models, it is the Kullback-Leibler divergence from the
-    unchanged model's distribution, in nats. For all others, it is the mean square over
-    quantiles and steps, in units of the variance of the context.
+    For token models, it is the Kullback-Leibler divergence from the unchanged model's
+    distribution, in nats. For all others, it is the mean square over quantiles and
+    steps, in units of the variance of the context.
+
+    Args:
+        run: the forecast of the unchanged model.
+        output: output of a forward of the changed model on ``run.encoded``.
+
+    Returns:
+        The deviation, 0 or more, (series,).
 
     Example:
         >>> bool(compress.deviation(run, lens.forward(run.encoded)).max() < 1e-6)
@@ -81,8 +88,10 @@ def rank_effects(
 ) -> dict[str, dict[int, float]]:
     """Measure the deviation of the forecast with one matrix truncated.
 
-    Return it by name and rank, summed over series. Each fold of series is forecast with
-    factors that the other folds calibrate.
+    Each fold of series is forecast with factors that the other folds calibrate.
+
+    Returns:
+        The deviation by name and rank, summed over series.
     """
     by_name = matrices_by_name(run.lens, candidates)
     # layers are replaced below, which the run's own model must not see
@@ -162,6 +171,9 @@ def allocate(
     so that the choice is optimal if the budget is at most 100,000 times the greatest
     common divisor of all sizes. For larger budgets, what a rank takes beyond the
     smallest rank of its matrix is rounded up.
+
+    Returns:
+        The rank of each matrix, and the summed effect of all.
     """
     sizes = {
         name: [forms[name].stored(rank) for rank in by_rank]
@@ -219,6 +231,9 @@ def allocated(
     The ranks store no more entries in all than the ``uniform`` ones. Three choices are
     measured on folds of series that did not calibrate them: the ranks of least summed
     effect, the uniform ranks, and the uniform ranks without weights.
+
+    Returns:
+        The ranks, and True if moments weight the truncation.
     """
     forms = {
         name: matrix.form(by_head=by_head)
@@ -247,6 +262,9 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
 
     These are shares of the full rank, the given rank and its neighbours, and the full
     rank itself.
+
+    Returns:
+        Ranks, from the smallest on.
     """
     ranks = {max(1, round(share * form.full)) for share in SHARES}
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
@@ -272,6 +290,16 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
     one horizon before the run's. A series has at most ``windows`` of them, and all but
     its last have a context of two horizons or more. A batch with a series too short for
     one origin is forecast unchanged.
+
+    Args:
+        run: the run that measures.
+        windows: most origins of a series, 1 or more.
+
+    Returns:
+        The run from earlier origins, with their truth.
+
+    Raises:
+        InputError: ``windows`` is below 1.
 
     Example:
         >>> earlier = compress.calibration_run(run, windows=2)
@@ -340,14 +368,19 @@ def chosen_ranks(
     """Choose ranks of all matrices by one number.
 
     Args:
+        lens: the model.
         keep: share, above 0 and at most 1, of every matrix's rank, rounded, at least 1;
-            or of its entries, see ``of``.
+            or of its entries, if ``of`` is "parameters".
+        epsilon: above 0 and below 1: the numerical rank, at which the error of a
+            truncated matrix is at most this share of its spectral norm.
+        rank: the same for all.
         of: "rank", or "parameters" for the largest rank whose factors have at most that
             share of the entries.
-        epsilon: see :func:`ranks_by_epsilon`.
-        rank: the same for all.
         mlps: the matrices of MLPs, too.
         by_head: ranks are those of each head.
+
+    Returns:
+        Ranks by name of the matrix.
 
     Raises:
         InputError: none or several of ``keep``, ``epsilon`` and ``rank`` are given, or
@@ -400,11 +433,18 @@ def compressed(
     Args:
         run: the full model on calibration series, over a horizon of one pass; "svd"
             does not use the series.
-        keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the
-            first three.
+        keep: share, above 0 and at most 1, of every matrix's rank, or of its entries,
+            if ``of`` is "parameters". Give one of ``keep``, ``epsilon`` and ``rank``.
+        epsilon: above 0 and below 1: the numerical rank, at which the error of a
+            truncated matrix is at most this share of its spectral norm.
+        rank: the same for all matrices.
         method: "svd", "weighted", "sensitive" or "measured". The last distributes the
             same number of entries by each matrix's effect on the forecast, without
             sensitivity if the model has no gradients.
+        of: "rank", or "parameters" for the largest rank whose factors have at most that
+            share of the entries.
+        mlps: the matrices of MLPs, too.
+        by_head: truncate every head by itself.
         progress: called with the number of matrices measured so far, and of all.
 
     Returns:

@@ -199,7 +199,9 @@ def _groups(run: Run) -> Iterator[list[Run]]:
 def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
     """List the rows of a run by series and window, (series, window, row).
 
-    If there are fewer than ``fewest`` series, each window stands for a series.
+    Returns:
+        Rows by series and window. If there are fewer than ``fewest`` series, each
+        window stands for a series.
     """
     series = defaultdict[str, list[list[int]]](list)
     for group, rows in run.batch.rows_by_group().items():
@@ -213,6 +215,9 @@ def folds(run: Run) -> list[Run]:
     """Split a run by series into folds, windows of one series together.
 
     Where there are fewer series than folds, it is split by windows.
+
+    Returns:
+        The runs of the folds.
     """
     if "folds" not in run.cache:
         series = _series(run, FOLDS)
@@ -274,9 +279,12 @@ def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any
 
 
 def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
-    """Describe matrices with fewer input vectors than columns; "" for none.
+    """Describe matrices with fewer input vectors than columns.
 
     The text says how many forecast origins would be enough.
+
+    Returns:
+        A sentence, "" if there are none.
     """
     of_runs = [calibrate(run, names, gradients=gradients)[0] for run in runs]
     vectors = {
@@ -303,6 +311,9 @@ def _random_scalar(
     """Compute a random scalar of an output.
 
     For its gradient g, the mean of g gᵀ is the curvature of the forecast's deviation.
+
+    Returns:
+        The scalar, which can be differentiated.
     """
     if run.tokens_read:
         # The scalar is the sum of log p over tokens drawn from p. For one token, the

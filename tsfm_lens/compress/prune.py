@@ -42,8 +42,12 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
     are removed with the last of these heads.
 
     Args:
+        lens: the model.
         components: heads, MLPs, whole attentions and layers, or globs, as
             ``lens.ablate`` takes them.
+
+    Returns:
+        The smaller copy.
 
     Raises:
         UnknownNameError: a component matches nothing.
@@ -105,8 +109,11 @@ def _cuts(
 ) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
     """Collect what goes of each layer: a side, and a mask over its rows or columns.
 
-    Keys are paths of layers. Also return the paths of output layers whose branch is
-    removed as a whole, so that they must not write a bias either.
+    Keys are paths of layers.
+
+    Returns:
+        The cuts, and the paths of output layers whose branch is removed as a whole, so
+        that they must not write a bias either.
     """
     cuts: dict[str, tuple[Side, Tensor]] = {}
     zero_outputs: set[str] = set()
@@ -219,6 +226,9 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
 
     The configurations of T5, Chronos and Chronos-Bolt allow it.
 
+    Returns:
+        The native model.
+
     Raises:
         InputError: a component is no head, or the configuration cannot say what would
             be left.
@@ -286,8 +296,18 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
 def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
     """Prune a model, in the library's own form if possible.
 
-    Return the model and whether it has this form. See :func:`prune_native` and
+    The library's own form is that of :func:`prune_native`, the other that of
     :func:`prune`.
+
+    Args:
+        lens: the model.
+        components: heads, MLPs, whole attentions and layers, or globs.
+
+    Returns:
+        The smaller model, and True if it has the library's own form.
+
+    Raises:
+        UnknownNameError: a component matches nothing.
 
     Example:
         >>> compress.pruned(lens, ["*.*.*_attn.0"])[1]

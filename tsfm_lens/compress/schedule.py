@@ -47,13 +47,26 @@ class BlockShape(NamedTuple):
         return self.blocks * self.rows * self.columns
 
     def factors(self, rank: int) -> int:
-        """Count the entries of two factors of this rank a block."""
+        """Count the entries of two factors of this rank a block.
+
+        Args:
+            rank: of each block.
+
+        Returns:
+            The number of entries.
+        """
         return self.blocks * rank * (self.rows + self.columns)
 
     def stored(self, rank: int) -> int:
         """Count the entries that are stored.
 
         They are those of the factors if these are fewer, else those of the matrix.
+
+        Args:
+            rank: of each block.
+
+        Returns:
+            The number of entries.
         """
         return min(self.factors(rank), self.numbers)
 
@@ -73,13 +86,16 @@ class Ratio(NamedTuple):
 def ranks_by_epsilon(
     singular_values: Mapping[str, np.ndarray], epsilon: float
 ) -> dict[str, int]:
-    """Compute the numerical rank of every matrix, at least 1, by name.
+    """Compute the numerical rank of every matrix.
 
     Args:
         singular_values: of each matrix (j,), or of its blocks (block, j), of which the
             largest rank counts.
         epsilon: above 0 and below 1; the error of a truncated matrix is at most this
             share of its spectral norm.
+
+    Returns:
+        Ranks by name, at least 1.
 
     Source:
         Flow of ranks, equation 1 and section 5 (S0-ERANK, S0-TSVD).
@@ -103,6 +119,9 @@ def ranks_by_share(
     """Choose ranks by name, by one share of every matrix.
 
     The share, above 0 and at most 1, is of its rank or of its entries.
+
+    Returns:
+        Ranks by name, at least 1.
     """
     if not 0 < share <= 1:
         raise InputError(f"a share of {share} of the {of}; expected above 0, at most 1")
@@ -138,7 +157,15 @@ def compute_ratio(
 ) -> Ratio:
     """Compute the share that some ranks keep over all matrices.
 
-    Shapes and ranks are by name, or in the same order.
+    Args:
+        forms: shapes of the matrices, by name or in order.
+        ranks: a rank for each, by name or in the same order.
+
+    Returns:
+        The share of ranks, of entries in factors, and of stored entries, from 0 to 1.
+
+    Raises:
+        InputError: there are not as many ranks as shapes, or one is out of range.
 
     Source:
         Flow of ranks, tables 2 and 4; the paper does not define its "ratio" (E0-4), so

@@ -17,7 +17,10 @@ RECORD = "training.nc"
 
 
 def checkpoint_names() -> tuple[str, ...]:
-    """List the checkpoints that ship with the package, sorted.
+    """List the checkpoints that ship with the package.
+
+    Returns:
+        Names, sorted.
 
     Example:
         >>> zoo.checkpoint_names()
@@ -29,6 +32,12 @@ def checkpoint_names() -> tuple[str, ...]:
 
 def checkpoint_path(name: str) -> Path:
     """Return the folder of an embedded checkpoint.
+
+    Args:
+        name: of the checkpoint, such as "bolt-nano".
+
+    Returns:
+        The folder, which :func:`tsfm_lens.load` opens.
 
     Raises:
         UnknownNameError: No checkpoint has this name; the message names the nearest
@@ -45,6 +54,12 @@ def checkpoint_path(name: str) -> Path:
 
 def has_training_record(name: str) -> bool:
     """Test if a record of its training ships with an embedded checkpoint.
+
+    Args:
+        name: of a checkpoint, or anything that :func:`tsfm_lens.load` takes.
+
+    Returns:
+        True if it does.
 
     Example:
         >>> zoo.has_training_record("amazon/chronos-bolt-base")

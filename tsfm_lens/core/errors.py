@@ -64,6 +64,9 @@ class LensError(Exception):
         """Add the options that avoid it, the likeliest first.
 
         ``advice`` says in words what to do, and is added to the message.
+
+        Returns:
+            The error itself.
         """
         self.cures = tuple(cure for cure in cures if cure)
         self.advice = advice
@@ -237,6 +240,9 @@ def unknown_name(
     """Build the error for a ``name`` that no ``what`` has.
 
     Its message has the nearest of all ``names``, and a hint at where they are listed.
+
+    Returns:
+        The error to raise.
     """
     options = list(dict.fromkeys(names))
     # where nothing is near, the first names at least show what names look like
@@ -254,6 +260,9 @@ def missing_extra(
     """Build the error for a ``purpose`` that needs the packages of an extra.
 
     Its message has the command that installs them.
+
+    Returns:
+        The error to raise.
     """
     absent = ", ".join(packages)
     detail = ""

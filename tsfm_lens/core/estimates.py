@@ -84,6 +84,9 @@ class Result(xr.Dataset):
         """Select by position, see :meth:`xarray.Dataset.isel`.
 
         ``sel`` and ``squeeze`` come here, too.
+
+        Returns:
+            The selection, which knows what was selected.
         """
         chosen: Result = super().isel(*args, **options)
         lost = [str(dim) for dim in self.dims if dim not in chosen.dims]
@@ -102,6 +105,9 @@ class Result(xr.Dataset):
         """Reduce dimensions, see :meth:`xarray.Dataset.reduce`.
 
         ``mean``, ``max`` and their like come here, too.
+
+        Returns:
+            The reduced result, which knows what was averaged.
         """
         reduced: Result = super().reduce(*args, **options)
         lost = [str(dim) for dim in self.dims if dim not in reduced.dims]
@@ -140,6 +146,9 @@ def restore_selected(data: xr.Dataset) -> xr.Dataset:
     """Give a result the dimensions back of which one label was selected.
 
     Each has one label then. A dimension that was averaged stays away.
+
+    Returns:
+        The result.
     """
     for dim, dims_before in reversed(_selected(data).items()):
         if dim in data.dims:
@@ -368,6 +377,9 @@ def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
 
     An explanation, which has a dimension "segment", stays as it is: segments may be of
     covariates.
+
+    Returns:
+        The result.
     """
     runs = [arg.batch for arg in args if hasattr(arg, "batch")]
     covariates = {
@@ -427,9 +439,13 @@ def compare_with_twins(
     """Compute a probe's result in untrained twins of the model, and compare.
 
     Args:
+        probe: function of the registry that gave the result.
+        result: what the probe gave for the model.
         count: number of twins. Below 0 it is that of a report, if the result took at
             most :data:`TWIN_WORK`; work decides and not time, so that a page is the
             same on every machine.
+        args: positional arguments of the probe, runs among them.
+        options: its keyword arguments.
         work: of the result itself, in parameters × forwards.
 
     Returns:
@@ -599,8 +615,10 @@ def digest_series(data: xr.Dataset) -> np.ndarray:
 def _by_unit(values: np.ndarray, entry_units: np.ndarray) -> np.ndarray:
     """Arrange (member, entry) as (member, unit, window).
 
-    ``entry_units`` is the unit of each entry. NaN where a unit has fewer windows than
-    another.
+    ``entry_units`` is the unit of each entry.
+
+    Returns:
+        The table, NaN where a unit has fewer windows than another.
     """
     units, unit_index = np.unique(entry_units, return_inverse=True)
     if not len(units):

@@ -55,6 +55,9 @@ def add_method(*owners: str) -> Callable[[F], F]:
     """Make a function a method of the :func:`extensible` classes of these names.
 
     A class that is imported later gets the method then.
+
+    Returns:
+        A decorator.
     """
 
     def attach(method: F) -> F:
@@ -87,6 +90,9 @@ def _has_package(module: str) -> bool:
     """Test if the package that contains a module exists.
 
     The metadata of an installation still list a package that was deleted from it.
+
+    Returns:
+        True if it does.
     """
     parent = module.rpartition(".")[0]
     try:
@@ -141,7 +147,10 @@ def _failure(point: EntryPoint, error: Exception) -> str:
 def export(package: str) -> list[str]:
     """Bind in a package what its modules list in ``__all__``.
 
-    Return these names, sorted. Of other names, the package says what replaces them.
+    Of other names, the package says what replaces them.
+
+    Returns:
+        The names, sorted.
     """
     namespace = vars(sys.modules[package])
     modules = [
@@ -164,6 +173,9 @@ def public_attributes(names: Iterable[str]) -> list[str]:
     """Keep the names of an object's attributes that are not private, sorted.
 
     ``__dir__`` of what users hold returns them, so that completion shows nothing else.
+
+    Returns:
+        The names.
     """
     return sorted({name for name in names if not name.startswith("_")})
 

@@ -168,6 +168,9 @@ def answers_arguments(
     Args:
         label: of the function, as a message names it.
         hints: replacements of its own, by argument.
+
+    Returns:
+        A decorator.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

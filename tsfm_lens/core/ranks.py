@@ -32,10 +32,11 @@ _E2 = float(np.exp(2.0))
 def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
     """Sort singular values from the largest on and divide them by it, (…, j).
 
-    The zero matrix gives zeros.
-
     Args:
         singular_values: (…, j), 0 or more, in any order.
+
+    Returns:
+        Shares of the largest value, (…, j), from 1 on; zeros for the zero matrix.
 
     Raises:
         InputError: there is none, or one is negative or not finite.
@@ -97,9 +98,13 @@ def epsilon_rank(
 
 
 def effective_rank(singular_values: np.ndarray) -> np.ndarray:
-    """Compute exp(entropy) of the singular values as shares of their sum, (…).
+    """Compute exp(entropy) of the singular values as shares of their sum.
 
-    NaN for the zero matrix.
+    Args:
+        singular_values: (…, j), 0 or more.
+
+    Returns:
+        Ranks, (…), from 1 to j; NaN for the zero matrix.
 
     Source:
         Roy and Vetterli 2007, The effective rank.
@@ -117,12 +122,15 @@ def effective_rank(singular_values: np.ndarray) -> np.ndarray:
 
 
 def participation_ratio(singular_values: np.ndarray) -> np.ndarray:
-    """Compute (Σ v)² / Σ v² of the variances v, the squared singular values, (…).
+    """Compute (Σ v)² / Σ v² of the variances v, the squared singular values.
 
-    It counts equal variances, and is NaN for the zero matrix.
+    It counts equal variances.
 
     Args:
         singular_values: (…, j).
+
+    Returns:
+        Ratios, (…), from 1 to j; NaN for the zero matrix.
 
     Source:
         Gao et al. 2017, A theory of multineuronal dimensionality.
@@ -137,11 +145,14 @@ def participation_ratio(singular_values: np.ndarray) -> np.ndarray:
 
 
 def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarray:
-    """Count the relative singular values in each decade below the largest, (…, decade).
+    """Count the relative singular values in each decade below the largest.
 
     Args:
         singular_values: (…, j).
         decades: how many; the first is (0.1, 1], with the largest value itself.
+
+    Returns:
+        Counts, (…, decade).
 
     Source:
         Flow of ranks, figure 10 (S0-HIST): intervals (1e-5, 1e-4] to (1e-1, 1].
@@ -164,13 +175,16 @@ def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarra
 
 
 def angles(columns: np.ndarray) -> np.ndarray:
-    """Compute the angles between the lines along all pairs of columns, (n, n).
+    """Compute the angles between the lines along all pairs of columns.
 
     A line has no direction, so angles are from 0 to π/2 (radians).
 
     Args:
         columns: (d, n). Angles with a column of zeros are NaN; those of parallel lines
             are rounded to about 2e-8.
+
+    Returns:
+        Angles in radians, (n, n).
 
     Source:
         Flow of ranks, equation 2 with the arccos of appendix H (S0-ANG).
@@ -196,7 +210,7 @@ def angles(columns: np.ndarray) -> np.ndarray:
 
 
 def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """Compute upper bounds of σ_k(Z)/σ_1(Z) of a layer's output Z, (k,).
+    """Compute upper bounds of σ_k(Z)/σ_1(Z) of a layer's output Z.
 
     Z = U + attention(U)/√D for a layer's input U in a model of D layers. The bounds
     hold for weights with ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤ 1, and √D ≥ 2e²h.
@@ -205,6 +219,9 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
         singular_values: (k,), those of U from the largest on, in any unit.
         heads: number of heads, h.
         depth: number of layers, D.
+
+    Returns:
+        Bounds, (k,).
 
     Source:
         Flow of ranks, equation 5 (S0-TH4).
@@ -234,7 +251,7 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
 
 
 def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
-    """Compute upper bounds of σ_k(U + Σ_i Y_i) for any model, (k,).
+    """Compute upper bounds of σ_k(U + Σ_i Y_i) for any model.
 
     U is the stream and Y_i what head i of h heads adds to it. By Weyl's inequality the
     bound is the minimum over j ≤ k of σ_{k−j+1}(U) + Σ_i σ_{⌊(j−1)/h⌋+1}(Y_i). The
@@ -244,6 +261,9 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
         stream: singular values of U, (k,), from the largest on.
         written: singular values of the Y_i or upper bounds of them, (head, m), from the
             largest on; those beyond the last are 0.
+
+    Returns:
+        Bounds, (k,), in the unit of the singular values.
 
     Source:
         Flow of ranks, proof of theorem 4 (S0-TH4); Horn and Johnson 1991, Topics in
@@ -284,6 +304,9 @@ def _weyl_bounds(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarray:
     """Check and return the singular values of a matrix of so many tokens.
+
+    Returns:
+        The singular values as an array.
 
     Raises:
         InputError: they are not positive and falling, or there are fewer tokens than

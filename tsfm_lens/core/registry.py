@@ -278,7 +278,8 @@ class Measurement:
     def describe_subject(self, result: Any) -> str:
         """Describe what a section of this result is about.
 
-        "" where it is about its model and series.
+        Returns:
+            The text, "" where it is about its model and series.
         """
         if callable(self.subject):
             return self.subject(result)
@@ -323,8 +324,14 @@ def measurement(
 
     Args:
         kind: of its result.
-        theme, title, summary, description: see :class:`Measurement`.
-        attributes: its further attributes.
+        theme: one of :data:`THEMES`.
+        title: heading of its section.
+        summary: what it measures, in one line.
+        description: what a reader of its section must know, in one or two sentences.
+        attributes: further attributes of :class:`Measurement`.
+
+    Returns:
+        The measurement.
 
     Raises:
         InputError: another module has taken the kind, or the theme is not one of
@@ -402,9 +409,19 @@ def probe(
     """Declare a measurement by the function that computes it, which gives it its name.
 
     Args:
-        takes, computes, options: see :class:`Measurement`.
+        takes: positional arguments of the function: "run", the "first" item's run, the
+            "lens", a "pair" of runs, several "lenses" or "runs", or kinds of other
+            results.
+        computes: what is computed on what, in words.
+        options: of the function, or a function of the results of a run that gives them.
         title: heading; the name in words unless given.
-        theme, summary, description, attributes: see :class:`Measurement`.
+        theme: one of :data:`THEMES`.
+        summary: what it measures, in one line.
+        description: what a reader of its section must know, in one or two sentences.
+        attributes: further attributes of :class:`Measurement`.
+
+    Returns:
+        A decorator.
 
     Raises:
         InputError: another module has taken the name, or the theme is not one of
@@ -538,8 +555,10 @@ def figure(
             function of the result.
         attributes: ``sentences``, ``options``, ``probe_options``, ``beside``,
             ``needs``, ``instead``; see :class:`Figure`.
-    """
 
+    Returns:
+        A decorator.
+    """
     _check_needs(attributes.get("needs", ""))
 
     def register(function: Draw[P]) -> Draw[P]:
@@ -564,6 +583,9 @@ def panels(kind: str) -> Callable[[F], F]:
     """Register the function that makes the panels of a report of a kind.
 
     Without one, each figure with a table makes a panel.
+
+    Returns:
+        A decorator.
     """
 
     def register(function: F) -> F:
@@ -612,6 +634,9 @@ def measurements() -> dict[str, Measurement]:
 
 def find(kind: str) -> Measurement:
     """Look up a measurement by the kind of its result.
+
+    Returns:
+        The measurement.
 
     Raises:
         UnknownNameError: no package and no extension has it.
@@ -673,6 +698,9 @@ def figures() -> dict[str, Figure]:
 
 def find_figure(name: str) -> Figure:
     """Look up a figure by its name; the name of a kind stands for its first figure.
+
+    Returns:
+        The figure.
 
     Raises:
         UnknownNameError: no package and no extension has it.
@@ -771,6 +799,9 @@ def _checked(
     """Let a figure's function check its result.
 
     A function that is registered for several kinds takes all of them.
+
+    Returns:
+        The function that checks first.
     """
     # of several `figure` above one function, all but the innermost get its wrapper
     if hasattr(function, "kinds"):
@@ -831,6 +862,9 @@ def _documentation(
     """Complete a figure's docstring.
 
     It gains the arguments that many figures have, and what is raised.
+
+    Returns:
+        The docstring.
     """
     head, _, args = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
     descriptions = {}
@@ -855,6 +889,9 @@ def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
     """Tabulate those of the variables that a result has.
 
     There is a row per combination of labels, and a column per variable.
+
+    Returns:
+        The frame.
     """
     return (
         ds[[name for name in variables if name in ds]]

@@ -31,6 +31,9 @@ def defused(text: str) -> str:
     """Change a text so that no spreadsheet runs it as a formula.
 
     Numbers stay as they are.
+
+    Returns:
+        The text.
     """
     if _NUMBER.fullmatch(text):
         return text
@@ -42,6 +45,9 @@ def restored(texts: Sequence[str]) -> list[str]:
 
     If a spreadsheet would run one of the texts, :func:`defused` did not write them, and
     all stay as they are.
+
+    Returns:
+        The texts.
     """
     if not any("'" in text for text in texts):
         return list(texts)

@@ -61,6 +61,9 @@ def half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray
     """Compute half the t interval of the mean over the last axis.
 
     NaN values are left out; 0 where fewer than two are left.
+
+    Returns:
+        Half widths in the unit of the values; 0 where fewer than two values are left.
     """
     valid = np.isfinite(values)
     count = valid.sum(-1)
@@ -165,6 +168,9 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     """Compute the chance that a true candidate scores above another.
 
     Ties count half, and NaN is below all.
+
+    Returns:
+        A probability; NaN without a true candidate or without another.
     """
     from scipy.stats import mannwhitneyu
 
@@ -207,6 +213,9 @@ def over_windows(values: np.ndarray) -> np.ndarray:
     """Average over the last axis.
 
     NaN is left out, and stays where there is nothing else.
+
+    Returns:
+        Means.
     """
     # np.nanmean would warn of rows without a value
     count = np.isfinite(values).sum(-1)
@@ -220,9 +229,11 @@ def lead_shares(
 ) -> np.ndarray:
     """Compute how often each member is largest in bootstrap samples of units.
 
-    ``sizes`` is (member, unit[, window]); return shares (member,). Windows are drawn
-    within their units and averaged. Of more than ``most`` members, only the largest are
-    drawn.
+    ``sizes`` is (member, unit[, window]). Windows are drawn within their units and
+    averaged. Of more than ``most`` members, only the largest are drawn.
+
+    Returns:
+        Shares, (member,).
     """
     table = sizes
     if sizes.ndim == 2:
@@ -259,6 +270,9 @@ def exceeds_controls(
     over all models, this one among them. The largest score of any group of any other
     model is the bar: a model that is like the others passes it by chance once in so
     many models (Westfall and Young 1993, maximum of a statistic).
+
+    Returns:
+        True for members that exceed them, (member,).
     """
     # a size below the smallest of interest, or NaN, counts as that
     models = np.log(np.fmax(np.vstack([own[None], others]), smallest))
@@ -281,6 +295,9 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     """Correct p-values by Holm's step-down method.
 
     NaN stays NaN and is not counted as a test.
+
+    Returns:
+        Corrected p-values, of the same shape.
     """
     p = np.asarray(p_values, dtype=float)
     # NaN is sorted to the end, where it shifts no rank and spoils no maximum before it
@@ -321,6 +338,9 @@ def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
     """Compute p-values of "no difference" for columns of replicates.
 
     They are widened for few units (Cameron, Miller 2015).
+
+    Returns:
+        A p-value for each column.
     """
     n = len(draws)
     beyond = np.minimum((draws <= 0).sum(axis=0), (draws >= 0).sum(axis=0))

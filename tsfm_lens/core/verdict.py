@@ -424,6 +424,9 @@ def _is_carried(share: float, random: np.ndarray, p: float, smallest_p: float) -
 
     The share of it that they account for must be near 1, nearer by ``BEYOND`` than that
     of the median random set, and nearer than that of nearly all sets.
+
+    Returns:
+        True if they do.
     """
     distance = abs(1 - share)
     random_distance = float(np.median(np.abs(1 - random)))

@@ -209,7 +209,12 @@ class SeriesBatch:
     def known_future(self, horizon: int) -> np.ndarray:
         """Return the known future of all series, (series, step).
 
-        It holds the values of known covariates, and NaN for all other series.
+        Args:
+            horizon: steps after the context.
+
+        Returns:
+            Values in data units, (series, step); NaN for series that are no known
+            covariate.
 
         Raises:
             InputError: a known covariate ends before the horizon.
@@ -329,13 +334,30 @@ class SeriesBatch:
             latest[group] = order
 
     def noted(self, notes: Sequence[str]) -> SeriesBatch:
-        """Return the batch with further notes in front of its own."""
+        """Return the batch with further notes in front of its own.
+
+        Args:
+            notes: sentences, each once.
+
+        Returns:
+            A batch with these notes, then its own.
+        """
         if notes:
             return replace(self, notes=(*notes, *self.notes))
         return self
 
     def tail(self, steps: int) -> SeriesBatch:
-        """Keep the last ``steps`` steps of every series, or all where it is shorter."""
+        """Keep the last steps of every series.
+
+        Args:
+            steps: how many, at least 1; all where a series is shorter.
+
+        Returns:
+            The batch, whose starts are later where steps were cut.
+
+        Raises:
+            InputError: ``steps`` is below 1.
+        """
         if steps < 1:
             raise InputError(f"tail({steps}): expected at least 1 step")
         first = [max(0, length - steps) for length in self.lengths]
@@ -343,6 +365,9 @@ class SeriesBatch:
 
     def split(self, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
         """Hold the last ``horizon`` steps out.
+
+        Args:
+            horizon: steps that are held out of each series.
 
         Returns:
             The context, and the held-out future (series, horizon).
@@ -375,8 +400,12 @@ class SeriesBatch:
         Origins are ``horizon`` steps apart.
 
         Args:
-            count, horizon: of the windows.
+            count: most origins of a series.
+            horizon: steps from one origin to the next.
             ahead: steps that will be held out of each.
+
+        Returns:
+            A batch with a series for each origin.
 
         Raises:
             InputError: a series has too few steps for so many windows.
@@ -415,9 +444,14 @@ class SeriesBatch:
         return replace(self, values=values, starts=starts)
 
     def timestamps(self, index: int = 0, ahead: int = 0) -> pd.DatetimeIndex | None:
-        """Compute the timestamps of one series and of ``ahead`` steps after it.
+        """Compute the timestamps of one series, and of steps after it.
 
-        None if its start or its frequency is unknown.
+        Args:
+            index: position of the series.
+            ahead: number of steps after its end.
+
+        Returns:
+            The timestamps; None if the start or the frequency of the series is unknown.
         """
         start = self.starts[index]
         if start is None or self.freqs[index] is None:
@@ -428,6 +462,13 @@ class SeriesBatch:
         """Compute :meth:`timestamps` as the clock of the series shows them.
 
         Where the series stand on the grid of UTC, they have the offset of their zone.
+
+        Args:
+            index: position of the series.
+            ahead: number of steps after its end.
+
+        Returns:
+            The timestamps; None if the start or the frequency of the series is unknown.
         """
         stamps = self.timestamps(index, ahead)
         if stamps is None or not self.clock:
@@ -438,6 +479,12 @@ class SeriesBatch:
         """Return the rows of series by id or position.
 
         The name of a group stands for all its series.
+
+        Args:
+            which: id, group or position of a series, or several of them.
+
+        Returns:
+            Positions in the batch.
 
         Raises:
             UnknownNameError: an id does not occur.
@@ -472,6 +519,12 @@ class SeriesBatch:
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
         """Select series by id, group or position.
+
+        Args:
+            which: id, group or position of a series, or several of them.
+
+        Returns:
+            A batch of these series, in the order of ``which``.
 
         Raises:
             UnknownNameError: an id does not occur.
@@ -526,11 +579,19 @@ class SeriesBatch:
 
     @classmethod
     def concat(cls, batches: Sequence[SeriesBatch]) -> SeriesBatch:
-        """Concatenate batches; each series keeps its own frequency and season.
+        """Concatenate batches.
+
+        Each series keeps its own frequency and season.
+
+        Args:
+            batches: one or more.
+
+        Returns:
+            One batch with the series of all, in order.
 
         Raises:
-            InputError: an id repeats, or series of one group would not stand one after
-                the other.
+            InputError: there is no batch, an id repeats, or series of one group would
+                not stand one after the other.
         """
         if not batches:
             raise InputError("there is no batch to put together")
@@ -562,6 +623,9 @@ def joined_dates(
     Args:
         parts: of each series; None where its dates are unknown.
         counts: of dates that each has, or lacks.
+
+    Returns:
+        The dates of all series, NaT where they are unknown.
     """
     unknown = np.datetime64("NaT", "ns")
     dates = [
@@ -673,7 +737,8 @@ def _on_grid(
 ) -> tuple[tuple[pd.Timestamp | None, ...], list[str]]:
     """Move starts onto the grids of their frequencies.
 
-    Return them with notes on those that were moved.
+    Returns:
+        The starts, and notes on those that were moved.
     """
     dates: dict[tuple[pd.Timestamp | None, str | None], pd.Timestamp | None] = {}
     notes = []

@@ -58,6 +58,9 @@ def _index() -> dict[str, BundledSeries]:
 def bundled_names() -> tuple[str, ...]:
     """List the names of all bundled series.
 
+    Returns:
+        The names, as :func:`bundled` takes them.
+
     Example:
         >>> "pedestrians" in data.bundled_names()
         True
@@ -67,6 +70,12 @@ def bundled_names() -> tuple[str, ...]:
 
 def bundled_info(name: str) -> BundledSeries:
     """Return source, licence, field, unit and season of one bundled series.
+
+    Args:
+        name: of the series.
+
+    Returns:
+        What is known of the series.
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest ones.
@@ -85,7 +94,12 @@ def bundled_info(name: str) -> BundledSeries:
 def bundled(*names: str) -> SeriesBatch:
     """Load one or several bundled series.
 
-    All of them are loaded if no name is given, or "all" as on the command line.
+    Args:
+        names: of the series; all of them if none is given, or "all" as on the command
+            line.
+
+    Returns:
+        The series, in the order of their names.
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest ones.

@@ -44,6 +44,9 @@ def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Code
         name: for messages.
         declared: whether the values are categories, whatever they look like.
 
+    Returns:
+        Values (step,), and the names of the categories, None for numbers.
+
     Raises:
         InputError: text beside numbers, or quantities with a sign or unit that are not
             declared.
@@ -66,7 +69,8 @@ def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Code
 def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
     """Read a covariate (step,) whose cells are of any type.
 
-    See :func:`read_covariate`.
+    Returns:
+        Values (step,), and the names of the categories, None for numbers.
     """
     if cells.dtype.kind in "OUS":
         cell_list = cells.tolist()
@@ -139,6 +143,9 @@ def category_notes(
     """List notes on the covariates that are read as categories.
 
     A note has the first levels. Truth values need no note.
+
+    Returns:
+        The notes, one for each covariate.
     """
     notes = []
     for name, (_, levels) in covariates.items():
@@ -163,6 +170,9 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
 
     Joining the two frames would lose them otherwise. Levels that only the future has
     come last.
+
+    Returns:
+        The past and the future.
     """
     kinds: dict[Any, pd.CategoricalDtype] = {}
     for name in past.columns.intersection(ahead.columns):

@@ -82,6 +82,9 @@ def complaints(
         error: what pydantic raised.
         what: kind of file, such as "a sweep".
         fields_at: names of the fields that exist at a path in the file.
+
+    Returns:
+        One line with all errors.
     """
     details = error.errors()
     # a field may be wrong only because a part of it is

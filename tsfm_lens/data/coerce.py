@@ -109,15 +109,32 @@ def as_series(
             "2020-01-31 12:00".
         units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
-        targets, variates, known, past: see :func:`tsfm_lens.data.from_frame`.
-        id_column, time_column, time_format, timezone, round_time: see there, too.
+        targets: columns of a frame that are series of their own; every column of
+            numbers if None.
+        variates: columns of a frame that are the variates of one group per id, in place
+            of targets.
+        id_column: column of the ids of a frame, or several; found by its name if None.
+        time_column: column of the timestamps of a frame; found by its name if None.
+        time_format: format of the timestamps, such as "%d.%m.%Y"; ISO 8601 if None.
+        timezone: zone of the local clock that the timestamps show.
+        round_time: interval to which timestamps are rounded, such as "5min".
+        delimiter: sign between the cells of a file, or "tab" or "space"; found if None.
+        decimal: "." or "," in a file; a point if None.
+        thousands: sign between thousands in a file, ".", ",", "'" or "space"; none are
+            read if None.
+        encoding: of a file of text; UTF-8, or UTF-16 with a byte order mark, if None.
+        header: whether the first line of a file has names; needed where it has numbers
+            or dates.
+        known: covariates of a frame whose future is known.
+        past: covariates of a frame that are seen up to the end of the context.
         categories: covariates, of entries too, whose values are categories even if they
             are numbers.
-        delimiter, decimal, thousands, encoding, header: of a file of text; see
-            :func:`tsfm_lens.data.read_series`.
         future: a frame of later rows than those of ``data``, a frame: with its ids,
-            timestamps and known covariates, and no targets; see
-            :func:`tsfm_lens.data.from_frame`.
+            timestamps and known covariates, and no targets.
+
+    Returns:
+        The series as float64, with NaN where a value is missing, and their ids, times,
+        units, groups and covariates. Its ``notes`` say how data were read.
 
     Raises:
         InputError: the data cannot be used; the message names the series and the
@@ -277,7 +294,8 @@ def _joined(batches: Sequence[Any]) -> SeriesBatch:
 def _members(data: Any) -> list[Any]:
     """List what a container holds besides numbers, as pandas' objects.
 
-    Any other object is its own only member.
+    Returns:
+        The members; of any other object, the object itself.
     """
     if isinstance(data, Mapping):
         data = list(data.values())
@@ -331,6 +349,9 @@ def _items(
     """Make one item per array, (time,) or (variate, time), or per Series.
 
     A Series is read as if it were alone.
+
+    Returns:
+        The batch.
     """
     names = names or tuple(f"series-{index}" for index in range(len(items)))
     check_unique(names)
@@ -506,6 +527,9 @@ def from_entries(
     """Make a batch of entries of gluonts or Chronos-2, with their covariates.
 
     Covariates named in ``categories`` are categories, whatever they look like.
+
+    Returns:
+        The batch, with an item for each entry.
     """
     rows: list[dict[str, Any]] = []
     names = []
@@ -545,9 +569,12 @@ def from_entries(
 
 
 def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[str]:
-    """Replace the cells of covariates by numbers, and return notes.
+    """Replace the cells of covariates by numbers.
 
     A covariate has the same levels in all entries.
+
+    Returns:
+        Notes on covariates that are categories.
     """
     members: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

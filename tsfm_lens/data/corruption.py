@@ -32,12 +32,16 @@ def remove_motif(
     Missing values inside the stretch are filled, too.
 
     Args:
-        series: anything that ``as_series`` takes.
-        start, stop: steps of the stretch, stop excluded; negative ones count from the
-            end, and stop 0 is the end.
+        series: anything that :func:`tsfm_lens.data.as_series` takes.
+        start: first step of the stretch; a negative one counts from the end.
+        stop: step after the stretch; a negative one counts from the end, and 0 is the
+            end.
         every: remove it again every so many steps before and after, e.g. in every
             season.
         keep_scale: restore mean and standard deviation.
+
+    Returns:
+        The changed series, in the same units.
 
     Raises:
         InputError: the stretch is empty, outside the series, or has no neighbour on
@@ -95,6 +99,9 @@ def shift_phase(
         keep_scale: restore mean and standard deviation, by which models normalise a
             series.
 
+    Returns:
+        The changed series, in the same units.
+
     Raises:
         InputError: the season is unknown, or a series is shorter than two of them.
 
@@ -132,6 +139,9 @@ def swap_season(
         keep_scale: restore mean and standard deviation, by which models normalise a
             series.
 
+    Returns:
+        The changed series, in the same units.
+
     Raises:
         InputError: a period below 2, the season is unknown, or a series is shorter than
             two of them.
@@ -164,6 +174,9 @@ def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.n
     """Compute the season (time,) by a robust STL decomposition.
 
     Gaps are filled by straight lines before it (Cleveland et al. 1990).
+
+    Returns:
+        The season, (time,), in data units.
     """
     if period < 2:
         raise InputError(

@@ -43,6 +43,9 @@ class Fault:
         """Say what is wrong, and the options that its message leaves out.
 
         Those of ``options`` are in the call or command that reads the file.
+
+        Returns:
+            The text.
         """
         left_out = [
             write(options)
@@ -127,6 +130,9 @@ def find_faults(
         read: reader of the file, called with options.
         options: that were given.
         first: error of the reader under them.
+
+    Returns:
+        All faults that were found, and the options that cure them.
     """
     current = dict(options)
     error: LensError | None = first

@@ -52,10 +52,14 @@ def read_parts(
     without ids is read as a whole.
 
     Args:
-        path: as :func:`.files.read_series`.
+        path: ends in .csv, .tsv, .txt (or one of these and .gz), .parquet or .pq.
         rows: of a part, at least; a part ends where an id does.
-        units, seasonality: as :func:`.files.read_series`.
-        options: further options of it.
+        units: unit of all series but covariates, or one per series.
+        seasonality: season length in steps; from the frequency if None.
+        options: further options of :func:`tsfm_lens.data.read_series`.
+
+    Yields:
+        Batches, in the order of the file.
 
     Raises:
         InputError: as :func:`.files.read_series`; the rows of an id stand apart, a

@@ -53,7 +53,7 @@ def read_series(
     header: bool | None = None,
     **columns: Any,
 ) -> SeriesBatch:
-    """Read the series of a file.
+    r"""Read the series of a file.
 
     Ids stay text, and what can be read in two ways is refused.
 
@@ -68,7 +68,12 @@ def read_series(
             None.
         encoding: of text; UTF-8, or UTF-16 with a byte order mark, if None.
         header: whether the first line has names; needed where it has numbers or dates.
-        columns: options of :func:`tsfm_lens.data.from_frame`.
+        columns: which columns hold what, as of :func:`tsfm_lens.data.from_frame`:
+            ``targets``, ``variates``, ``id_column``, ``time_column``, ``time_format``,
+            ``timezone``, ``round_time``, ``freq``, ``known``, ``past``, ``categories``.
+
+    Returns:
+        The series; their ``notes`` say how times were read, and what was left out.
 
     Raises:
         InputError: the file is missing, empty, unreadable or ambiguous; the message
@@ -76,7 +81,7 @@ def read_series(
         UnknownNameError: a column that is named does not exist.
 
     Example:
-        >>> text = "date;load\\n2024-01-01;1,5\\n2024-01-02;2,5\\n"
+        >>> text = "date;load\n2024-01-01;1,5\n2024-01-02;2,5\n"
         >>> _ = (folder / "load.csv").write_text(text)
         >>> data.read_series(folder / "load.csv", decimal=",").values[0].tolist()
         [1.5, 2.5]
@@ -153,6 +158,9 @@ def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
     """Set one unit for all targets, or a unit for each series.
 
     Empty ``units`` change nothing.
+
+    Returns:
+        The batch with its units.
     """
     if not units:
         return batch
@@ -169,6 +177,9 @@ def list_columns(path: str | Path) -> list[str]:
     """List the columns of a file of series, in their order.
 
     Values are not converted into numbers.
+
+    Returns:
+        Names of columns.
     """
     file = regular_file(path, READABLE)
     if file.suffix.lower() in PARQUET:
@@ -202,6 +213,9 @@ def text_frame(
 
     The index holds row numbers of the file, which error messages give. Columns of
     numbers that nobody reads are converted with ``unread`` alone.
+
+    Returns:
+        The frame.
     """
     names = list(table.columns)
     option = options.get
@@ -275,6 +289,9 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
     """Build the error for a file that does not exist.
 
     It names readable files of the folder, the nearest first.
+
+    Returns:
+        The error to raise.
     """
     names = sorted(
         item.name for item in file.parent.glob("*") if item.suffix in readable

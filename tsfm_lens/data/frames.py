@@ -90,32 +90,38 @@ def from_frame(
     NaN, and what is not read.
 
     Args:
-        frame: it is not changed.
+        frame: a row for each id and time; it is not changed.
         freq: pandas frequency alias, or weekdays less some dates, "Mon-Sat,2024-12-25";
             inferred if None.
         targets: columns that are series of their own; with several, ids become
             ``id/column``.
         variates: columns that are the variates of one group per id, in place of
             targets.
-        id_column, time_column: of ids and timestamps; found by their names if None.
-            Several columns of ids, a list or "store,item", make ids ``store/item``.
-        time_format: of the timestamps; see :func:`tsfm_lens.data.times.read_times`.
+        id_column: column of ids; found by its name if None. Several columns, a list or
+            "store,item", make ids ``store/item``.
+        time_column: column of timestamps; found by its name if None.
+        time_format: format of the timestamps, such as "%d.%m.%Y"; ISO 8601 if None. A
+            week, of a format such as "%G%V", stands for its first day.
         timezone: of the local clock that the timestamps show, in order in autumn; steps
             below a day are in UTC then.
         round_time: interval to which timestamps are rounded, such as "5min".
-        known, past: covariates whose future is known, or that are seen up to the end of
-            the context.
+        known: covariates whose future is known.
+        past: covariates that are seen up to the end of the context.
         categories: covariates whose values are categories, even if they are numbers, or
             look like these. Text is categories by itself, and so are pandas categories.
         future: a frame of later rows, with the ids, timestamps and known covariates.
             The context of each id ends with its last row in ``frame``. Unless ``known``
             names some, each column that holds a value is one of them.
 
+    Returns:
+        The series as float64, with NaN in gaps, an item for each id and target.
+
     Raises:
+        UnknownNameError: a column that is named does not exist.
         InputError: values are not numbers, timestamps repeat or are irregular, a
             covariate has gaps in its future, text that looks like ids or dates would
-            not be read, or the future holds targets or dates of the past.
-        UnknownNameError: a column that is named does not exist.
+            not be read, ``targets`` and ``variates`` are both given, or the future
+            holds targets or dates of the past.
 
     Example:
         >>> table = {"id": ["a", "a", "b", "b"], "target": [1.0, 2.0, 3.0, 4.0]}
@@ -375,6 +381,9 @@ def _are_counted(names: Sequence[Hashable]) -> bool:
     """Test if names are one word and the numbers from 0 or 1, at least three.
 
     M5 has such columns: d_1, d_2, ….
+
+    Returns:
+        True if they are.
     """
     matches = [_COUNTED.fullmatch(str(name)) for name in names]
     found = [match for match in matches if match is not None]
@@ -397,6 +406,9 @@ def _order_notes(index: pd.Index) -> list[str]:
     """Note that rows whose numbers fall are read from the first row to the last.
 
     This concerns rows without timestamps.
+
+    Returns:
+        The note, or nothing.
     """
     if not has_falling_numbers(index):
         return []
@@ -415,6 +427,9 @@ def _choices(
     """List notes on choices that a caller may not expect.
 
     They name columns that are not read, and several that are series of their own.
+
+    Returns:
+        Sentences.
     """
     numeric = [
         column for column in unread if pd.api.types.is_numeric_dtype(frame[column])
@@ -501,6 +516,9 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     """Convert a column into the nearest float64.
 
     Text that reads as a number counts as one.
+
+    Returns:
+        Values, (row,).
     """
     if (
         # ``to_numpy`` of a category or of strings makes an array of objects or text, in
@@ -643,6 +661,9 @@ def _only_clock_repeats(rows: pd.DataFrame) -> bool:
     """Test if rows of a series that share a time are those of a clock put back.
 
     They are two, in one hour of a Sunday a year. True too if no rows share one.
+
+    Returns:
+        True if so.
     """
     repeats = rows[rows.duplicated()]
     if repeats.empty:
@@ -658,7 +679,10 @@ def _find_id_columns(
 ) -> str:
     """Name the fewest columns of text or whole numbers that make a panel.
 
-    In a panel, no series has a time twice. "" if no columns make one.
+    In a panel, no series has a time twice.
+
+    Returns:
+        Names of columns with commas between them, "" if none make a panel.
     """
     candidates = [
         name
@@ -737,8 +761,10 @@ def flat(
 ) -> tuple[pd.DataFrame, Any, str | None]:
     """Turn the levels of a frame's index into columns.
 
-    Several columns of ids become one. Return the frame, and its columns of ids and of
-    timestamps.
+    Several columns of ids become one.
+
+    Returns:
+        The frame, and its columns of ids and of timestamps.
     """
     if frame.columns.nlevels > 1:
         raise InputError(
@@ -799,6 +825,9 @@ def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> lis
     """Name the levels of an index that are to be columns.
 
     An index that only numbers the rows has none.
+
+    Returns:
+        Names of levels.
     """
     if index.nlevels > 1:
         return [
@@ -826,6 +855,9 @@ def holds_times(index: pd.Index) -> bool:
     """Test if an index holds dates.
 
     Text counts where the index has no name and looks like dates.
+
+    Returns:
+        True if it does.
     """
     return holds_dates(index.dtype) or (
         index.name is None and resembles_dates(pd.Series(index.array))
@@ -867,6 +899,9 @@ def _without_row_numbers(
     """Drop columns without a name that are empty or number the rows.
 
     ``to_csv`` makes such a column of an index.
+
+    Returns:
+        The frame.
     """
     for name in frame.columns:
         # ``read_csv`` writes "Unnamed: 0" over a column without a name, other readers
@@ -936,9 +971,12 @@ def dated_column(
 
 
 def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
-    """Find the column with the first of these names; None if there is none.
+    """Find the column with the first of some names.
 
     A name that is spelled exactly so comes before one with other case or blanks.
+
+    Returns:
+        The column's name in the frame, None if there is none.
 
     Raises:
         InputError: no column has a name exactly, and several are alike.
@@ -1031,6 +1069,9 @@ def _flat_future(
     time: Any,
 ) -> pd.DataFrame:
     """Turn the index of a future into columns named as in the data.
+
+    Returns:
+        The future.
 
     Raises:
         InputError: the future lacks the column of ids or of timestamps.
@@ -1182,6 +1223,9 @@ def _continued(
 
     Ids become text.
 
+    Returns:
+        The rows of data, then those of the future.
+
     Raises:
         InputError: the future has ids that the data lack.
     """
@@ -1240,6 +1284,9 @@ def _late_notes(
 
     ``counts`` has the number of rows of data of each series. Covariates with such a gap
     are refused elsewhere, by their first step without a number.
+
+    Returns:
+        Sentences.
     """
     notes = []
     for (name, rows), grid, count in zip(groups, grids, counts, strict=True):
@@ -1276,6 +1323,9 @@ def _no_column(
     """Build the error for a column that does not exist, with the nearest as its cure.
 
     ``requested`` are all names that the option has.
+
+    Returns:
+        The error to raise.
     """
     available = [str(column) for column in columns]
     folded = {column.lower(): column for column in available}
@@ -1297,6 +1347,9 @@ def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[st
     """Split texts into names of columns at commas.
 
     A text that is itself the name of a column is not split.
+
+    Returns:
+        Names of columns.
     """
     # a whole name goes first, since commas occur in names of columns such as "Load, MW"
     name_lists = [[text] if text in columns else text.split(",") for text in texts]

@@ -121,6 +121,9 @@ def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
     """Name the dates of a grid on both sides of a date that is off it.
 
     For weeks, also name the frequency on whose grid the date is.
+
+    Returns:
+        A text for a message.
     """
     offset = read_offset(freq)
     try:
@@ -142,6 +145,9 @@ def format_calendar(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
     """Spell weekdays less some dates as :func:`read_offset` reads them.
 
     Monday is 0.
+
+    Returns:
+        Text such as "Mon-Fri,2024-12-25".
     """
     numbers = sorted(set(weekdays))
     days = [_DAYS[number].title() for number in numbers]
@@ -158,8 +164,10 @@ def without_gaps(
 ) -> str:
     """Suggest a calendar without the days of the future that have no value.
 
-    ``future`` is (time,). Return the end of a message that names the option, "" if
-    steps are no days.
+    ``future`` is (time,).
+
+    Returns:
+        The end of a message that names the option, "" if steps are no days.
     """
     offset = read_offset(freq)
     if (
@@ -183,7 +191,8 @@ def without_gaps(
 def parse_frequency(freq: str) -> tuple[int, str, str]:
     """Split a frequency into multiple, letter and last month or day.
 
-    "W-WED" becomes (1, "W", "WED").
+    Returns:
+        Multiple, letter and last month or day: (1, "W", "WED") of "W-WED".
     """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = None

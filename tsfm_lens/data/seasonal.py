@@ -19,8 +19,10 @@ def known_values(values: np.ndarray) -> np.ndarray:
 def seasonal_error(series: np.ndarray, season: int) -> float:
     """Compute the mean absolute seasonal difference.
 
-    NaN if it is 0 or there is no pair of values. A series shorter than its season is
-    compared at a distance of one step.
+    A series shorter than its season is compared at a distance of one step.
+
+    Returns:
+        The difference in data units, NaN if it is 0 or there is no pair of values.
     """
     # as in ``gluonts.ev.ts_stats``: a series as long as its season has no pair, and
     # gives NaN
@@ -41,6 +43,9 @@ def filled(series: np.ndarray) -> np.ndarray:
 
     A gap takes the last value before it, at the start of the series the first value
     after it, and 0 if there is no value at all.
+
+    Returns:
+        The series without NaN, (time,).
     """
     values = known_values(series)
     if not np.isnan(values).any():
@@ -55,7 +60,9 @@ def last_season(
 ) -> tuple[np.ndarray, float]:
     """Repeat the last season over the horizon.
 
-    Return it with the root mean square of the seasonal differences, 0 without any.
+    Returns:
+        The forecast (step,), and the root mean square of the seasonal differences, 0
+        without any.
     """
     length = len(series)
     last: np.ndarray = series[-season:]

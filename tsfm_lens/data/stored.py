@@ -40,6 +40,9 @@ def read_folder(folder: Path) -> list[StoredSeries]:
     """Read all rows of a dataset of ``save_to_disk``.
 
     Values stay in the mapped files until they are used.
+
+    Returns:
+        The rows, one for each series.
     """
     rows: list[StoredSeries] = []
     for file in _shards(folder):
@@ -192,6 +195,9 @@ def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
     """View a list of numbers, or of lists of them, as (variate, time).
 
     It is copied where it has nulls or is not of floats.
+
+    Returns:
+        The array.
     """
     if cells is None:
         raise InputError(f"{file}: series {name!r} has no target")

@@ -333,6 +333,9 @@ def _damaged_file(error: Exception) -> InputError:
 def file_content(file: Path) -> bytes:
     """Read a file; a gzip file is decompressed.
 
+    Returns:
+        The bytes.
+
     Raises:
         InputError: its content is damaged, or so much larger than the file that it
             hardly holds measurements and may fill the memory.
@@ -360,6 +363,9 @@ def file_content(file: Path) -> bytes:
 def read_table(file: Path, dialect: Dialect | None = None) -> TextTable:
     """Read the cells of a delimited file.
 
+    Returns:
+        Cells as text, by column.
+
     Raises:
         InputError: the file is damaged, or can be read in two ways and an option must
             decide.
@@ -374,6 +380,9 @@ def read_tables(file: Path, rows: int, dialect: Dialect) -> Iterator[TextTable]:
 
     No more than one of them is in memory. Errors are those of :func:`read_table`, which
     decides by each table what it decides by the file.
+
+    Yields:
+        Cells as text, by column.
     """
     head = ""
     n_before = 0

@@ -114,6 +114,9 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
     """Read a column of time.
 
     A week, of a format such as %G%V or %Y%U, stands for its first day.
+
+    Returns:
+        Times on the clock, and in UTC where offsets are known.
     """
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
         raise InputError(
@@ -185,6 +188,9 @@ def resembles_dates(column: pd.Series) -> bool:
     """Test if the first cells of a column are dates or text in ISO 8601.
 
     That includes text that :func:`read_times` refuses.
+
+    Returns:
+        True if they are.
     """
     # each candidate column of a frame is asked, and twenty cells tell text of dates
     # from other text
@@ -211,6 +217,9 @@ def fitting_formats(texts: Sequence[str]) -> list[str]:
     """List the usual formats of dates in which all of some texts are dates.
 
     Several fit where day and month cannot be told apart, as in 01/02/2024.
+
+    Returns:
+        Formats as of strftime.
     """
     unique = pd.Series(list(dict.fromkeys(text.strip() for text in texts)))
     forms = [f"{date}{clock}" for date in _DATE_FORMS for clock in _CLOCK_FORMS]
@@ -279,6 +288,9 @@ def _dates(
 ) -> Times:
     """Convert dates of any unit, without a zone, into nanoseconds.
 
+    Returns:
+        The times.
+
     Raises:
         InputError: a date is beyond the years that nanoseconds hold.
     """
@@ -301,6 +313,9 @@ def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
     """Read Python's dates and datetimes, and pandas' timestamps and periods.
 
     They may be of any zones.
+
+    Returns:
+        The times.
     """
     clock = []
     utc = []
@@ -391,6 +406,9 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
 
     Most of the numbers must be dates of the format, or all of them weeks of years.
     Numbers of steps have none.
+
+    Returns:
+        Formats as of strftime.
     """
     years, weeks = np.divmod(numbers, 100)
     # within a single year, weeks are steps of 1 like any others; above 12, the last two
@@ -423,6 +441,9 @@ def _months(cells: list[Any], name: str) -> list[str]:
 
     October, as 1871.10, is 1871.1 as a float; it can be told from January where that is
     written 1871.01.
+
+    Returns:
+        Texts such as "1871.10".
     """
     texts = [
         f"{cell:.10g}" if isinstance(cell, float | Decimal) else str(cell).strip()
@@ -447,6 +468,9 @@ def _from_text(
     """Read text in one format, by default ISO 8601.
 
     All cells have an offset from UTC, or none has.
+
+    Returns:
+        The times.
     """
     # each text once, since the series of a panel repeat their times
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
@@ -559,6 +583,9 @@ def on_clock(
     """Convert the times of a zone's local clock into UTC, and round them.
 
     Where the clock repeats an hour in autumn, the order of rows decides.
+
+    Returns:
+        The times, with a note on what was changed.
     """
     if (
         times is None
@@ -627,7 +654,9 @@ def zones_repeating(time: pd.Timestamp) -> list[str]:
 def _jitter(index: pd.DatetimeIndex) -> str:
     """Name the option that rounds sorted times which keep near a grid.
 
-    "" where they do not, or where there is only one.
+    Returns:
+        Text such as "round_time='5min'", "" where they do not, or where there is only
+        one.
     """
     if len(index) < 2:
         return ""
@@ -740,6 +769,9 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
     """Find the grid of one series from its datetime64[ns] or step numbers.
 
     Messages name the rows of ``rows``.
+
+    Returns:
+        The grid, and the positions of the rows on it.
     """
     # stable, so that of two equal times the message names the earlier row first
     order = np.argsort(times, kind="stable")
@@ -778,6 +810,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
 
 
 def time_text(time: Any) -> str:
+    """Write a time as a date, or as the number of a step."""
     if isinstance(time, np.datetime64 | pd.Timestamp):
         return str(pd.Timestamp(time))
     return f"step {time}"
@@ -905,9 +938,12 @@ def _check_length(
 
 
 def _frequency(index: pd.DatetimeIndex) -> str | None:
-    """Infer the frequency of sorted timestamps; None if they are irregular.
+    """Infer the frequency of sorted timestamps.
 
     Where there are gaps, the first stretches without one decide.
+
+    Returns:
+        The alias of pandas, None if they are irregular.
     """
     # int64 ends at 292 years, and uint64 wraps round to the right difference
     steps = np.diff(index.asi8.view(np.uint64))

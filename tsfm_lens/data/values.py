@@ -42,6 +42,9 @@ def to_floats(values: Any, what: str) -> np.ndarray:
     """Convert anything numeric into a fresh float64 array.
 
     Masked values and None become NaN.
+
+    Returns:
+        The array.
     """
     array = plain_array(values, what)
     if array.dtype.kind in "OUS":
@@ -59,6 +62,9 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     """Convert any container into an array of real numbers, or of objects.
 
     Text stays text, and masked values become NaN.
+
+    Returns:
+        The array.
     """
     # told by a method, because this package does not import torch
     if hasattr(values, "detach"):
@@ -188,6 +194,9 @@ def label(value: Any, what: str) -> str:
 
     Decimals become their digits, other values what Python writes; containers are
     refused.
+
+    Returns:
+        The text.
     """
     if isinstance(value, str):
         return str(value)
@@ -220,6 +229,9 @@ def check_distinct(values: Iterable[Any], names: Iterable[str], what: str) -> No
 
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
     """Convert the ids of a column, or its names of categories, to text.
+
+    Returns:
+        Texts, (row,).
 
     Raises:
         InputError: a value is missing, or two of them are easily confused: 1 beside 1.0
@@ -263,6 +275,9 @@ def to_pandas(data: Any) -> Any:
     """Convert a table, or a column with a name, into a pandas frame or Series.
 
     Anything else is returned as it is.
+
+    Returns:
+        The frame or Series, or the data as they are.
     """
     if isinstance(data, pd.DataFrame | pd.Series):
         return data
@@ -293,6 +308,9 @@ def from_arrow(table: pa.Table | pa.ChunkedArray) -> Any:
     """Convert an Arrow table into a pandas frame without loss.
 
     A column becomes a Series.
+
+    Returns:
+        The frame or Series.
     """
     return table.to_pandas(types_mapper=_kind)
 

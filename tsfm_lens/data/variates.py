@@ -21,6 +21,12 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     Groups and variates are in order of first appearance. Where a group lacks a variate,
     floats and integers become NaN, times NaT and text "".
 
+    Args:
+        dataset: result over ``series`` with the coordinates ``group`` and ``variate``.
+
+    Returns:
+        The dataset over ``series``, a group each, and ``variate``.
+
     Raises:
         InputError: coordinates ``group`` and ``variate`` are missing or incomplete, or
             a group has a variate twice.
@@ -80,7 +86,8 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
 def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     """Assign numbers to the distinct names in order of first appearance.
 
-    Return the number of each entry's name, and the distinct names in that order.
+    Returns:
+        The number of each entry's name, and the distinct names in that order.
     """
     # not ``np.unique``, which sorts
     numbers, unique = pd.factorize(names.values)

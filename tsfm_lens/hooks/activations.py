@@ -67,7 +67,17 @@ class TokenSpans:
     ) -> TokenSpans:
         """Make ``n`` tokens of ``width`` steps each, then special tokens.
 
-        The first starts at ``first``; starts are ``stride`` apart, ``width`` if None.
+        Args:
+            first: step at which the first token starts, counted from the start of the
+                forecast.
+            n: number of tokens.
+            width: steps that a token covers.
+            special_after: kinds of the special tokens that follow, which cover no
+                steps.
+            stride: steps between the starts of two tokens; ``width`` if None.
+
+        Returns:
+            The spans of ``n`` tokens and the special ones, in order.
         """
         step = stride or width
         end = first
@@ -92,7 +102,11 @@ class TokenSpans:
     def shifted(self, steps: int) -> TokenSpans:
         """Return the same tokens, counted from another forecast start.
 
-        That start lies ``steps`` earlier.
+        Args:
+            steps: how many steps earlier the other start lies.
+
+        Returns:
+            The spans, each edge larger by ``steps``.
         """
         start = tuple(edge + steps for edge in self.start)
         stop = tuple(edge + steps for edge in self.stop)
@@ -232,14 +246,30 @@ class Activations(Decomposed):
     def calls(self, name: Key) -> list[Call]:
         """Return every recorded pass through one hook point, in order.
 
-        Raises UnknownNameError if there is none.
+        Args:
+            name: name of a hook point, or a key that stands for one.
+
+        Returns:
+            A record for each pass, the first pass first.
+
+        Raises:
+            UnknownNameError: nothing of this name was recorded.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> len(run.record([name]).calls(name))
+            1
         """
         return self.recorded[self._name(name)]
 
     def remove_batch_dim(self) -> Activations:
         """Show activations of a single row without their axis "batch".
 
-        Raises InputError if there are several rows.
+        Returns:
+            These activations themselves, whose arrays come without "batch" from now on.
+
+        Raises:
+            InputError: there are several rows.
         """
         names = [name for name in self.recorded if self._batch_axis(name) is not None]
         rows = {
@@ -258,6 +288,12 @@ class Activations(Decomposed):
         """Move all activations to a device, in place.
 
         TransformerLens's cache does so, too.
+
+        Args:
+            device: where the activations go.
+
+        Returns:
+            These activations themselves.
         """
         for calls in self.recorded.values():
             calls[:] = [replace(call, value=call.value.to(device)) for call in calls]
@@ -270,7 +306,16 @@ class Activations(Decomposed):
     def axes(self, name: Key) -> tuple[str, ...]:
         """Return the names of the axes of ``acts[name]``.
 
-        They are "axis_0", … if a reducer made new axes.
+        Args:
+            name: name of a hook point, or a key that stands for one.
+
+        Returns:
+            The names in order, "axis_0", … for axes that a reducer made.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> run.record([name]).axes(name)
+            ('batch', 'pos', 'd_model')
         """
         exact = self._name(name)
         axes = self._axes(exact)
@@ -312,6 +357,17 @@ class Activations(Decomposed):
         Rows of the batch are ``series``, and ``sample`` where each has several paths.
         Both have coordinates, and so have ``step``, the passes of a rollout, ``head``,
         and tokens, whose coordinates are the steps that they cover.
+
+        Args:
+            name: name of a hook point, or a key that stands for one.
+
+        Returns:
+            The activation, with the axes that :meth:`axes` names.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> run.record([name]).to_xarray(name).dims
+            ('series', 'pos', 'd_model')
         """
         name = self._name(name)
         # numpy has no bfloat16
@@ -356,7 +412,18 @@ class Activations(Decomposed):
     ) -> TokenSpans | None:
         """Return the steps that tokens of a pass cover.
 
-        The axis is "pos", "query" or "key". None if the steps are unknown.
+        Args:
+            name: name of a hook point, or a key that stands for one.
+            call: number of the pass, from 0.
+            axis: "pos", "query" or "key".
+
+        Returns:
+            The steps of each token, or None where they are unknown.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> run.record([name]).token_spans(name).start[:2]
+            (0, 1)
         """
         name = self._name(name)
         point = self._point(name)
@@ -417,6 +484,12 @@ def _pad_keys(name: str, point: Point, values: list[Tensor]) -> list[Tensor]:
     """Pad patterns and scores of a growing cache to one number of keys.
 
     Keys that were not cached yet get no attention.
+
+    Returns:
+        The tensors of all passes, (…, key) each, with as many keys as the longest.
+
+    Raises:
+        HookError: another axis than that of the keys changed.
     """
     fill = {"pattern": 0.0, "scores": float("-inf")}.get(point.how)
     # zero attention, and scores that the softmax turns into it; for other activations

@@ -264,6 +264,9 @@ def in_two(mask: Tensor, first: int) -> Tensor:
 
     One call is of the ``first`` queries over as many keys, the other of the remaining
     queries over all keys.
+
+    Returns:
+        The mask itself, marked.
     """
     # one call would round differently from the model's own two
     mask.first = first  # type: ignore[attr-defined]
@@ -283,6 +286,9 @@ def _with_hooks(
     """Compute attention with hooks, by the fused function if possible.
 
     It is possible unless a hook is on scores or pattern; else the softmax is explicit.
+
+    Returns:
+        The attention's output, (batch, head, query, d_head).
     """
 
     def fire(how: str, tensor: Tensor) -> Tensor:

@@ -65,16 +65,19 @@ class Steps(Scope[T]):
         self._check = check
 
     def open(self) -> T:
+        """Enter the block, and return the value that it yields."""
         self.is_open = True
         self._begin()
         return self._value
 
     def close(self) -> None:
+        """Undo what entering the block did."""
         if self.is_open:
             self._end()
             self.is_open = False
 
     def check(self) -> None:
+        """Check, after a block that did not raise, that it did its work."""
         if self._check is not None:
             self._check()
 
@@ -203,6 +206,7 @@ class TorchHook:
     def __call__(self, *call: Any) -> Any:
         # torch leaves the keywords out where another thread takes the hook off while
         # this one is about to call it
+        """Act on a call of the module, where the hook is not switched off."""
         n_arguments = 3 if self._side == "in" else 4
         if len(call) != n_arguments:
             return None
@@ -255,7 +259,8 @@ def hooked(
 ) -> Block[T]:
     """Set torch hooks while a block runs.
 
-    It yields ``value``; ``check`` is called after it unless it raised.
+    Returns:
+        A block that yields ``value`` and calls ``check`` at its end, unless it raised.
     """
     hooks = tuple(hooks)
 

@@ -57,7 +57,14 @@ class Component:
     def parse(cls, text: str) -> Component:
         """Read a component from its printed form.
 
-        Raises UnknownNameError if the text is no component.
+        Args:
+            text: printed form, such as "decoder.3.cross_attn.5".
+
+        Returns:
+            The component, which need not exist in a model.
+
+        Raises:
+            UnknownNameError: the text is no component.
         """
         parts = text.split(".")
         # in a model with one stack the name begins with the layer
@@ -92,7 +99,12 @@ class Component:
 def components(wiring: Wiring) -> Iterator[Component]:
     """Iterate over every component of a model.
 
-    For each layer come the layer itself, then each branch and its heads.
+    Args:
+        wiring: wiring of the model, as ``lens.wiring``.
+
+    Yields:
+        The layer itself, then each of its branches, followed by the branch's heads;
+        stacks and layers in model order.
 
     Example:
         >>> [str(component) for component in hooks.components(lens.wiring)][:3]
@@ -119,6 +131,13 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
     ``decoder.*`` every whole layer. The hook point of a write also names its component:
     ``decoder_blocks.2.mlp.hook_out`` is ``decoder.2.mlp``. So does the label of a head:
     ``L2.cross_attn.H0``, or ``L2H0`` where a layer has one attention.
+
+    Args:
+        wiring: wiring of the model, as ``lens.wiring``.
+        patterns: names, globs, labels of heads, hook points or components.
+
+    Returns:
+        The components that match, in model order.
 
     Raises:
         UnknownNameError: a pattern matches nothing, or a label several heads; the
@@ -182,7 +201,12 @@ def _labelled(by_name: Mapping[str, Component], text: str) -> list[str]:
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
     """Return every head and every MLP that writes to a stack's stream.
 
-    The stack is the output stack if None.
+    Args:
+        wiring: wiring of the model, as ``lens.wiring``.
+        stack: name of the stack; the output stack if None.
+
+    Returns:
+        The components in model order, the heads of an attention one by one.
 
     Example:
         >>> str(hooks.writers(lens.wiring)[-1])

@@ -101,7 +101,9 @@ def edited(
 ) -> Block[T]:
     """Apply interventions at their hook points while the block runs.
 
-    At one point they apply in the order given. The block yields ``value``.
+    Returns:
+        A block that yields ``value``. At one point interventions apply in the order
+        given.
     """
     edits_by_point: dict[str, list[_PointEdit]] = {}
     reaches: list[_Reach] = []

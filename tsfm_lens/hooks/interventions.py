@@ -42,16 +42,27 @@ class Intervention(Protocol):
     """
 
     @property
-    def target(self) -> Target: ...
+    def target(self) -> Target:
+        """The component or hook point that is changed."""
 
     @property
-    def rows(self) -> Rows: ...
+    def rows(self) -> Rows:
+        """The series of the batch that are changed; all if None."""
 
     @property
-    def positions(self) -> Rows: ...
+    def positions(self) -> Rows:
+        """The token positions that are changed; all if None."""
 
     def change(self, point: Point) -> Change:
-        """Return the function that computes new values at one hook point."""
+        """Return the function that computes new values at a hook point.
+
+        Args:
+            point: hook point at which the function is called.
+
+        Returns:
+            Function of the activation of the chosen rows and of the state of the run;
+            it returns new values of the same shape.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +74,14 @@ class Zero:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """Return a function that gives zeros."""
+        """Return a function that gives zeros.
+
+        Args:
+            point: hook point at which the function is called.
+
+        Returns:
+            Function of an activation and the state of the run; zeros of the same shape.
+        """
         return lambda value, _state: torch.zeros_like(value)
 
 
@@ -92,7 +110,18 @@ class Mean:
             )
 
     def change(self, point: Point) -> Change:
-        """Return a function that gives the mean, broadcast over rows."""
+        """Return a function that gives the mean, broadcast over rows.
+
+        Args:
+            point: hook point at which the function is called.
+
+        Returns:
+            Function of an activation and the state of the run; means of the same shape.
+
+        Raises:
+            HookError: the function, when it runs, finds positions that the reference
+                does not cover.
+        """
         # here, so that the means are computed once for a block, not at every pass
         means, counts = _position_means(self.reference, point)
         if self.per == "pooled":
@@ -136,7 +165,15 @@ class Resample:
         _check_activations(self.reference)
 
     def change(self, point: Point) -> Change:
-        """Return a function that gives rows of the reference set."""
+        """Return a function that gives rows of the reference set.
+
+        Args:
+            point: hook point at which the function is called.
+
+        Returns:
+            Function of an activation and the state of the run; rows drawn from the
+            reference.
+        """
 
         def resample(value: Tensor, state: RunState) -> Tensor:
             source = _source_rows(self.reference, point, value, state)
@@ -162,7 +199,15 @@ class Noise:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """Return a function that adds noise, drawn by seed, hook point and step."""
+        """Return a function that adds noise, drawn by seed, hook point and step.
+
+        Args:
+            point: hook point at which the function is called.
+
+        Returns:
+            Function of an activation and the state of the run; the activation with
+            noise.
+        """
         # hash() would differ from process to process; the factor makes the number of a
         # name depend on the order of its letters
         salt = sum((index + 1) * ord(letter) for index, letter in enumerate(point.name))
@@ -198,7 +243,19 @@ class PatchFrom:
         _check_activations(self.source)
 
     def change(self, point: Point) -> Change:
-        """Return a function that gives the value stored at that step and position."""
+        """Return a function that gives the value stored at that step and position.
+
+        Args:
+            point: hook point at which the function is called.
+
+        Returns:
+            Function of an activation and the state of the run; the value of the source
+            there.
+
+        Raises:
+            HookError: the function, when it runs, finds another number of rows than the
+                source has, and not a multiple of it.
+        """
 
         def patch(value: Tensor, state: RunState) -> Tensor:
             source = match_rows(self.source, point, value, state)
@@ -230,7 +287,19 @@ class Steer:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """Return a function that adds the vector."""
+        """Return a function that adds the vector.
+
+        Args:
+            point: hook point at which the function is called.
+
+        Returns:
+            Function of an activation and the state of the run; the activation plus the
+            vector.
+
+        Raises:
+            HookError: the function, when it runs, finds an activation that the vector
+                does not fit.
+        """
 
         def steer(value: Tensor, _state: RunState) -> Tensor:
             try:
@@ -261,7 +330,16 @@ class EditPattern:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """Return the user's function, applied to a copy."""
+        """Return the user's function, applied to a copy.
+
+        Args:
+            point: hook point at which the function is called, the pattern of an
+                attention.
+
+        Returns:
+            Function of a pattern (batch, head, query, key) and the state of the run;
+            what ``edit`` makes of a copy of the pattern.
+        """
         # the function may write in place, and autograd or another hook may still need
         # the values
         return lambda value, _state: self.edit(value.clone())
@@ -279,7 +357,8 @@ def _check_activations(source: Any) -> None:
 def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor]:
     """Compute means (pos, …) over all rows of a reference run.
 
-    Returns also the counts (pos,) of the rows that entered each mean.
+    Returns:
+        The means, and the number of rows that entered each, (pos,).
     """
     if len(point.axes) < 2 or point.axes[1] != "pos":
         raise HookError(
@@ -372,8 +451,9 @@ def _drawn_rows(
 ) -> Tensor:
     """Draw the rows of a reference run that replace rows of this one.
 
-    Returns (n_rows,) indices below ``n_source``; the rows of one series are replaced by
-    rows of one reference series. ``rows`` selects series of the batch.
+    Returns:
+        Indices below ``n_source``, (n_rows,). The rows of one series are replaced by
+        rows of one reference series; ``rows`` selects series of the batch.
     """
     n_series = state.n_series or n_rows
     series = torch.arange(n_series)

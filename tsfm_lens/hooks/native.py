@@ -102,6 +102,9 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
     """List a module and all within it; shared modules occur several times.
 
     This takes a tenth of the time of torch's own walk over modules.
+
+    Returns:
+        The modules in the order in which they are defined.
     """
     modules: list[nn.Module | None] = [model]
     # the list grows while it is read
@@ -176,6 +179,9 @@ def fold_leading(tensor: Tensor, layout: str) -> Tensor:
     """Fold axes in front of those of the layout into its first axis.
 
     Such axes are the quantile paths of a rollout.
+
+    Returns:
+        The tensor with as many axes as the layout; itself if it has no more.
     """
     extra = tensor.ndim - len(split_axes(layout))
     if extra > 0:
@@ -201,7 +207,9 @@ def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
 def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:
     """Write the vocabulary's side of an einops rearrangement.
 
-    Its "batch" is "(series variate)" if the layout has these two axes.
+    Returns:
+        Axes in the words of the vocabulary; "batch" is "(series variate)" if the layout
+        has these two.
     """
     return " ".join(
         "(series variate)" if axis == "batch" and "variate" in layout else axis
@@ -230,6 +238,9 @@ def explicit_attention(
     """Compute attention scores before the softmax, with mask and bias.
 
     They are formed as scaled_dot_product_attention forms them.
+
+    Returns:
+        Scores (batch, head, query, key), -inf where the mask forbids a key.
     """
     # the default of scaled_dot_product_attention
     factor = q.shape[-1] ** -0.5 if scale is None else scale
@@ -250,6 +261,9 @@ def softmax_rows(scores: Tensor) -> Tensor:
     """Apply the softmax over keys.
 
     A row with no allowed key gets pattern 0, as the fused kernels give.
+
+    Returns:
+        Patterns of the same shape, each row of which sums to 1 or is 0.
     """
     pattern = torch.softmax(scores, dim=-1)
     # softmax makes NaN of a row that is −inf throughout
@@ -322,6 +336,9 @@ def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
     """Normalise parts of a stream with the scale of the full stream.
 
     Gain and bias of the norm are left out.
+
+    Returns:
+        The normalised parts, of the shape of ``parts``.
     """
     if isinstance(norm, nn.LayerNorm):
         # subtracting the mean is linear, so each part loses its own

@@ -35,6 +35,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def last_query(tensor: Tensor) -> Tensor:
     """Reduce activations to the last position, patterns to the last query.
 
+    Args:
+        tensor: activation (batch, pos, …), or pattern (batch, head, query, key).
+
+    Returns:
+        The activation with one position, or the pattern with one query.
+
     Example:
         >>> hooks.last_query(torch.zeros(2, 7, 64)).shape
         torch.Size([2, 1, 64])
@@ -51,6 +57,12 @@ def by_row(function: _Function) -> _Function:
 
     The result of such a reducer has the rows of its argument along its first axis. It
     may be called more often than there are passes.
+
+    Args:
+        function: hook or reducer that is called with an activation.
+
+    Returns:
+        The function itself, marked.
 
     Example:
         >>> first_token = hooks.by_row(lambda tensor: tensor[:, :1])
@@ -80,6 +92,9 @@ def record(
     """Record the values of the named hook points while the block runs.
 
     Only runs of this thread and task are recorded.
+
+    Returns:
+        A block that yields ``into``.
     """
     selection = list(names)
     reducers = select_reducers(selection, reduce)
@@ -127,6 +142,9 @@ def at_positions(
     """Make reducers that keep some positions, or of patterns some queries.
 
     Activations without positions are kept in full.
+
+    Returns:
+        A reducer for each hook point that has an axis of tokens, by name.
     """
     part = Slice.unwrap(which)
 
@@ -262,7 +280,8 @@ def record_stream(
 ) -> Tensor:
     """Run a forward up to a layer and return its input stream.
 
-    The stream is (row, pos, d_model), with the edits of other hooks.
+    Returns:
+        The stream with the edits of other hooks, (row, pos, d_model).
     """
 
     def stop(value: Tensor, hook: Any) -> None:

@@ -114,7 +114,11 @@ class HookRegistry:
     def gains(self, point: Point) -> tuple[float, float]:
         """Return the factors with which a block adds a point's write to the stream.
 
-        The first multiplies the write, the second the stream.
+        Args:
+            point: hook point of a write.
+
+        Returns:
+            Factor of the write, and factor of the stream; 1 and 1 in a plain sum.
         """
         if point.mix:
             block = self.wiring.stack(point.stack).block(point.layer)
@@ -163,9 +167,14 @@ class HookRegistry:
         return self.session.state
 
     def attach(self) -> AbstractContextManager[None]:
-        """Connect the hooks of ``add_hook`` while the block runs.
+        """Make the hooks of ``add_hook`` act while a block runs.
 
-        Hooks that an open block has connected already are left alone.
+        They act in every lens call by themselves. Code that calls the native model
+        directly needs this block; in another block of the lens they act already, and
+        only once.
+
+        Returns:
+            A block that yields None.
         """
         # each run connects them anew, so that the native model has none of our torch
         # hooks between runs
@@ -191,6 +200,9 @@ class OwnedHookPoint(HookPoint):  # type: ignore[misc]
         """Add a hook as TransformerLens does.
 
         It acts from here on, also in a pass that is under way.
+
+        Returns:
+            The handle whose ``remove`` takes the hook off.
         """
         handle = super().add_hook(*args, **kwargs)
         self._registry.session.include(self.name)
@@ -199,7 +211,12 @@ class OwnedHookPoint(HookPoint):  # type: ignore[misc]
     def register_forward_hook(self, hook: Any, **options: Any) -> RemovableHandle:
         """Register a hook of ``add_hook``.
 
-        Raises HookError for any other, see :meth:`_check_origin`.
+        Returns:
+            The handle whose ``remove`` takes the hook off.
+
+        Raises:
+            HookError: the hook is of torch or another library, which would never be
+                called.
         """
         self._check_origin(hook)
         result: RemovableHandle = super().register_forward_hook(hook, **options)
@@ -210,7 +227,12 @@ class OwnedHookPoint(HookPoint):  # type: ignore[misc]
     ) -> RemovableHandle:
         """Register a hook of ``add_hook``.
 
-        Raises HookError for any other, see :meth:`_check_origin`.
+        Returns:
+            The handle whose ``remove`` takes the hook off.
+
+        Raises:
+            HookError: the hook is of torch or another library, which would never be
+                called.
         """
         self._check_origin(hook)
         result: RemovableHandle = super().register_full_backward_hook(hook, prepend)
@@ -474,6 +496,10 @@ class HookDispatcher:
         """Call the callbacks at a side of a module in order of rank.
 
         Torch's own order is that of setting.
+
+        Returns:
+            What replaces the arguments or the output of the module; None if nothing
+            does.
         """
         scopes = self.acting()
         replacement = None
@@ -546,6 +572,10 @@ class HookDispatcher:
         """Turn the interceptor on around an attention.
 
         An attention that runs without its attention call is refused.
+
+        Yields:
+            Where the interceptor is turned on, where off, and where its call is
+            checked.
         """
 
         def enter(module: nn.Module, *call: Any) -> Any:
@@ -651,6 +681,9 @@ class HookDispatcher:
         """Add an edit on the way into a branch to the branch's write.
 
         The stream then has it, too.
+
+        Returns:
+            The connection at the output of the branch.
         """
         registry = self._registry
         write = self._registry.points[point.aside]
@@ -687,6 +720,9 @@ class HookDispatcher:
 
         A norm behind the heads is frozen to the scale of this pass. The attention's
         output changes only if a hook edits a head's write.
+
+        Yields:
+            Connections before and after the module that mixes the heads.
         """
         stack = self._wiring.stack(point.stack)
         rank = self._registry.rank[point.name]
@@ -763,6 +799,9 @@ class HookDispatcher:
 
         ``how`` is "q", "k", "v", "scores", "pattern", "z", or "result", which is z
         after all its hooks.
+
+        Returns:
+            The tensor, or what the hooks made of it.
         """
         if not self.in_use_inside(path, how):
             return tensor
@@ -781,7 +820,8 @@ class HookDispatcher:
     def _fire(self, point: Point, native: Tensor) -> Tensor:
         """Pass a native tensor to a hook point's hooks.
 
-        The same tensor comes back if no hook changed it.
+        Returns:
+            What the hooks made of it, or the same tensor if none changed it.
         """
         layout = point.site.layout
         axes = point.axes

@@ -120,6 +120,9 @@ def _run_on_copies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Call a function on the copies of repeated rows.
 
     A tensor that the function writes into holds only its copies from then on.
+
+    Returns:
+        What the function returns.
     """
     # overloads are named as "add_.Tensor"
     name = getattr(func, "__name__", "").split(".")[0]
@@ -191,6 +194,9 @@ def _concatenate(
     """Concatenate every row with the same row of others.
 
     As torch does, it ignores an empty vector among them.
+
+    Returns:
+        The rows, still repeated, or NotImplemented where the copies differ.
     """
     parts = [
         part
@@ -236,6 +242,9 @@ def _attend(
     """Attend with the queries of all copies at once.
 
     They are folded into the query axis of the rows that they attend to.
+
+    Returns:
+        The output of all copies, or NotImplemented where keys differ between copies.
     """
     # folded queries of one copy follow those of another, so that the positions of a
     # causal mask would be wrong

@@ -86,7 +86,8 @@ def _recorded(
 ) -> Block[dict[str, list[Any]]]:
     """Keep ``read(path, args, kwargs[, output])`` of every call of each module.
 
-    The result is by path, and fills while the block runs.
+    Returns:
+        The result is by path, and fills while the block runs.
     """
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
@@ -108,6 +109,9 @@ def recorded_calls(
     """Keep every call of each module while the block runs.
 
     Modules are named by their dotted paths below the model.
+
+    Returns:
+        A block that yields the calls by path.
     """
     return _recorded(
         model,
@@ -123,6 +127,9 @@ def recorded_outputs(
     """Record the full output of each call of each module while the block runs.
 
     Tensors are detached.
+
+    Returns:
+        A block that yields the outputs by path.
     """
     return _recorded(
         model,
@@ -138,6 +145,9 @@ def recorded_inputs(
     """Record the first input of each call of each module while the block runs.
 
     Tensors are detached.
+
+    Returns:
+        A block that yields the inputs by path.
     """
     return _recorded(model, paths, "in", lambda _path, args, _kwargs: args[0].detach())
 
@@ -154,7 +164,11 @@ def called_once(model: nn.Module, path: str) -> Block[None]:
 def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
     """Return the one call that was recorded of a module.
 
-    Raises OtherCalls if there are several, or none.
+    Returns:
+        The output of the call.
+
+    Raises:
+        OtherCalls: there are several calls, or none.
     """
     calls = outputs.get(path, ())
     if len(calls) != 1:
@@ -177,9 +191,15 @@ def replayed(
     Tensors with ``rows`` rows are repeated ``copies`` times, variant-major.
 
     Args:
+        model: native model whose modules are replaced.
         outputs: outputs of each call, by path of the module.
+        rows: rows of a stored tensor that is to be repeated.
+        copies: how often its rows are repeated.
         unfinished: by path, modules of which only the last layer runs: this layer, its
             stored input, and the stored output of the module.
+
+    Returns:
+        A block in which the modules do not compute.
     """
     queues: dict[str, Iterator[Any]] = {
         path: iter(calls) for path, calls in outputs.items()
@@ -236,6 +256,9 @@ def shadowed(
     """Shadow forwards of modules in this thread while the block runs.
 
     With ``turn``, the block waits until no other thread holds a turn of ``ONE_RUN``.
+
+    Returns:
+        A block in which the forwards are shadowed.
     """
     token = object()
     originals = list[tuple[nn.Module, Any, Any]]()
@@ -284,6 +307,9 @@ def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
 
     A tensor whose first axis does not count ``rows``, or a multiple, is returned as it
     is. Large tensors are repeated as :class:`Repeated`.
+
+    Returns:
+        The tensor with ``copies`` times as many rows.
     """
     if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor
@@ -297,6 +323,9 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every tensor of a nested output.
 
     Tuples, lists, mappings and model outputs may be nested.
+
+    Returns:
+        A value of the same structure.
     """
     if isinstance(value, torch.Tensor):
         return function(value)

@@ -97,6 +97,9 @@ def relative_rounding(
 
     Their precision is the coarsest of the weights, of ``torch.autocast`` where it is
     on, and of the ``recorded`` activations, which an earlier autocast may have made.
+
+    Returns:
+        The error as a share of the values, without unit.
     """
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     float32 = torch.finfo(torch.float32).eps
@@ -203,7 +206,9 @@ def first_deviation(
 ) -> str:
     """Name the first item of :func:`branch_sums` that deviates by more than rounding.
 
-    "" if none does, as where only many small deviations together exceed rounding.
+    Returns:
+        The name; "" if none deviates, as where only many small deviations together
+        exceed rounding.
     """
     rounding = relative_rounding(model, wiring)
     for name, actual, expected in branch_sums(model, wiring, stack, acts):
@@ -224,6 +229,9 @@ def no_sum(
 
     ``apart`` is what :func:`excess` returns, ``first`` what :func:`first_deviation`
     does, and ``points`` are the hook points with hooks.
+
+    Returns:
+        The error to raise.
     """
     message = (
         f"the writes of the wiring {wiring.architecture!r} do not sum to the residual"
@@ -395,6 +403,9 @@ class Before:
 
         They are those of attentions, and with ``of_mlps`` those of MLPs. The writes of
         all other branches include theirs.
+
+        Returns:
+            The sum of the biases, (…, pos, d_model).
         """
         total = torch.zeros_like(self.embed())
         for layer, writer in self.writers:
@@ -413,6 +424,9 @@ class Before:
         """Divide parts of the stream by its scale in the norm that reads it.
 
         Where no norm reads it, the parts are returned unchanged.
+
+        Returns:
+            The parts, of the same shape.
         """
         norm = self._norm()
         if norm is None:
@@ -424,6 +438,9 @@ class Before:
         """Pass each part through the norm that reads the stream.
 
         Each part is normalised by its own scale.
+
+        Returns:
+            The normalised parts, of the same shape.
         """
         norm = self._norm()
         if norm is None:
@@ -576,11 +593,27 @@ class Decomposed(Mapping[Any, Tensor]):
         Labels are "0_pre", …, "final_post".
 
         Args:
-            layer, mlp_input, pos_slice, return_labels, stack: see the class.
+            layer: layer whose input is the last entry, from 0 to the number of layers;
+                the end of the stack if None or -1.
             incl_mid: also the stream after each branch of a block but its last.
             apply_ln: divide each by the scale of that layer's norm on its own stream;
                 at the end of the stack, pass each through the last norm, as the output
                 head does (the logit lens).
+            pos_slice: positions to keep: an index, (start, stop) or a list; all if
+                None.
+            mlp_input: count up to what the layer's MLP reads, not its first branch.
+            return_labels: return the labels, too.
+            stack: name of the stack; the output stack if None.
+
+        Returns:
+            Streams (layer, …, pos, d_model), and with ``return_labels`` the list of
+            labels.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> _, labels = cache.accumulated_resid(return_labels=True)
+            >>> labels
+            ['0_pre', '1_pre', '2_pre', 'final_post']
         """
         before = self._before(stack, layer, mlp_input, pos_slice)
         points = before.streams(incl_mid=incl_mid)
@@ -612,10 +645,24 @@ class Decomposed(Mapping[Any, Tensor]):
         All of them sum to that stream.
 
         Args:
-            layer, mlp_input, apply_ln, pos_slice, stack: see the class.
-            mode: "all", "mlp" or "attn".
+            layer: layer that reads the stream, from 0 to the number of layers; the end
+                of the stack if None or -1.
+            mlp_input: take the stream that the layer's MLP reads, not its first branch.
+            mode: "all", "mlp" or "attn", the branches whose writes are returned.
+            apply_ln: divide each write by the scale of the norm that reads the stream.
+            pos_slice: positions to keep: an index, (start, stop) or a list; all if
+                None.
             incl_embeds: also the stream's first value.
-            return_labels: also "embed", "0_attn_out", "0_mlp_out", ….
+            return_labels: return the labels, too: "embed", "0_attn_out", "0_mlp_out",
+                ….
+            stack: name of the stack; the output stack if None.
+
+        Returns:
+            Writes (component, …, pos, d_model), and with ``return_labels`` the list of
+            labels.
+
+        Raises:
+            UnknownNameError: no such mode, stack or layer.
 
         Example:
             >>> _, cache = lens.run_with_cache(run.encoded)
@@ -660,10 +707,25 @@ class Decomposed(Mapping[Any, Tensor]):
         It is ``hook_result``, or else computed from ``hook_z`` and W_O.
 
         Args:
-            layer, pos_slice, apply_ln, stack: see the class.
-            return_labels: also "L0H0", "L0H1", ….
+            layer: layer before which heads count, from 0 to the number of layers; all
+                layers if None or -1.
+            return_labels: return the labels, too: "L0H0", "L0H1", ….
             incl_remainder: also the rest of the stream: its first value, the MLPs and
                 the biases.
+            pos_slice: positions to keep: an index, (start, stop) or a list; all if
+                None.
+            apply_ln: divide each write by the scale of the norm that reads the stream.
+            stack: name of the stack; the output stack if None.
+
+        Returns:
+            Writes (head, …, pos, d_model), and with ``return_labels`` the list of
+            labels.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> _, labels = cache.stack_head_results(return_labels=True)
+            >>> labels[0], len(labels)
+            ('L0.self_attn.H0', 24)
         """
         before = self._before(stack, layer, False, pos_slice)
         labels, heads = before.heads()
@@ -695,11 +757,30 @@ class Decomposed(Mapping[Any, Tensor]):
         They sum to the stream that a layer reads.
 
         Args:
-            layer, mlp_input, apply_ln, pos_slice, stack: see the class.
+            layer: layer that reads the stream, from 0 to the number of layers; the end
+                of the stack if None or -1.
+            mlp_input: take the stream that the layer's MLP reads, not its first branch.
             expand_neurons: every neuron by itself; else every MLP.
-            return_labels: also "L0H0", …, "L0N0", … or "0_mlp_out", …, "embed", "bias".
+            apply_ln: divide each write by the scale of the norm that reads the stream.
+            pos_slice: positions to keep: an index, (start, stop) or a list; all if
+                None.
+            return_labels: return the labels, too: "L0H0", …, "L0N0", … or "0_mlp_out",
+                …, "embed", "bias".
             project_output_onto: (d_model,) or (d_model, any) to multiply every write
                 with, which spares memory.
+            stack: name of the stack; the output stack if None.
+
+        Returns:
+            Writes (component, …, pos, d_model), or their products with
+            ``project_output_onto``, and with ``return_labels`` the list of labels.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> _, labels = cache.get_full_resid_decomposition(
+            ...     expand_neurons=False, return_labels=True
+            ... )
+            >>> labels[-2:]
+            ['embed', 'bias']
         """
         before = self._before(stack, layer, mlp_input, pos_slice, check_sum=True)
 
@@ -757,13 +838,29 @@ class Decomposed(Mapping[Any, Tensor]):
         splits any forecast.
 
         Args:
-            residual_stack: (component, …, d_model).
-            layer, mlp_input, pos_slice, stack: see the class.
+            residual_stack: parts of the stream, (component, …, d_model).
+            layer: layer whose norm is meant, from 0 to the number of layers; the end
+                of the stack if None or -1.
+            mlp_input: take the norm that the layer's MLP reads, not that of its first
+                branch.
+            pos_slice: positions that the parts have: an index, (start, stop) or a list;
+                all if None.
             recompute_ln: at the end of the stack, pass each part through the last norm
                 by itself.
+            stack: name of the stack; the output stack if None.
+
+        Returns:
+            The scaled parts, of the shape of ``residual_stack``.
 
         Raises:
             WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
+            InputError: the last axis of the parts is not d_model.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> writes = cache.decompose_resid()
+            >>> cache.apply_ln_to_stack(writes).shape == writes.shape
+            True
         """
         before = self._before(stack, layer, mlp_input, pos_slice)
         if residual_stack.shape[-1] != before.stack.d_model:
@@ -783,9 +880,23 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Tensor:
-        """Stack one activation of every layer before one.
+        """Stack one activation of every layer before a layer.
 
-        It is found by its short name and, if needed, its kind of attention.
+        Args:
+            activation_name: short name, such as "pattern" or "resid_pre".
+            layer: layer before which layers count, from 0 to the number of layers; all
+                layers if None or -1.
+            sublayer_type: kind of attention or branch, such as "cross_attn"; needed
+                where a block has several that fit.
+            stack: name of the stack; the output stack if None.
+
+        Returns:
+            The activations, (layer, …).
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> cache.stack_activation("pattern", sublayer_type="cross_attn").shape[0]
+            3
         """
         before = self._before(stack, layer, False, None)
         name = before.stack.name

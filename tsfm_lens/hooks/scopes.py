@@ -279,6 +279,9 @@ class RunState:
         """Keep this state for a run of the lens while the block runs.
 
         ``place`` is (first, whole), see :class:`RunState`.
+
+        Returns:
+            A block in which hooks see this state.
         """
         return Block(
             Steps(None, lambda: self.restart(rows, block_rows, place), self.restart)
@@ -385,7 +388,12 @@ def resolve_hooks(
 ) -> list[Hook]:
     """Resolve globs and predicates to hooks with exact names.
 
-    Raises UnknownNameError if one matches no hook point.
+    Returns:
+        One hook for each hook point that a name, glob or predicate selects.
+
+    Raises:
+        UnknownNameError: one selects no hook point.
+        InputError: the hooks are not pairs of a name and a function.
     """
     by_name: list[Hook] = []
     for pair in hooks:

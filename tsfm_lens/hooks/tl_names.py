@@ -294,8 +294,12 @@ class _Parts(NamedTuple):
 def refuse_logits(thing: Any, name: str) -> Any:
     """Stand in for ``__getattr__`` of runs and forecasts.
 
-    Raises AttributeError, which for "logits" says where they are, and has our word for
-    those of other libraries.
+    Returns:
+        Nothing: it always raises.
+
+    Raises:
+        AttributeError: always. For "logits" the message says where they are; for words
+            of other libraries it has ours.
     """
     kind = type(thing).__name__.lower()
     if name != "logits":
@@ -309,7 +313,11 @@ def refuse_logits(thing: Any, name: str) -> Any:
 def refuse_shape(encoded: Any, name: str) -> Any:
     """Stand in for ``__getattr__`` of encoded batches.
 
-    Raises AttributeError, which for "shape" says how series are patched.
+    Returns:
+        The attribute, where Python finds it after all.
+
+    Raises:
+        AttributeError: for "shape"; the message says how series are patched.
     """
     if name != "shape":
         return object.__getattribute__(encoded, name)
@@ -457,6 +465,9 @@ def _translate(query: _Parts) -> _Parts:
     """Translate TransformerLens's short names into ours.
 
     "mlp_out", for example, is the output of "mlp".
+
+    Returns:
+        The parts of our name.
     """
     short, layer, stack, kind = query
     if kind is not None and kind.endswith("ln_final") and short == "out":

@@ -73,7 +73,8 @@ class MlpWeights:
         W_out: (d_mlp, d_model).
         b_in, b_gate, b_out: biases, zero where the model has none (b_gate None without
             a gate).
-        scale: as in :class:`HeadWeights`.
+        scale: factor with which a block that rescales its stream adds the write to it;
+            1 elsewhere.
     """
 
     W_in: Tensor
@@ -370,6 +371,9 @@ def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
     """Repeat keys or values where several query heads share one.
 
     They are (…, head, d_head); ``n_heads`` is the number of query heads.
+
+    Returns:
+        Keys or values with one entry for each query head.
     """
     if shared.shape[-2] != n_heads:
         return shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2)

@@ -37,7 +37,14 @@ class Site:
     layout: str = "batch pos d_model"
 
     def within(self, block: str) -> Site:
-        """Return the same site with its module path made absolute."""
+        """Return the same site with its module path made absolute.
+
+        Args:
+            block: path of the module within which the site is.
+
+        Returns:
+            The site, whose module is named from the model on.
+        """
         path = block
         if self.module:
             path = f"{block}.{self.module}"
@@ -152,9 +159,14 @@ class Attention:
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     def count_heads(self, letter: str, n_heads: int) -> int:
-        """Return the number of heads of "q", "k", "v" or "gate".
+        """Return the number of heads of queries, keys, values or gates.
 
-        ``n_heads`` is that of the stack.
+        Args:
+            letter: "q", "k", "v" or "gate".
+            n_heads: number of query heads of the stack.
+
+        Returns:
+            The number of heads; keys and values may have fewer than queries.
         """
         # the gate multiplies what each query head has read
         if letter in ("q", "gate"):
@@ -298,31 +310,70 @@ class Stack:
         return "blocks"
 
     def block(self, layer: int) -> str:
-        """Return the path of one native block."""
+        """Return the path of one native block.
+
+        Args:
+            layer: index of the block in the stack.
+
+        Returns:
+            The dotted path of the block below the native model.
+        """
         return f"{self.blocks}.{layer}"
 
     def rows(self, layer: int) -> tuple[Writer, ...]:
-        """Return the writers of one layer."""
+        """Return the writers of one layer.
+
+        Args:
+            layer: index of the layer.
+
+        Returns:
+            The rows of the layer, in the order in which they write.
+        """
         return self.exceptions.get(layer, self.writers)
 
     def writer(self, kind: str | None, layer: int = 0) -> Writer:
-        """Return the row of one writer; the layer's first if the kind is None.
+        """Return the row of one writer.
 
-        Raises UnknownNameError if there is none.
+        Args:
+            kind: such as "self_attn" or "mlp"; the layer's first writer if None.
+            layer: index of the layer.
+
+        Returns:
+            The row of the attention, MLP or other branch.
+
+        Raises:
+            UnknownNameError: the layer has no writer of this kind.
         """
         return self._find_row(kind, layer, self.rows)
 
     def attention(self, kind: str | None, layer: int = 0) -> Attention:
-        """Return the row of one attention, the first if the kind is None.
+        """Return the row of one attention.
 
-        Raises UnknownNameError if there is none.
+        Args:
+            kind: such as "self_attn" or "cross_attn"; the layer's first attention if
+                None.
+            layer: index of the layer.
+
+        Returns:
+            The row of the attention.
+
+        Raises:
+            UnknownNameError: the layer has no attention of this kind.
         """
         return self._find_row(kind, layer, self.attentions)
 
     def mlp(self, kind: str | None, layer: int = 0) -> Mlp:
-        """Return the row of one MLP, the first if the kind is None.
+        """Return the row of one MLP.
 
-        Raises UnknownNameError if there is none.
+        Args:
+            kind: such as "mlp"; the layer's first MLP if None.
+            layer: index of the layer.
+
+        Returns:
+            The row of the MLP.
+
+        Raises:
+            UnknownNameError: the layer has no MLP of this kind.
         """
         return self._find_row(
             kind,
@@ -344,11 +395,22 @@ class Stack:
         raise unknown_name("branch", kind, rows)
 
     def attentions(self, layer: int = 0) -> Iterator[Attention]:
-        """Iterate over the attention rows of a layer, in order."""
+        """Iterate over the attention rows of a layer, in order.
+
+        Args:
+            layer: index of the layer.
+
+        Returns:
+            The rows of the layer's attentions.
+        """
         return (row for row in self.rows(layer) if isinstance(row, Attention))
 
     def attention_kinds(self) -> list[str]:
-        """List the kinds of attention that any layer has, in order."""
+        """List the kinds of attention that any layer has.
+
+        Returns:
+            The kinds, in the order in which they first occur.
+        """
         return list(
             dict.fromkeys(
                 row.kind
@@ -360,7 +422,15 @@ class Stack:
     def find_layers(self, kind: str | None = None) -> tuple[str, list[int]]:
         """Return a kind of attention, and the layers that have it.
 
-        The kind is the stack's last if None. Raises InputError if there is none.
+        Args:
+            kind: such as "cross_attn"; the stack's last kind if None.
+
+        Returns:
+            The kind, and the indices of the layers that have it.
+
+        Raises:
+            InputError: the stack has no attention.
+            UnknownNameError: no layer has an attention of this kind.
         """
         kinds = self.attention_kinds()
         if not kinds:
@@ -435,9 +505,16 @@ class Wiring:
         return f"{self.architecture}; {stacks}, d_model {self.stacks[-1].d_model}"
 
     def stack(self, name: str | None) -> Stack:
-        """Return one stack by name, the output stack if None.
+        """Return a stack by name.
 
-        Raises UnknownNameError if there is none.
+        Args:
+            name: name of the stack; the output stack, which the head reads, if None.
+
+        Returns:
+            The stack's table.
+
+        Raises:
+            UnknownNameError: there is no stack of this name.
         """
         # a table without stacks gets the error below rather than an IndexError
         if name is None and self.stacks:

@@ -37,7 +37,8 @@ def knock_outs(
 ) -> list[Intervention]:
     """Make one intervention per component.
 
-    The arguments are those of :meth:`Lens.ablate`.
+    Returns:
+        One intervention for each component that a pattern matches.
     """
     needs_reference = checked_how(how)
     allowed = [
@@ -64,6 +65,9 @@ def ablated_variants(
     """Make one variant per component, in which that component alone is ablated.
 
     A reference is recorded once and shared by all variants.
+
+    Returns:
+        The interventions of each variant, one in each.
     """
     activations = None
     if how in WITH_REFERENCE:

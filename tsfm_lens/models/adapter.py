@@ -111,6 +111,13 @@ class Adapter(ABC):
 
         Token models also take ``future`` or ``tokens``, (series, step), for their
         decoder to read.
+
+        Args:
+            batch: the series, in data units.
+            horizon: forecast steps of the forward; the model's own number if None.
+
+        Returns:
+            The model's input for one forward, with the steps that its tokens cover.
         """
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
@@ -118,6 +125,12 @@ class Adapter(ABC):
 
         A batch holds the code of each category; the base class returns it unchanged,
         for models that read those codes.
+
+        Args:
+            batch: series whose categories have codes from 0 on.
+
+        Returns:
+            The batch, in which categories have the model's own numbers.
         """
         return batch
 
@@ -126,6 +139,12 @@ class Adapter(ABC):
 
         It is called before the history is cut to the context. The base class returns
         the batch unchanged, for models whose numbers do not depend on the history.
+
+        Args:
+            batch: series with their whole history.
+
+        Returns:
+            The batch with these numbers, ``level_numbers``.
         """
         return batch
 
@@ -133,8 +152,12 @@ class Adapter(ABC):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Run one differentiable native forward.
 
-        Token models return logits (series, step, vocabulary), all others quantiles in
-        data units (series, quantile, step).
+        Args:
+            inputs: input of the model, as ``Encoded.inputs`` has it.
+
+        Returns:
+            Of token models logits (series, step, vocabulary), of all others quantiles
+            in data units (series, quantile, step).
         """
 
     @declare_row_independent
@@ -144,6 +167,16 @@ class Adapter(ABC):
         """Run one native forward, and keep ``horizon`` steps of it.
 
         Models that roll out override this.
+
+        Args:
+            batch: the series, in data units.
+            horizon: steps to forecast.
+            levels: quantile levels between 0 and 1.
+            num_samples: sample paths of a sampling model; its configured number if
+                None.
+
+        Returns:
+            The forecast at these levels, in data units.
         """
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)
@@ -156,8 +189,13 @@ class Adapter(ABC):
     ) -> Prediction:
         """Make a prediction at the requested levels by interpolation.
 
-        The quantiles, (series, step, quantile), are at the model's own levels. Their
-        median stands for the mean if none is given.
+        Args:
+            quantiles: (series, step, quantile), at the model's own levels.
+            levels: requested levels between 0 and 1.
+            mean: (series, step); the median stands for it if None.
+
+        Returns:
+            The prediction at these levels, in the unit of ``quantiles``.
         """
         if mean is None:
             mean = at_levels(quantiles, self.levels, (0.5,))[..., 0]
@@ -166,7 +204,12 @@ class Adapter(ABC):
     def of_paths(self, samples: Tensor, levels: Levels) -> Prediction:
         """Make a prediction from the quantiles and the mean of sample paths.
 
-        The paths are (series, sample, step).
+        Args:
+            samples: sample paths (series, sample, step).
+            levels: levels of the quantiles, between 0 and 1.
+
+        Returns:
+            The prediction, which keeps the paths.
         """
         # torch wants the levels in the dtype of the samples, and puts their axis first
         quantiles = torch.quantile(
@@ -177,8 +220,13 @@ class Adapter(ABC):
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
         """Apply the last norm of the output stack, if it has one.
 
-        ``resid`` is (…, pos, d_model). With ``like``, another stream of that shape, the
-        norm divides by the scale of ``like`` in place of that of ``resid``.
+        Args:
+            resid: residual stream, (…, pos, d_model).
+            like: another stream of that shape, by whose scale the norm divides in place
+                of that of ``resid``; None for its own scale.
+
+        Returns:
+            The normalised stream, of the same shape.
 
         Raises:
             WiringError: a frozen scale of a norm that is neither a LayerNorm nor a
@@ -203,12 +251,16 @@ class Adapter(ABC):
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the head's output for a normalised residual stream.
 
-        The stream is (…, batch, pos, d_model). The output is logits, or quantiles in
-        data units (…, batch, quantile, step).
-
         This is the native forward with the output of its last norm (or last block)
         replaced. It works for every patch model; one whose head can be called alone
         overrides it and spares the rest of the forward.
+
+        Args:
+            normalized: stream after the last norm, (…, batch, pos, d_model).
+            encoded: the batch that it belongs to.
+
+        Returns:
+            Logits, or quantiles in data units (…, batch, quantile, step).
         """
         stack = self.wiring.output_stack
         path = stack.ln_final or stack.block(stack.n_layers - 1)
@@ -231,7 +283,13 @@ class Adapter(ABC):
     def values(self, encoded: Encoded) -> Tensor:
         """Return the value of every output bin of a token model.
 
-        The values are in data units, (batch, bin). Other models raise InputError.
+        Values are in data units, (batch, bin), in the order of the output.
+
+        Args:
+            encoded: the batch, whose scales turn bins into data units.
+
+        Raises:
+            InputError: the model has no output bins, since it is no token model.
         """
         raise InputError(
             f"{self.architecture} has no output bins: its head emits forecasts in data"
@@ -241,8 +299,12 @@ class Adapter(ABC):
     def number_step(self, values: np.ndarray) -> float:
         """Return the smallest difference between values that the model can see.
 
-        ``values`` (time,) are the context; the difference is in data units. The base
-        class returns the spacing of single precision at the largest absolute value.
+        Args:
+            values: the context, (time,), in data units.
+
+        Returns:
+            The difference in data units. In the base class it is the spacing of single
+            precision at the largest absolute value.
         """
         # fmax passes over missing values
         largest = np.fmax.reduce(np.abs(values))
@@ -257,16 +319,26 @@ class Adapter(ABC):
     def quantile_paths(self, horizon: int) -> int:
         """Return how many quantile paths a rollout feeds back.
 
-        It is 1 where one pass covers the horizon.
+        Args:
+            horizon: steps of the forecast.
+
+        Returns:
+            The number of paths, 1 where one pass covers the horizon.
         """
         if horizon > self.longest_pass:
             return len(self.unrolled or self.levels) or 1
         return 1
 
     def relative_cost(self, horizon: int) -> int:
-        """Return how many single passes a forecast of ``horizon`` steps costs at most.
+        """Return how many single passes a forecast costs at most.
 
         All passes after the first run every quantile path.
+
+        Args:
+            horizon: steps of the forecast.
+
+        Returns:
+            The number of passes of one row each, 1 or more.
         """
         later_passes = -(-horizon // self.longest_pass) - 1
         return 1 + later_passes * self.quantile_paths(horizon)
@@ -283,13 +355,26 @@ class Adapter(ABC):
         return result
 
     def longest(self, batch: SeriesBatch) -> int:
-        """Return the steps of the longest series, cut to the context length."""
+        """Return the steps of the longest series, cut to the context length.
+
+        Args:
+            batch: the series.
+
+        Returns:
+            The number of steps.
+        """
         return min(self.padded_length(batch), self.context_length)
 
     def padded_length(self, batch: SeriesBatch) -> int:
         """Return the number of steps of the longest series.
 
         While a batch runs in parts, this is the longest series of all parts.
+
+        Args:
+            batch: the series.
+
+        Returns:
+            The number of steps, at least ``least_steps``.
         """
         return max(self.least_steps, *batch.lengths)
 
@@ -298,6 +383,12 @@ class Adapter(ABC):
 
         Parts of a batch are padded as the whole batch is, because padding can change
         what a library computes.
+
+        Args:
+            steps: length of the longest series of the whole batch.
+
+        Returns:
+            A block in which batches are padded so.
         """
         # stays empty if the block is interrupted before it has begun
         previous: list[int] = []
@@ -316,6 +407,12 @@ class Adapter(ABC):
         """Pad the first tensor (…, time) on the left to the least length.
 
         The library then pads the others to it.
+
+        Args:
+            tensors: native inputs, of which the first has time as its last axis.
+
+        Returns:
+            The tensors, of which the first is padded with NaN where it was too short.
         """
         longest = max(tensor.shape[-1] for tensor in tensors)
         if longest >= self.least_steps:
@@ -375,6 +472,9 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
 
     The mean that is subtracted is that of ``x`` itself: it is linear in ``x``, so the
     results for the parts of a stream still add up.
+
+    Returns:
+        The normalised stream, of the shape of ``x``.
     """
     out = without_gain(norm, x, like)
     if norm.weight is not None:
@@ -394,9 +494,11 @@ def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
-    """Refuse covariates that the model does not take, and return a forward's horizon.
+    """Refuse covariates that the model does not take.
 
-    If none is given and the batch has covariates, it is :func:`default_horizon`.
+    Returns:
+        The horizon of a forward: the one that was given, or :func:`default_horizon` if
+        none is given and the batch has covariates.
     """
     check_covariates(adapter.architecture, adapter.covariates, batch)
     if horizon is None and batch.has_covariates:
@@ -489,9 +591,10 @@ def default_levels(adapter: Adapter) -> tuple[float, ...]:
 
 @cache
 def versions(package: str) -> str:
-    """List the package versions that a result should name.
+    """List the versions of the packages that a result should name.
 
-    They are those of this package, torch, transformers, and the model's library.
+    Returns:
+        Names and versions of this package, torch, transformers and the model's library.
     """
     # a dictionary keeps the order, and names a library once that is among the others
     names = dict.fromkeys(("tsfm-lens-toolbox", "torch", "transformers", package))

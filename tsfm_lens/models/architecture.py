@@ -104,6 +104,12 @@ class Encoded:
         """Mark the tokens that are not padding, (row, pos).
 
         Padding brings short series to the length of the longest.
+
+        Args:
+            stack: name of the stack.
+
+        Returns:
+            True for tokens of a series and for special tokens, (row, pos).
         """
         spans = self.spans[stack]
         names = self.batch.groups if self.packed else self.batch.ids
@@ -116,9 +122,19 @@ class Encoded:
         return is_special | covers_series
 
     def part(self, start: int, stop: int) -> Encoded:
-        """Return series ``start`` to ``stop`` of the batch, which must be whole items.
+        """Return some series of the batch, which must be whole items.
 
         The padding and the spans stay those of the whole batch.
+
+        Args:
+            start: position of the first series.
+            stop: position after the last series.
+
+        Returns:
+            The part of the batch.
+
+        Raises:
+            InputError: an input of the model has not a row for each item.
         """
         if self.items is None:
             n_entries = len(self.rows)
@@ -161,14 +177,26 @@ class Encoded:
         )
 
     def in_data_units(self, normalized: Tensor) -> Tensor:
-        """Return normalised quantiles (…, batch, quantile, step) in data units."""
+        """Return normalised quantiles (…, batch, quantile, step) in data units.
+
+        Args:
+            normalized: quantiles (…, batch, quantile, step), as the head emits them.
+
+        Returns:
+            The quantiles in data units, of the same shape.
+        """
         return in_data_units(normalized, self.loc, self.scale)
 
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
-        """Tabulate the tokens of a stack, of the first one if None.
+        """Tabulate the tokens of a stack, and the steps that each covers.
 
-        The columns are the steps that a token covers, counted from the start of the
-        forecast, and the times of one series.
+        Args:
+            series: position of the series whose times are shown.
+            stack: name of the stack; the first one if None.
+
+        Returns:
+            A row for each token, with the steps that it covers, counted from the start
+            of the forecast, and the times of the series where they are known.
         """
         spans = self.spans[next(iter(self.spans)) if stack is None else stack]
         parts = {name: getattr(spans, name) for name in ("start", "stop", "special")}
@@ -189,6 +217,12 @@ class Encoded:
         """Repeat all series of the inputs, copy-major.
 
         The first copy of all series comes first, then the second copy of all.
+
+        Args:
+            copies: how often the series are repeated.
+
+        Returns:
+            Inputs of the model for all copies, as ``inputs`` has them for one.
         """
         repeated = dict(self.inputs)
         for key, value in self.inputs.items():
@@ -246,6 +280,9 @@ def declare_row_independent(predict: Predict) -> Predict:
     ``longest_pass`` steps the model's input does not depend on its forecast. A function
     that overrides or wraps it has to be declared itself; variants of a model without a
     declaration run one by one.
+
+    Returns:
+        The function itself, marked.
     """
     # the function itself is the mark: functools.wraps copies attributes, and a wrapper
     # with a copy is not declared
@@ -365,18 +402,37 @@ class Architecture(KnownArchitecture):
         return adapter_traits(self.adapter)
 
     def matches_object(self, native: object) -> bool:
-        """Return whether an object is one of its native models or pipelines."""
+        """Return whether an object is one of its native models or pipelines.
+
+        Args:
+            native: model or pipeline of a library.
+
+        Returns:
+            True if the class is one of ``classes`` or derived from one, and fits the
+            wiring.
+        """
         # by name, so that no library is imported to know its objects
         return any(
             base.__name__ in self.classes for base in type(native).__mro__
         ) and self.among(native)
 
     def adapt(self, native: Any) -> Any:
-        """Make the adapter of a native object."""
+        """Make the adapter of a native object.
+
+        Args:
+            native: one of its native models or pipelines.
+
+        Returns:
+            An adapter, which a :class:`Lens` takes.
+        """
         return self.adapter(self.wrap(native))
 
     def write(self, native: Any, folder: Path) -> None:
         """Write a native object as its own loader reads it.
+
+        Args:
+            native: one of its native models or pipelines.
+            folder: where the files go.
 
         Raises:
             WiringError: the architecture does not say how to write one.
@@ -404,6 +460,12 @@ def register(entry: Architecture) -> Architecture:
 
     A package of one's own calls it in a module that an entry point of the group
     ``tsfm_lens.wirings`` names.
+
+    Args:
+        entry: the architecture, with its adapter and classes.
+
+    Returns:
+        The entry itself.
 
     Raises:
         WiringError: a field is missing, which the message names, or another module has
@@ -482,6 +544,9 @@ def models_meeting(needs: Needs) -> str:
     """Name the models that meet a requirement.
 
     Where fewer models fail it, those are named instead.
+
+    Returns:
+        Titles of the models, or "every model", or "all but" the few that fail it.
     """
     if needs.models:
         return needs.models

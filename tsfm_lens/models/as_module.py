@@ -56,18 +56,38 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
         """Set the mode of the native model.
 
         In training mode dropout makes every forward different.
+
+        Args:
+            mode: training mode if True, else evaluation mode.
+
+        Returns:
+            The lens itself.
         """
         super().train(mode)
         self.adapter.model.train(mode)
         return self
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:
-        """Call a function with every module of the native model."""
+        """Call a function with every module of the native model.
+
+        Args:
+            fn: function of a module, which may change it.
+
+        Returns:
+            The lens itself.
+        """
         self.adapter.model.apply(fn)
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast the native model.
+
+        Args:
+            args: device or precision, as torch's ``to`` takes them.
+            kwargs: ``device``, ``dtype`` and other keyword arguments of it.
+
+        Returns:
+            The lens itself.
 
         Raises:
             InputError: the device is not here, or the model does not run in the
@@ -82,11 +102,24 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
         return self
 
     def cuda(self, device: int | torch.device | None = None) -> Self:
-        """Move the native model to a GPU; errors as of :meth:`to`."""
+        """Move the native model to a GPU.
+
+        Args:
+            device: index or name of the GPU; the current one if None.
+
+        Returns:
+            The lens itself.
+
+        Raises:
+            InputError: the device is not here.
+        """
         return self.to("cuda" if device is None else device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Replace every weight, which is how torch moves and casts a module.
+
+        Returns:
+            The lens itself.
 
         Raises:
             InputError: the model does not run in the precision.
@@ -101,7 +134,16 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Iterate over names and parameters of the native model."""
+        """Iterate over names and parameters of the native model.
+
+        Args:
+            prefix: what every name begins with.
+            recurse: include those of modules within the model.
+            remove_duplicate: name a shared one once.
+
+        Returns:
+            Pairs of a name and a parameter.
+        """
         result: Iterator[tuple[str, nn.Parameter]] = (
             self.adapter.model.named_parameters(prefix, recurse, remove_duplicate)
         )
@@ -110,24 +152,55 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over names and buffers of the native model."""
+        """Iterate over names and buffers of the native model.
+
+        Args:
+            prefix: what every name begins with.
+            recurse: include those of modules within the model.
+            remove_duplicate: name a shared one once.
+
+        Returns:
+            Pairs of a name and a buffer.
+        """
         result: Iterator[tuple[str, Tensor]] = self.adapter.model.named_buffers(
             prefix, recurse, remove_duplicate
         )
         return result
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """Return a parameter of the native model by its name there."""
+        """Return a parameter of the native model by its name there.
+
+        Args:
+            target: dotted name below the native model.
+
+        Returns:
+            The parameter itself.
+        """
         result: nn.Parameter = self.adapter.model.get_parameter(target)
         return result
 
     def get_buffer(self, target: str) -> Tensor:
-        """Return a buffer of the native model by its name there."""
+        """Return a buffer of the native model by its name there.
+
+        Args:
+            target: dotted name below the native model.
+
+        Returns:
+            The buffer itself.
+        """
         result: Tensor = self.adapter.model.get_buffer(target)
         return result
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the native model's state, as ``lens.model.state_dict`` does."""
+        """Return the native model's state, as ``lens.model.state_dict`` does.
+
+        Args:
+            args: positional arguments of torch's ``state_dict``.
+            kwargs: its keyword arguments.
+
+        Returns:
+            Tensors by their names in the native model.
+        """
         result: dict[str, Any] = self.adapter.model.state_dict(*args, **kwargs)
         return result
 
@@ -137,5 +210,13 @@ class NativeModule(HookedRootModule):  # type: ignore[misc]
         """Load a state into the native model, as ``lens.model`` itself does.
 
         Runs that were made before are refused afterwards.
+
+        Args:
+            state_dict: tensors by their names in the native model.
+            args: further positional arguments of torch's ``load_state_dict``.
+            kwargs: its keyword arguments, such as ``strict``.
+
+        Returns:
+            Missing and unexpected keys, as torch returns them.
         """
         return self.adapter.model.load_state_dict(state_dict, *args, **kwargs)

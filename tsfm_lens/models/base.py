@@ -240,7 +240,15 @@ class LensBase(NativeModule):
         return self.wiring.output_stack.d_model
 
     def hook_table(self) -> list[tuple[str, str]]:
-        """List every hook point with the names of its axes."""
+        """List every hook point with the names of its axes.
+
+        Returns:
+            Name of the hook point and its axes, as one text, of each.
+
+        Example:
+            >>> dict(lens.hook_table())["decoder_blocks.0.hook_resid_pre"]
+            'batch pos d_model'
+        """
         return [
             (name, " ".join(point.axes)) for name, point in self.registry.points.items()
         ]
@@ -248,15 +256,29 @@ class LensBase(NativeModule):
     def components(self, *patterns: str | Component) -> list[Component]:
         """Return components by name or glob, all if none is given.
 
+        Args:
+            patterns: names, globs, labels of heads, or hook points of writes.
+
+        Returns:
+            The components, in model order and each once.
+
         Raises:
             UnknownNameError: a pattern matches nothing.
+
+        Example:
+            >>> len(lens.components("decoder.*.cross_attn.*"))
+            12
         """
         if patterns:
             return select_components(self.wiring, *patterns)
         return list(all_components(self.wiring))
 
     def provenance(self) -> dict[str, object]:
-        """Return the origin of a result: model, revision, architecture and versions."""
+        """Return the origin of a result.
+
+        Returns:
+            Model, revision, architecture and versions of packages, by name.
+        """
         return {
             "model": self.model_id,
             "revision": self.revision or "",
@@ -269,7 +291,14 @@ class LensBase(NativeModule):
     ) -> dict[str, object]:
         """Return the attributes of a result.
 
-        These are kind, title, source, provenance, and the probe's parameters.
+        Args:
+            kind: of the result, such as "attribution".
+            title: of the result.
+            source: paper or definition that the result follows.
+            parameters: what the probe was called with.
+
+        Returns:
+            Kind, title, source, provenance and parameters, by name.
         """
         names = {"kind": kind, "title": title, "source": source}
         return {**names, **self.provenance(), **parameters}
@@ -279,8 +308,15 @@ class LensBase(NativeModule):
     ) -> Block[None]:
         """Tell hooks which rows run and at which step the forecast is.
 
-        ``place`` is that of :class:`tsfm_lens.models.Encoded`. Calls of the native
-        object tell hooks nothing.
+        Calls of the native object tell hooks nothing.
+
+        Args:
+            rows: number of rows of the batch that runs.
+            place: of a part of a batch, the index of its first row in the whole batch,
+                and the number of rows of the whole batch; None for a whole batch.
+
+        Returns:
+            A block in which hooks know rows and step.
         """
         return self.registry.state.running(rows, place)
 
@@ -310,6 +346,12 @@ class LensBase(NativeModule):
         Raises:
             InputError: a stream of another width; ``like`` of a model whose head is no
                 linear map.
+
+        Example:
+            >>> last = "decoder_blocks.2.hook_resid_post"
+            >>> _, cache = lens.run_with_cache(run.encoded, names_filter=last)
+            >>> lens.readout(cache[last], run.encoded).shape[:2]
+            torch.Size([1, 12])
         """
         if like is not None and self.emits != "token":
             raise InputError(
@@ -326,6 +368,20 @@ class LensBase(NativeModule):
         """Apply the native head under the frozen norm scale of another stream.
 
         Derivatives of a forecast are taken through this.
+
+        Args:
+            resid: stream of the output stack, (…, series, pos, d_model).
+            encoded: the batch that it belongs to.
+            like: stream by whose scale the last norm divides; that of ``resid`` if
+                None.
+            unread: first positions that ``resid`` leaves out, since the head does not
+                read them.
+
+        Returns:
+            Logits, or quantiles in data units (…, series, quantile, step).
+
+        Raises:
+            InputError: the stream has another width than the model.
         """
         if resid.shape[-1] != self.d_model:
             raise InputError(
@@ -379,12 +435,27 @@ class LensBase(NativeModule):
     def bin_values(self, encoded: Encoded) -> Tensor:
         """Return the value of each value token of a token model.
 
-        They are ordered from the lowest on, in data units, (series, bin).
+        Args:
+            encoded: the batch, whose scales turn bins into data units.
+
+        Returns:
+            Values in data units, (series, bin), from the lowest on.
+
+        Example:
+            >>> bool((lens.bin_values(run.encoded).diff() > 0).all())
+            True
         """
         return self.adapter.values(encoded)[:, self.first_value_token :]
 
     def final_norm(self, resid: Tensor) -> Tensor:
-        """Apply the norm before the head to any stream (…, d_model)."""
+        """Apply the norm before the head to a stream.
+
+        Args:
+            resid: stream of the output stack, (…, d_model).
+
+        Returns:
+            The normalised stream, of the same shape.
+        """
         return self.adapter.final_norm(resid)
 
     @answers_arguments("lens.encode")
@@ -406,9 +477,17 @@ class LensBase(NativeModule):
             horizon: forecast steps of the one forward; the model's own if None. Models
                 whose pass always yields the same number of steps yield them all.
 
+        Returns:
+            The batch as the model takes it, with the steps that its tokens cover.
+            :meth:`forward` and :meth:`Lens.run_with_cache` take it in place of series.
+
         Raises:
             InputError: the future has another shape, one pass cannot yield the horizon,
                 or a scale overflows.
+
+        Example:
+            >>> lens.encode(tsfm_lens.bundled("nile")).token_table().columns[0]
+            'token'
         """
         if isinstance(series, SeriesBatch):
             batch = series
@@ -468,8 +547,12 @@ class LensBase(NativeModule):
         """Run one differentiable forward.
 
         Args:
-            series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
-            future, tokens, horizon: see :meth:`encode`.
+            series: anything that :func:`tsfm_lens.data.as_series` takes, or an
+                :class:`Encoded` batch, which is taken as it is.
+            future: (series, step) values after the context, to teacher-force a token
+                model's decoder.
+            tokens: (series, step) token ids for the same purpose.
+            horizon: forecast steps of the forward; the model's own if None.
             stop_at_layer: do not run this layer and later ones: an index in the output
                 stack, from its end if below 0, a layer by name ("encoder.1"), or the
                 hook point of a stream.
@@ -482,6 +565,10 @@ class LensBase(NativeModule):
 
         Raises:
             UnknownNameError: no such layer.
+
+        Example:
+            >>> lens.forward(run.encoded).shape[:2]
+            torch.Size([1, 12])
         """
         if not isinstance(series, Encoded):
             series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
@@ -497,8 +584,20 @@ class LensBase(NativeModule):
     def edit(self, *interventions: Intervention) -> Block[Self]:
         """Apply interventions, in order, to everything that runs inside the block.
 
+        Args:
+            interventions: changes, such as ``Zero("decoder.0.mlp")``.
+
+        Returns:
+            A block that yields the lens.
+
         Raises:
             UnknownNameError: a target matches no component or hook point.
+
+        Example:
+            >>> with lens.edit(tsfm_lens.Zero("decoder.*.mlp")):
+            ...     changed = lens.forecast(run.batch, 12, num_samples=4)
+            >>> bool((changed.median != run.forecast.median).any())
+            True
         """
         return edited(self.registry, interventions, self)
 
@@ -516,6 +615,9 @@ class LensBase(NativeModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one forward.
+
+        Returns:
+            What :meth:`forward` returns.
 
         Raises:
             InputError: an argument of TransformerLens's has no counterpart here.
@@ -586,6 +688,18 @@ class LensBase(NativeModule):
 
         All names are resolved before the first hook is set.
 
+        Args:
+            fwd_hooks: pairs of a name, a glob or a predicate of hook points, and a
+                function of the activation and the hook point, which may return a new
+                activation.
+            bwd_hooks: such pairs, whose functions take the gradient.
+            reset_hooks_end: True; other values are refused, since hooks leave with the
+                block.
+            clear_contexts: whether the contexts of hook points are cleared at the end.
+
+        Returns:
+            A block that yields the lens.
+
         Raises:
             UnknownNameError: a name matches no hook point.
             WiringError: compiled or replaced modules would pass a hook by.
@@ -633,6 +747,13 @@ class LensBase(NativeModule):
         """Add a hook as TransformerLens's ``add_hook`` does, with globs as names.
 
         It stays until ``reset_hooks()``.
+
+        Args:
+            name: name, glob or predicate of hook points.
+            hook: function of the activation and the hook point, which may return a new
+                activation.
+            args: further positional arguments of TransformerLens's ``add_hook``.
+            kwargs: its keyword arguments, such as ``dir="bwd"``.
         """
         # TransformerLens takes the direction by position, too
         if "bwd" in (*args, kwargs.get("dir")):
@@ -668,6 +789,9 @@ def _in_stacks(lens: LensBase, name: str) -> str:
 
     Of a model with an encoder and a decoder, "blocks" is in "decoder_blocks", for
     example.
+
+    Returns:
+        The end of a message, "" if no stack holds the name.
     """
     # attributes may be asked for before torch's constructor has run
     if "_modules" not in lens.__dict__:

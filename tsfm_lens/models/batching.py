@@ -207,6 +207,9 @@ class ForecastRequest:
 
         The first estimate counts every time step as a token. If by it ``items`` items
         need more than ``BYTES_AT_ONCE`` together, a second one counts the true tokens.
+
+        Returns:
+            Bytes.
         """
         longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
         # 8 more are for tokens that a model adds, such as an end of sequence
@@ -250,6 +253,9 @@ def cut(batch: SeriesBatch, max_series: int) -> list[Range]:
     """Cut a batch into ranges of at most ``max_series`` series.
 
     The variates of an item stay together.
+
+    Returns:
+        First position and position after the last, of each range.
     """
     # the series of an item are adjacent in every batch, which SeriesBatch checks
     changes = np.flatnonzero(np.diff(batch.group_index)) + 1
@@ -271,6 +277,9 @@ def plan(
 
     ``batch_coupled`` names the hooks that need the batch in one piece; ``stored_bytes``
     is the size of the activations that one item keeps.
+
+    Returns:
+        First position and position after the last, of each part.
     """
     if batch_coupled:
         return [(0, len(request.batch))]
@@ -309,6 +318,9 @@ def retry_halved(
     A range that runs out of memory is run again as two halves. For a batch that cannot
     be split, ``unsplittable_reason`` is what the error says about it, else "".
 
+    Returns:
+        What ``run`` returned for each range, in order.
+
     Raises:
         InputError: memory runs out for one item, or for a batch that cannot be split.
     """
@@ -342,7 +354,8 @@ def retry_halved(
 def explain_unsplittable(request: ForecastRequest, batch_coupled: Sequence[str]) -> str:
     """Explain how a forecast that must stay whole could run in parts.
 
-    The text is "" if the forecast may be cut.
+    Returns:
+        The text, "" if the forecast may be cut.
     """
     if batch_coupled:
         return by_row_hint(batch_coupled)
@@ -369,6 +382,9 @@ def forecast_part(
     """Forecast some series of a batch by the library's own code.
 
     All hooks that are set act on it.
+
+    Returns:
+        The forecast of the part.
     """
     lens = request.lens
     adapter = lens.adapter
@@ -426,6 +442,9 @@ def forecast_in_parts(
     """Forecast a batch in parts; errors as in ``lens.forecast``.
 
     ``progress`` is called with the number of series done and the number of all.
+
+    Returns:
+        The forecast of the whole batch.
     """
 
     def run(start: int, stop: int) -> Forecast:
@@ -507,6 +526,9 @@ def estimate_bytes(
 
     Counted are attention, stream, cache and output. ``lengths`` are numbers of tokens
     by stack, ``paths`` the rows of one series, ``variates`` the series of the item.
+
+    Returns:
+        Bytes.
     """
     wiring = lens.wiring
     # the constant factors guess from above how many copies live at once, here of the

@@ -116,6 +116,9 @@ class Checkpoint:
         """Make the library build models with the layers of a compressed checkpoint.
 
         While the block runs, this holds for models of the class ``kind``.
+
+        Returns:
+            A block; of an ordinary checkpoint, it does nothing.
         """
         return nullcontext()
 
@@ -362,6 +365,9 @@ def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
     """Translate a tensor's name in a file into its name in the model.
 
     ``renamed`` holds the parts of names that a library renames.
+
+    Returns:
+        The name in the model.
     """
     return reduce(
         lambda translated, pair: translated.replace(*pair), renamed.items(), name
@@ -370,6 +376,9 @@ def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
 
 def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
     """Map names in the files to names in the model.
+
+    Returns:
+        Names in the model, by name in the files.
 
     Raises:
         CheckpointError: two tensors have one name in the model.

@@ -91,6 +91,9 @@ class Conditions:
     def restored(self) -> Block[None]:
         """Set blocks that were opened later aside, in a ``with`` block.
 
+        Returns:
+            A block in which hooks are as they were.
+
         Raises:
             InputError: hooks have changed otherwise, or weights, mode or precision.
         """
@@ -159,6 +162,9 @@ def _weights(model: nn.Module) -> list[Tensor]:
     """List the parameters and buffers of a model's state.
 
     Buffers outside its state are caches of the library.
+
+    Returns:
+        The tensors, in the model's order.
     """
     weights: list[Tensor | None] = []
     for module in list_modules(model):

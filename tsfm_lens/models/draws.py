@@ -30,6 +30,9 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
     """Seed torch's generators of the CPU and of a device while the block runs.
 
     Their state is restored afterwards.
+
+    Returns:
+        A block with a seed of its own.
     """
     token = object()
     states = list[tuple[Tensor, Tensor | None]]()
@@ -216,6 +219,9 @@ class BlockDraws(TorchDispatchMode):
         """Replace invalid probabilities (…, index) by certainty of the last index.
 
         The pieces of such rows are noted in ``failures``.
+
+        Returns:
+            Probabilities of the same shape that can be drawn from.
         """
         # NaN is neither above 0 nor finite, so that it counts as out of range
         in_range = ((probabilities >= 0) & probabilities.isfinite()).all(-1)
@@ -257,6 +263,9 @@ class BlockDraws(TorchDispatchMode):
 
         The index is that of the largest ratio of a probability to an exponential
         variate, as torch draws it.
+
+        Returns:
+            The indices of each block.
         """
         # the first block of every draw checks that torch does the same, with as many
         # random numbers
@@ -314,6 +323,12 @@ class BlockDraws(TorchDispatchMode):
 
         A part of a block draws as the whole block does, with equal probabilities for
         the rest.
+
+        Returns:
+            The draws of the piece.
+
+        Raises:
+            Unsplittable: the function takes other random numbers for a part of a block.
         """
         if piece.is_full_block:
             result: Tensor = func(*args, **kwargs)

@@ -152,6 +152,9 @@ def embed_batch(
     """Embed the series of a batch; arguments and errors as ``lens.embed``.
 
     The model runs up to the layer, with all hooks that are set.
+
+    Returns:
+        Labels, vectors and notes of every token, or of every series if pooled.
     """
     check_pool(pool)
     chosen = embedding_stack(lens.wiring, stack)

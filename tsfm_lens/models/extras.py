@@ -84,6 +84,9 @@ class Extra:
     def require(self, module: str | None = None) -> ModuleType:
         """Import its top-level module, or another one.
 
+        Returns:
+            The module.
+
         Raises:
             MissingExtraError: it is not installed, or not completely; the message gives
                 the commands that install it.
@@ -123,6 +126,9 @@ def missing_packages(extra: str) -> list[str]:
     """List the packages of an extra that are not installed.
 
     The packages are those that this package's own metadata declares.
+
+    Returns:
+        Names of packages.
     """
     return [
         package

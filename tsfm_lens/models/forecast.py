@@ -58,7 +58,17 @@ class Forecast:
         context: SeriesBatch,
         attrs: dict[str, object],
     ) -> Forecast:
-        """Make the forecast of a native prediction."""
+        """Make the forecast of a native prediction.
+
+        Args:
+            prediction: what an adapter returned, in data units.
+            levels: levels of its quantiles, which are between 0 and 1.
+            context: the series that were forecast.
+            attrs: metadata, such as the model and the seed.
+
+        Returns:
+            The forecast as arrays.
+        """
         # adapters return tensors on the CPU, in a precision that NumPy has
         if prediction.samples is None:
             samples = None
@@ -71,7 +81,15 @@ class Forecast:
 
     @classmethod
     def joined(cls, parts: Sequence[Forecast], context: SeriesBatch) -> Forecast:
-        """Join the forecast of a batch from those of its parts, in order."""
+        """Join the forecast of a batch from those of its parts, in order.
+
+        Args:
+            parts: forecasts of the parts, in the order of the series.
+            context: the whole batch.
+
+        Returns:
+            The forecast of the whole batch.
+        """
         if len(parts) == 1:
             return parts[0]
         samples = [part.samples for part in parts if part.samples is not None]
@@ -109,6 +127,12 @@ class Forecast:
     def quantile(self, level: float) -> np.ndarray:
         """Return the forecast of one level, (series, step).
 
+        Args:
+            level: one of ``levels``.
+
+        Returns:
+            Values in data units, (series, step).
+
         Raises:
             InputError: the level was not forecast.
         """
@@ -122,7 +146,15 @@ class Forecast:
         )
 
     def of_rows(self, rows: list[int], batch: SeriesBatch) -> Forecast:
-        """Return the forecast of some of the series, which ``batch`` holds."""
+        """Return the forecast of some of the series.
+
+        Args:
+            rows: positions of the series in this forecast.
+            batch: these series.
+
+        Returns:
+            The forecast of these series.
+        """
         if rows == list(range(len(self.context))):
             return self
         if self.samples is None:
@@ -141,6 +173,9 @@ class Forecast:
 
         What the model emits for covariates is left out, since the future of known ones
         is given.
+
+        Returns:
+            The forecast of these series.
         """
         return self.of_rows(
             np.flatnonzero(self.context.is_target).tolist(), self.context.targets()
@@ -149,8 +184,12 @@ class Forecast:
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
         """Return a labelled dataset of kind "forecast".
 
-        It holds the context and, where known, the truth (series, step). Its quantiles
-        are in ascending order.
+        Args:
+            truth: (series, step) values, NaN where unknown; None if nothing is known.
+
+        Returns:
+            Dataset with the context, the truth where it is known, and quantiles in
+            ascending order, in data units.
         """
         data = context_dataset(self.context, self.horizon, truth)
         seasons = list(self.context.seasonalities)
@@ -171,9 +210,10 @@ class Forecast:
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row per series and step.
 
-        The columns are id, group and variate if the batch is multivariate, step,
-        timestamp if known (with its offset where the series have a zone), mean, and
-        the quantiles.
+        Returns:
+            A frame with the columns id, group and variate if the batch is multivariate,
+            step, timestamp if known (with its offset where the series have a zone),
+            mean, and the quantiles.
         """
         context = self.context
         count = len(context)

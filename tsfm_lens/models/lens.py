@@ -108,9 +108,19 @@ class Lens(LensBase):
             columns: further arguments of :func:`tsfm_lens.data.as_series`, such as
                 ``targets``, ``known``, ``future``.
 
+        Returns:
+            The forecast: ``quantiles`` (series, quantile, step), ``median`` and
+            ``mean`` (series, step), ``samples`` (series, sample, step) of a sampling
+            model, in data units.
+
         Raises:
             InputError: a wrong argument, or a forecast that is not finite or runs out
                 of memory.
+
+        Example:
+            >>> forecast = lens.forecast(tsfm_lens.bundled("co2"), 12, num_samples=4)
+            >>> forecast.median.shape, forecast.samples.shape
+            ((1, 12), (1, 4, 12))
         """
         if columns:
             check_unknown(
@@ -208,10 +218,36 @@ class Lens(LensBase):
         rollout: bool = False,
         **run: Any,
     ) -> Tensor | Forecast:
-        """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout``.
+        """Run the model once with hooks.
 
-        ``run`` are further arguments of that method; those of the hooks are as in
-        :meth:`hooks`.
+        Args:
+            series: anything that :func:`tsfm_lens.data.as_series` takes, or an encoded
+                batch.
+            fwd_hooks: pairs of a name, a glob or a predicate of hook points, and a
+                function of the activation and the hook point, which may return a new
+                activation.
+            bwd_hooks: such pairs, whose functions take the gradient.
+            reset_hooks_end: True; other values are refused, since hooks leave with the
+                call.
+            clear_contexts: whether the contexts of hook points are cleared at the end.
+            rollout: run a whole forecast in place of one forward.
+            run: further arguments of :meth:`forward`, such as ``horizon``, or of
+                :meth:`forecast`.
+
+        Returns:
+            The output of the forward, logits or quantiles in data units; with
+            ``rollout`` a :class:`Forecast`.
+
+        Raises:
+            UnknownNameError: a name matches no hook point.
+            HookError: a hook point was never passed.
+
+        Example:
+            >>> name = "decoder_blocks.0.hook_resid_pre"
+            >>> double = (name, lambda stream, hook: 2 * stream)
+            >>> output = lens.run_with_hooks(run.encoded, fwd_hooks=[double])
+            >>> bool((output != lens.forward(run.encoded)).any())
+            True
         """
         check_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
@@ -236,7 +272,8 @@ class Lens(LensBase):
         """Run once and keep activations; a large batch runs in parts.
 
         Args:
-            series: see :meth:`encode`.
+            series: anything that :func:`tsfm_lens.data.as_series` takes, or an encoded
+                batch.
             names_filter: names or globs of hook points, or a predicate. None keeps all
                 but the large ``hook_result``.
             rollout: run a whole forecast; activations then have a leading axis
@@ -261,8 +298,15 @@ class Lens(LensBase):
             UnknownNameError: a name matches no hook point.
             InputError: gradients are asked for without a scalar loss, of a rollout, in
                 inference mode, or of a model whose backward pass is not the derivative;
-                a rollout is asked of a model that runs twice per forecast; or there is
-                too little memory.
+                a rollout is asked of a model that runs twice per forecast;
+                ``pos_slice`` and ``reduce`` are both given; or there is too little
+                memory.
+
+        Example:
+            >>> name = "decoder_blocks.0.cross_attn.hook_pattern"
+            >>> output, cache = lens.run_with_cache(run.encoded, names_filter=name)
+            >>> cache.axes(name)
+            ('batch', 'head', 'query', 'key')
         """
         check_unknown(run, "forecast" if rollout else "forward")
         check_recordable(self, rollout, incl_bwd, loss)
@@ -319,9 +363,20 @@ class Lens(LensBase):
         return output, activations
 
     def median_path(self, batch: SeriesBatch, horizon: int) -> np.ndarray:
-        """Forecast with a token model, (series, step), each step by its median.
+        """Forecast with a token model, each step by its median.
 
         The median is that of the distribution of the next value, given the path so far.
+
+        Args:
+            batch: the series.
+            horizon: steps to forecast.
+
+        Returns:
+            Values in data units, (series, step).
+
+        Example:
+            >>> lens.median_path(tsfm_lens.bundled("nile"), 3).shape
+            (1, 3)
         """
         first: int = self.adapter.first_value_token  # type: ignore[attr-defined]
 
@@ -369,6 +424,20 @@ class Lens(LensBase):
                 since the tokens of some models depend on it.
             options: further fields of the intervention, e.g. ``per="pooled"``,
                 ``seed=1``, ``scale=0.5``; InputError for one that it does not have.
+
+        Returns:
+            A block that yields the lens.
+
+        Raises:
+            UnknownNameError: a name matches no component.
+            InputError: an option that the intervention does not have, or no reference
+                where one is needed.
+
+        Example:
+            >>> with lens.ablate("decoder.*.cross_attn.*"):
+            ...     changed = lens.forecast(run.batch, 12, num_samples=4)
+            >>> bool((changed.median != run.forecast.median).any())
+            True
         """
         options |= {"rows": rows, "positions": positions}
         return self.edit(
@@ -384,8 +453,27 @@ class Lens(LensBase):
     ) -> Block[Lens]:
         """Replace activations at the targets by those of another run.
 
-        This holds for everything that runs inside the block. ``rows`` and ``positions``
-        are the series and token positions to change, all of them if None.
+        This holds for everything that runs inside the block.
+
+        Args:
+            source: activations of the other run, as :meth:`run_with_cache` returns
+                them.
+            targets: names or globs of components or hook points, or a list of them.
+            rows: series to change; all if None.
+            positions: token positions to change; all if None.
+
+        Returns:
+            A block that yields the lens.
+
+        Raises:
+            UnknownNameError: a target matches no component or hook point.
+
+        Example:
+            >>> _, stored = lens.run_with_cache(corrupted.encoded)
+            >>> with lens.patch(stored, "decoder.1.mlp"):
+            ...     output = lens.forward(run.encoded)
+            >>> bool((output != lens.forward(run.encoded)).any())
+            True
         """
         return self.edit(
             *(

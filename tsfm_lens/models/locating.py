@@ -83,6 +83,13 @@ def base_folder(adapter: StoredAdapter) -> Path:
     Transformers takes the model beside the adapter, Chronos-2's pipeline the one that
     the adapter names. Where both are at hand and differ, the caller has to say which is
     meant.
+
+    Returns:
+        The folder of the model.
+
+    Raises:
+        CheckpointError: the model is not at hand, or it is not clear which one is
+            meant.
     """
     same_folder = None
     if has_model_weights(adapter.folder):

@@ -108,6 +108,9 @@ class StoredAdapter:
         """Make a folder with the adapter's two files alone, while the block runs.
 
         Peft then finds no other file of the adapter's own folder.
+
+        Yields:
+            The folder.
         """
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -116,7 +119,10 @@ class StoredAdapter:
 
 
 def read_adapter(folder: Path) -> StoredAdapter | None:
-    """Read the configuration of the adapter in a folder; None where there is none.
+    """Read the configuration of the adapter in a folder.
+
+    Returns:
+        The adapter, or None where there is none.
 
     Raises:
         CheckpointError: the adapter has a configuration without weights or the reverse,
@@ -192,10 +198,12 @@ def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def merged(native: Any) -> tuple[Any, list[str]]:
-    """Merge the adapters of a native model, and return it with their layers' paths.
+    """Merge the adapters of a native model.
 
-    A model without adapters beside its matrices is returned itself, with no paths; of
-    another a copy is returned. A ``PeftModel`` is replaced by the model inside it.
+    Returns:
+        The model, and the paths of the layers that had an adapter. A model without
+        adapters is returned itself, with no paths; of another, a copy. A ``PeftModel``
+        is replaced by the model inside it.
     """
     from torch import nn
 

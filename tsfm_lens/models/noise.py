@@ -30,13 +30,15 @@ _OUTER = torch.finfo(torch.float32).eps
 
 
 def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
-    """Bound the rounding errors of the forecasts ``plain`` (series, step) of a run.
-
-    The bound is in data units, (series,).
+    """Bound the rounding errors of forecasts of a run.
 
     The bound is a sum. Scaling in and out takes 4 roundings in float32 of the largest
     value of context and forecast. The blocks take the square root of 100 roundings
-    each, in the precision of the weights, of the range of both.
+    each, in the precision of the weights, of the range of both. The forecasts ``plain``
+    are (series, step).
+
+    Returns:
+        The bound in data units, (series,).
 
     Source:
         Higham and Mary 2019, A new approach to probabilistic rounding error analysis: n
@@ -102,12 +104,13 @@ def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
 def measured_rounding(run: Run) -> np.ndarray:
     """Measure how far the quantiles move under rounding of the series.
 
-    All values of a series move by its :func:`forecast_rounding`. The result is in data
-    units, (series,).
+    All values of a series move by its :func:`forecast_rounding`. A forecast is the
+    exact one of series that are off by the rounding of a forward. Where values on the
+    way are large, as the scores of sharp attention or a small difference that the
+    readout enlarges, this exceeds :func:`rounding`.
 
-    A forecast is the exact one of series that are off by the rounding of a forward.
-    Where values on the way are large, as the scores of sharp attention or a small
-    difference that the readout enlarges, this exceeds :func:`rounding`.
+    Returns:
+        The distance in data units, (series,).
 
     Source:
         Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 1.5 and
@@ -124,7 +127,8 @@ def measured_rounding(run: Run) -> np.ndarray:
 def relative_rounding(lens: Lens) -> float:
     """Estimate the relative rounding error of a number at the end of a forward.
 
-    It is relative to the size of the terms that the number sums.
+    Returns:
+        The error as a share of the size of the terms that the number sums.
     """
     return residual.relative_rounding(lens.adapter.model, lens.wiring)
 
@@ -132,7 +136,10 @@ def relative_rounding(lens: Lens) -> float:
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
     """Compute the range of each context and its forecast in ``plain``.
 
-    ``plain`` is (series, step); ranges are in data units, (series,).
+    ``plain`` is (series, step).
+
+    Returns:
+        Ranges in data units, (series,).
     """
     return np.array(
         [np.ptp(values) if values.size else 0.0 for values in _values(run, plain)]
@@ -155,6 +162,9 @@ def flat_contexts(
 
     Their range is below the float step, or within one bin of a token model. Give what
     the batch is ``encoded`` as if it is at hand, so that it is not computed again.
+
+    Returns:
+        True for these series, (series,).
     """
     finite = [
         values[np.isfinite(values)]
@@ -195,6 +205,9 @@ def flat_series(run: Run) -> np.ndarray:
     steps, no scale and no shape, and what is divided by these means nothing. Statistics
     over series leave such series out, and count them. A twin leaves out what its
     original does.
+
+    Returns:
+        True for these series, (series,).
     """
     return _computed_once(run, "flat", lambda: _flat_series(run))
 
@@ -223,6 +236,9 @@ def keep_above_rounding(
     """Replace forecasts by ``plain`` where they differ by rounding alone.
 
     The forecasts are (…, series, step), ``plain`` (series, step).
+
+    Returns:
+        The forecasts, (…, series, step).
     """
     same = np.abs(forecasts - plain).max(-1) <= rounding(run, plain)
     return np.where(same[..., None], plain, forecasts)
@@ -234,6 +250,9 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
     In a rollout that draws, they are the medians of two draws. Else they differ by
     rounding, all steps in one direction or in alternating ones, whichever measures
     more.
+
+    Returns:
+        The measure of the two forecasts, (series,).
     """
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
@@ -251,6 +270,9 @@ def share_floor(run: Run, difference: np.ndarray) -> np.ndarray:
 
     ``difference`` (…, series, step) leads from the run's forecast to the other one; the
     floor is (…, series).
+
+    Returns:
+        The floor, without unit, (…, series).
     """
     length = np.square(difference).sum(-1)
 

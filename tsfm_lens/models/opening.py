@@ -67,6 +67,9 @@ def load(
         dtype: "float32", "bfloat16" or "float16" for a checkpoint that is opened here.
         check: run the cheap exactness checks on one short series.
 
+    Returns:
+        The model as a lens, on the device and in the precision asked for.
+
     Raises:
         CheckpointError: nothing loadable is there; the message says what to do.
         WiringError: no wiring knows the model, or the model is not as its wiring says.
@@ -220,6 +223,9 @@ def _quiet() -> Block[None]:
     """Send to stderr what libraries print on loading, while the block runs.
 
     It could otherwise end up in the JSON of a command. Threads take turns.
+
+    Returns:
+        A block in which nothing goes to stdout.
     """
     token = object()
     before = list[TextIO]()

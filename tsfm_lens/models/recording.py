@@ -96,6 +96,9 @@ class Capture:
 
         What a reducer leaves is not counted.
 
+        Returns:
+            Bytes.
+
         Raises:
             InputError: all items together take more than the memory allows.
         """
@@ -218,6 +221,9 @@ class Capture:
         """Run ranges of the batch, and record each.
 
         ``outer`` sample paths vary more slowly than the rows of a part.
+
+        Returns:
+            The outputs of all ranges, and their activations joined.
         """
 
         def record_range(start: int, stop: int) -> tuple[T, Activations]:
@@ -250,6 +256,9 @@ class Capture:
 
     def _joined(self, parts: Sequence[Activations], outer: int) -> Activations:
         """Join the activations of parts, which are emptied.
+
+        Returns:
+            The activations of the whole batch.
 
         Raises:
             HookError: the parts made different numbers of passes.

@@ -280,6 +280,10 @@ class Run:
         Returns:
             (…, series, step): the expected value over the value tokens, the quantile
             nearest to 0.5, or the mean of a distribution head.
+
+        Example:
+            >>> run.read(lens.forward(run.encoded)).shape
+            torch.Size([1, 12])
         """
         adapter = self.lens.adapter
         # a sum over thousands of values keeps nothing in half precision
@@ -317,10 +321,23 @@ class Run:
         With ``last``, a single forward made for this keeps so many last positions and
         queries alone.
 
+        Args:
+            names: names or globs of hook points.
+            last: number of last positions and queries that a forward made for this
+                keeps; all if None.
+
+        Returns:
+            The activations, by name.
+
         Raises:
             UnknownNameError: no such hook point.
             InputError: one pass of the model does not cover the horizon; the run was
                 made under other hooks or weights.
+
+        Example:
+            >>> acts = run.record(["decoder_blocks.*.hook_resid_post"])
+            >>> acts["decoder_blocks.2.hook_resid_post"].shape[-1] == lens.d_model
+            True
         """
         requested = {get_name(name) for name in names}
         wrong = [name for name in requested if not isinstance(name, str)]
@@ -356,9 +373,19 @@ class Run:
         return activations
 
     def find_record(self, names: Iterable[str]) -> Activations | None:
-        """Return what :meth:`record` gives, if that takes no further forward.
+        """Return recorded activations if that takes no further forward.
 
-        It is None otherwise.
+        Args:
+            names: names or globs of hook points.
+
+        Returns:
+            The activations that :meth:`record` would return, or None if they would have
+            to be computed.
+
+        Example:
+            >>> unused = lens.run(run.batch, 12)
+            >>> unused.find_record(["decoder_blocks.0.hook_resid_pre"]) is None
+            True
         """
         if not self._records:
             return None
@@ -414,6 +441,9 @@ class Run:
         """Refuse to run the lens under other conditions than those of the run.
 
         See :class:`Conditions`.
+
+        Example:
+            >>> run.check_unchanged()
         """
         self.conditions.check_unchanged()
 
@@ -422,7 +452,21 @@ class Run:
     def following(self, forced_path: Any) -> Run:
         """Return the same run with its decoder teacher-forced by given values.
 
-        ``forced_path`` is (series, step). The forecast is shared.
+        The forecast is shared.
+
+        Args:
+            forced_path: values (series, step) in data units.
+
+        Returns:
+            The run whose single forward reads these values.
+
+        Raises:
+            InputError: a value is missing, or the values have another shape.
+
+        Example:
+            >>> forced = run.following(run.truth)
+            >>> forced.forecast is run.forecast
+            True
         """
         values = checked_values(
             forced_path, (len(self.batch), self.horizon), "forced_path"
@@ -437,13 +481,29 @@ class Run:
         )
 
     def as_rollout(self) -> Run:
-        """Return the same run in the library's own rollout."""
+        """Return the same run in the library's own rollout.
+
+        Returns:
+            The run, all passes of which probes see.
+
+        Example:
+            >>> run.as_rollout().rollout
+            True
+        """
         if self.rollout:
             return self
         return self._variant(rollout=True)
 
     def in_one_pass(self) -> Run:
-        """Return the same run in one forward over the whole horizon."""
+        """Return the same run in one forward over the whole horizon.
+
+        Returns:
+            The run, whose probes see a single forward.
+
+        Example:
+            >>> run.in_one_pass().rollout
+            False
+        """
         if self.rollout:
             return self._variant(rollout=False)
         return self
@@ -452,6 +512,13 @@ class Run:
         """Return the same run under the next seed, made once.
 
         It has draws and a forecast of its own.
+
+        Returns:
+            The run under ``seed + 1``.
+
+        Example:
+            >>> run.redraw().seed - run.seed
+            1
         """
         return self._variant(
             seed=self.seed + 1,
@@ -459,7 +526,15 @@ class Run:
         )
 
     def alone(self) -> Run:
-        """Return the same run without twins."""
+        """Return the same run without twins.
+
+        Returns:
+            The run, which compares its effects with nothing.
+
+        Example:
+            >>> run.alone().n_twins or 0
+            0
+        """
         if self.n_twins:
             return self._variant(n_twins=0)
         return self
@@ -468,6 +543,13 @@ class Run:
         """Return the same run, with untrained twins unless their number was chosen.
 
         There are as many as a claim takes, where they are little work.
+
+        Returns:
+            The run with a number of twins.
+
+        Example:
+            >>> run.compared().forecast is run.forecast
+            True
         """
         if self.n_twins is None:
             return self._variant(n_twins=QUICK)
@@ -478,6 +560,16 @@ class Run:
 
         Of every five twins four have the model's own weights in random order, and one
         has new ones. It is kept where the model is small.
+
+        Args:
+            number: of the twin, from 0.
+
+        Returns:
+            The run of the twin, on the same series.
+
+        Example:
+            >>> run.twin(0).original is run
+            True
         """
         key = ("twin", number)
         if key in self._variants:
@@ -511,6 +603,16 @@ class Run:
 
         An item whose series the model reads together, such as a target and its
         covariates, comes as a whole, whether one of its series is named or the item.
+
+        Args:
+            which: id, group or position of a series, or several of them.
+
+        Returns:
+            The run of these series.
+
+        Example:
+            >>> run.select("co2").batch.ids
+            ('co2',)
         """
         rows = self.batch.rows(which)
         if self.lens.adapter.multivariate and self.batch.multivariate:
@@ -551,17 +653,31 @@ class Run:
             item: its position, its group's name or the id of one of its series; None
                 for the one that there is.
 
+        Returns:
+            The run of the item.
+
         Raises:
             InputError: none is chosen of several, or there is no such position.
             UnknownNameError: no item has this name.
+
+        Example:
+            >>> run.item(0).batch.ids
+            ('co2',)
         """
         return self.select(item_rows(self.batch, item))
 
     def season(self) -> int:
         """Return the steps of the first series' season.
 
+        Returns:
+            Steps of a season.
+
         Raises:
             InputError: it has none.
+
+        Example:
+            >>> run.season()
+            12
         """
         season = self.batch.seasonalities[0]
         if season < 2:
@@ -574,8 +690,14 @@ class Run:
     def shifted_pair(self) -> tuple[Run, Run]:
         """Return two runs that differ in the phase of their season.
 
-        The first is of these series without gaps, the second of the same with their
-        season half a period later.
+        Returns:
+            The run of these series without gaps, and that of the same with their season
+            half a period later.
+
+        Example:
+            >>> plain, shifted = run.shifted_pair()
+            >>> plain.batch.ids == shifted.batch.ids
+            True
         """
         gapless = []
         for values, levels in zip(
@@ -599,8 +721,13 @@ class Run:
     def shift_attrs(self) -> dict[str, int]:
         """Return the settings of :meth:`shifted_pair`.
 
-        They are the steps of the shift and of the season, and the number of gaps
-        filled.
+        Returns:
+            Steps of the shift and of the season, and the number of gaps filled, by
+            name.
+
+        Example:
+            >>> run.shift_attrs()["season"]
+            12
         """
         missing = sum(int(np.isnan(values).sum()) for values in self.batch.values)
         season = self.season()
@@ -614,6 +741,13 @@ class Run:
         """Return this run over at most one pass of the model.
 
         It is for measurements that stand beside a longer rollout.
+
+        Returns:
+            The run; this run itself if one pass covers it.
+
+        Example:
+            >>> run.within_pass() is run
+            True
         """
         return self.at(min(self.horizon, self.lens.adapter.longest_pass))
 
@@ -622,8 +756,18 @@ class Run:
 
         The truth is held out anew, or cut.
 
+        Args:
+            horizon: forecast steps.
+
+        Returns:
+            The run, whose forecast is computed when it is first used.
+
         Raises:
             InputError: a series is too short, or the horizon is not a number of steps.
+
+        Example:
+            >>> run.at(6).forecast.median.shape
+            (1, 6)
         """
         if horizon == self.horizon:
             return self
@@ -659,7 +803,18 @@ class Run:
         return self._variants[horizon]
 
     def shortened(self, horizon: int) -> Run:
-        """Return a run of the same context over at most ``horizon`` steps."""
+        """Return a run of the same context over at most ``horizon`` steps.
+
+        Args:
+            horizon: most forecast steps.
+
+        Returns:
+            The run; this run itself if it is no longer.
+
+        Example:
+            >>> run.shortened(24) is run
+            True
+        """
         if horizon >= self.horizon:
             return self
         return replace(self, full_batch=None).at(horizon)
@@ -671,9 +826,16 @@ class Run:
 
         It holds the context, the truth, their times, units, groups and variates.
 
+        Returns:
+            Dataset over ``series``, ``time`` and ``step``, in data units.
+
         Raises:
             InputError: the weights of the model have changed since the run was made, or
                 its mode or precision.
+
+        Example:
+            >>> run.dataset()["series"].values.tolist()
+            ['co2']
         """
         self.conditions.check_same_model()
         return self._context.copy(deep=True)
@@ -685,7 +847,12 @@ class Run:
     def to_dataset(self) -> xr.Dataset:
         """Return the whole run as a dataset.
 
-        It holds series, truth, forecast, path, settings, provenance and cost.
+        Returns:
+            Dataset with series, truth, forecast, path, settings, provenance and cost.
+
+        Example:
+            >>> "quantile" in run.to_dataset().dims
+            True
         """
         batch = self.batch
         data = self.forecast.to_dataset(self.truth)
@@ -717,8 +884,18 @@ class Run:
     def to_netcdf(self, path: str | Path) -> Path:
         """Write the run to one file, which ``xarray.open_dataset`` reads.
 
+        Args:
+            path: of the file, ending in .nc.
+
+        Returns:
+            The path of the file.
+
         Raises:
             InputError: the file cannot be written; one that was there stays as it was.
+
+        Example:
+            >>> xr.open_dataset(run.to_netcdf(folder / "run.nc")).sizes["series"]
+            1
         """
         target = Path(path)
         data = self.to_dataset()
@@ -734,7 +911,18 @@ class Run:
     ) -> dict[str, object]:
         """Return the attributes of a result.
 
-        These are kind, title, source, provenance, settings, and the probe's parameters.
+        Args:
+            kind: of the result, such as "attribution".
+            title: of the result.
+            source: paper or definition that the result follows.
+            parameters: what the probe was called with.
+
+        Returns:
+            Kind, title, source, provenance, settings and parameters, by name.
+
+        Example:
+            >>> run.describe("jump", "First jumps", "")["kind"]
+            'jump'
         """
         adapter = self.lens.adapter
         metadata: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
@@ -800,9 +988,17 @@ def run(
         columns: further arguments of :func:`tsfm_lens.data.as_series`, such as
             ``targets``, ``known``, ``past``.
 
+    Returns:
+        The run; nothing is computed before it is asked for.
+
     Raises:
         InputError: a wrong argument, a series too short to hold its end out, or ends
             without any value.
+
+    Example:
+        >>> made = lens.run(tsfm_lens.bundled("co2"), 12, holdout=True, num_samples=4)
+        >>> made.forecast.median.shape, made.truth.shape
+        ((1, 12), (1, 12))
     """
     check_unknown(
         columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"]

@@ -56,6 +56,9 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
 
     Matrices that no code of the model draws become normal, of the standard deviation
     that they have. The twin is on the same device.
+
+    Returns:
+        The twin as a lens.
     """
     control = copy.deepcopy(lens)
     control.model_id = f"{lens.model_id} (new weights, seed {seed})"
@@ -85,6 +88,9 @@ def make_twin(lens: Lens, number: int) -> Lens:
     """Make the twin of a number.
 
     Every fifth has new weights, the others the model's own in random order.
+
+    Returns:
+        The twin as a lens.
     """
     if number % _NEW == _NEW - 1:
         return reinitialised_twin(lens, number)

@@ -19,8 +19,9 @@ _MAX_NAMES = 3  # series that a note lists
 def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     """Write notes on what a model does not read of a batch.
 
-    They name histories longer than its context, and series whose variation is too small
-    for the model's numbers.
+    Returns:
+        Sentences on histories longer than the model's context, and on series whose
+        variation is too small for the model's numbers.
     """
     limit = adapter.context_length
     trimmed = []

@@ -78,7 +78,11 @@ class EmbeddingsOutcome:
     notes: list[str] = field(default_factory=list)
 
     def add_notes(self, notes: tuple[str, ...]) -> None:
-        """Add those that are new, while there is room."""
+        """Add the notes that are new, while there is room.
+
+        Args:
+            notes: sentences.
+        """
         for note in notes:
             if note not in self.notes and len(self.notes) < _MAX_NOTES:
                 self.notes.append(note)
@@ -109,10 +113,18 @@ def write_embeddings(
         source: path of a long CSV or Parquet file, the rows of an id one after the
             other, which is read in parts; or series as ``lens.embed`` takes them.
         out: folder of the store; new, empty, or of the same embeddings.
-        layer, stack, pool: as of ``lens.embed``.
+        layer: the residual stream after this layer; -1 for the embedding, None for what
+            leaves the stack, after its last norm.
+        stack: name of the stack; if None, the encoder, which reads the series, and the
+            last one where a model has levels.
+        pool: "mean", "max", "first" or "last" for one vector of each series; None for
+            all tokens.
         rows: of the file in a part, at least.
         progress: called with the number of series so far.
         reading: options of :func:`tsfm_lens.data.read_series`.
+
+    Returns:
+        The folder, and what was computed and noted.
 
     Raises:
         StoreError: the folder holds embeddings by another model, layer, stack or pool,
@@ -187,7 +199,13 @@ def write_embeddings(
 
 
 def iter_embeddings(folder: str | Path) -> Iterator[pd.DataFrame]:
-    """Read embeddings part by part, each a frame as ``lens.embed`` gives it.
+    """Read embeddings part by part.
+
+    Args:
+        folder: of the embeddings, as :func:`write_embeddings` wrote it.
+
+    Yields:
+        Frames with the columns that ``lens.embed`` gives.
 
     Raises:
         StoreError: the folder holds none, or their run was not finished.
@@ -217,9 +235,16 @@ def iter_embeddings(folder: str | Path) -> Iterator[pd.DataFrame]:
 
 
 def read_embeddings(folder: str | Path) -> pd.DataFrame:
-    """Read all embeddings of a folder as one frame, as ``lens.embed`` gives it.
+    """Read all embeddings of a folder as one frame.
 
-    ``attrs`` has the origin. Errors are those of :func:`iter_embeddings`.
+    Args:
+        folder: of the embeddings, as :func:`write_embeddings` wrote it.
+
+    Returns:
+        A frame with the columns that ``lens.embed`` gives; ``attrs`` has the origin.
+
+    Raises:
+        StoreError: the folder holds none, or their run was not finished.
 
     Example:
         >>> series = tsfm_lens.bundled("nile")

@@ -125,6 +125,9 @@ def cell_key(**content: object) -> str:
 
     It is a hash of everything that determines the cell's numbers, and of the schema
     version.
+
+    Returns:
+        Hexadecimal digits.
     """
     return _digest({"schema": SCHEMA_VERSION, **content})
 
@@ -133,6 +136,9 @@ def group_key(cells: Sequence[str]) -> str:
     """Compute the key of a group of cells, in whatever order they are.
 
     It is the name of the group's file and of its lock.
+
+    Returns:
+        Hexadecimal digits.
     """
     # two runs that plan the same cells in another order must find the same lock
     return _digest(sorted(cells))
@@ -207,9 +213,12 @@ class Store:
             )
 
     def _open(self, create: bool) -> object:
-        """Read the description of the store, and return the schema version.
+        """Read the description of the store.
 
         The description of a new store is written first.
+
+        Returns:
+            The schema version.
         """
         marker = self.path / "store.json"
         about = _read_marker(marker, self.layout)
@@ -273,13 +282,16 @@ class Store:
                     path.unlink()
 
     def write(self, rows: Any, cells: Sequence[str]) -> Path:
-        """Write the rows of a finished group of cells, and return the path.
+        """Write the rows of a finished group of cells.
 
         Args:
             rows: pyarrow table or pandas frame with the columns that the layout
                 requires, and others of numbers; of sweeps, one row per series and
                 window.
             cells: keys of the cells; the rows hold each of them, and no other.
+
+        Returns:
+            The path of the group's file.
 
         Raises:
             InputError: the rows are not those of the cells, or a column is wrong.
@@ -308,6 +320,12 @@ class Store:
         """Test if exactly this group is finished.
 
         It reads one file, so it is fast in a large store.
+
+        Args:
+            cells: keys of the group's cells, in any order.
+
+        Returns:
+            True if it is.
         """
         return set(self._cells(self._path(cells))) == set(cells)
 
@@ -361,6 +379,9 @@ class Store:
             cells: their keys; the order does not matter.
             columns: names; all if None.
 
+        Returns:
+            The rows, those of one cell together.
+
         Raises:
             StoreError: cells are not finished, or files have different columns.
         """
@@ -401,6 +422,12 @@ class Store:
     def read_group(self, cells: Sequence[str]) -> pa.Table:
         """Read the rows of exactly this group, from its own file.
 
+        Args:
+            cells: keys of the group's cells, in any order.
+
+        Returns:
+            The rows.
+
         Raises:
             StoreError: it is not finished, or its file cannot be read.
         """
@@ -419,6 +446,12 @@ class Store:
 
         It yields False if another process holds the lock. On file systems without locks
         it is always True: a group may then be computed twice, and still counts once.
+
+        Args:
+            key: of the group.
+
+        Yields:
+            True if this process holds the lock.
 
         Raises:
             StoreError: its file cannot be made.
@@ -449,6 +482,12 @@ class Store:
 
         An older plan of this name is replaced atomically.
 
+        Args:
+            name: of the plan.
+            about: provenance of the sweep, as JSON can hold it.
+            entries: variants of the plan, a row each.
+            cells: its cells, a row each.
+
         Raises:
             StoreError: it cannot be written.
         """
@@ -467,12 +506,17 @@ class Store:
     def read_plan(self, name: str | None = None) -> SavedPlan:
         """Read a plan by its name.
 
-        The hash at the end of the name may be left out. If the name is None, the only
-        plan is read.
+        Args:
+            name: of the plan, with or without the hash at its end; the only plan if
+                None.
+
+        Returns:
+            The plan with its tables.
 
         Raises:
-            InputError: there is none of this name, or several.
             StoreError: it cannot be read.
+            UnknownNameError: there is none of this name.
+            InputError: there is none at all, or there are several.
         """
         names = self.plans()
         if not names:
@@ -508,18 +552,30 @@ class Store:
             ) from None
 
     def plans(self) -> list[str]:
-        """List the names of the plans."""
+        """List the names of the plans.
+
+        Returns:
+            Names, sorted.
+        """
         return sorted(path.stem for path in (self.path / "plans").glob("[!.]*.plan"))
 
     def plan_path(self, name: str) -> Path:
-        """Return the file of a plan."""
+        """Return the file of a plan.
+
+        Args:
+            name: of the plan.
+
+        Returns:
+            The path, which need not exist.
+        """
         return self.path / "plans" / f"{name}.plan"
 
 
 def _read_marker(path: Path, layout: RowLayout) -> dict[str, Any] | None:
     """Read the description of a store.
 
-    It is None if there is none, or none that can be read.
+    Returns:
+        The description, None if there is none, or none that can be read.
     """
     try:
         about = json.loads(path.read_bytes())
@@ -569,7 +625,11 @@ def as_store_error(path: Path) -> Iterator[None]:
 def _checked(rows: Any, cells: Sequence[str], layout: RowLayout) -> pa.Table:
     """Convert the rows of a group to the store's columns, cell by cell.
 
-    Raises InputError if they are not the rows of these cells.
+    Returns:
+        The table.
+
+    Raises:
+        InputError: they are not the rows of these cells.
     """
     table = rows
     if isinstance(rows, pd.DataFrame):
@@ -671,6 +731,9 @@ def _read_group(
 
     Texts are dictionary-encoded. A ValueError means that the rows are not those of the
     list, or that the file does not have the list's name.
+
+    Returns:
+        The cells, and the rows.
     """
     with pq.ParquetFile(
         path, page_checksum_verification=True, read_dictionary=layout.text_columns

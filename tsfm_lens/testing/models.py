@@ -32,6 +32,12 @@ def tiny(name: str) -> Any:
 
     No two of its sizes are equal by accident.
 
+    Args:
+        name: of the architecture, such as "chronos-bolt".
+
+    Returns:
+        The native model with random weights, which :func:`tsfm_lens.load` takes.
+
     Raises:
         UnknownNameError: no architecture has this name.
         WiringError: nothing says how to build it.
@@ -46,6 +52,13 @@ def tiny(name: str) -> Any:
 
 def published(name: str, size: str) -> Any:
     """Build a native model of a published size.
+
+    Args:
+        name: of the architecture, such as "chronos-bolt".
+        size: name of the published size, such as "tiny".
+
+    Returns:
+        The native model with random weights, which :func:`tsfm_lens.load` takes.
 
     Raises:
         UnknownNameError: no architecture has this name, or it is published in no such
@@ -67,6 +80,9 @@ def _build(name: str, function: str, *size: str) -> Any:
     """Call the function of an architecture's builder, or read its file.
 
     The builder of a wiring that is not ours is in the wiring's own module.
+
+    Returns:
+        The native model.
     """
     # the builder of `…wirings.NAME` is `…builders.NAME`; a module elsewhere is its own
     wiring = architecture_by_name(name).adapter.__module__
@@ -89,6 +105,9 @@ def random_config(name: str, size: str = "") -> dict[str, Any]:
 
     The file of an architecture has what all sizes share, then what is of the small
     model, of all published ones, and of each of them.
+
+    Returns:
+        Settings by name.
     """
     file = Path(*builders.__path__, f"{architecture_by_name(name).module}.yaml")
     parts = declarations(file)
@@ -117,6 +136,9 @@ def random_model(name: str, size: str = "") -> Any:
     """Build the torch module of :func:`random_config`.
 
     No object of a library is put around it.
+
+    Returns:
+        The module.
     """
     options = random_config(name, size)
     config = options.pop("config")
@@ -141,6 +163,9 @@ def spread_weights(
         seed: of the random numbers.
         std: factor on all other matrices.
         unit_scaled: whether layers divide by the root of their fan-in themselves.
+
+    Returns:
+        The model itself, in evaluation mode.
 
     Example:
         >>> layer = testing.spread_weights(torch.nn.Linear(4, 2), {}, std=3.0)

@@ -109,6 +109,12 @@ class Case:
         """Return another series of the same length.
 
         Its missing values are in the same places.
+
+        Args:
+            series: values (time,).
+
+        Returns:
+            Other values, (time,).
         """
         # a scale and shift alone would be undone by a model that normalises each
         # series, so the series is reversed as well; token ids can only be reversed
@@ -194,6 +200,9 @@ def oracle(
     """Register an oracle.
 
     If ``bound`` is None, the bound is the wiring's ``rollout_tolerance``.
+
+    Returns:
+        A decorator.
     """
 
     def register(measure: Callable[..., Deviations]) -> Oracle:
@@ -252,6 +261,14 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     """Build a case with series of unequal length and missing values.
 
     It is the same for every model.
+
+    Args:
+        lens: the model.
+        n_series: number of series.
+        longest: steps of the longest one.
+
+    Returns:
+        The case, with a horizon of one pass.
 
     Example:
         >>> len(testing.example_case(lens).batch)
@@ -334,6 +351,9 @@ def reading_changes_nothing(case: Case) -> Deviations:
     """Check that hooks that read change nothing but roundings.
 
     Under the fused kernel every bit must stay the same.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     fast = lens.forward(case.encoded)
@@ -374,6 +394,9 @@ def accounting(case: Case) -> Deviations:
     """Check that embedding + all writes = last residual stream.
 
     The native head on that stream must give the output.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     output, activations = case.captured
     model = case.lens.adapter.model
@@ -420,6 +443,9 @@ def zero_ablation(case: Case, *, most: int | None = None) -> Deviations:
 
     Of each stack, about ``most`` components are checked, all if None. Of every kind
     that is checked one must move the output; single heads of a trained model may not.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     plain = lens.forward(case.encoded)
@@ -533,6 +559,9 @@ def patching(case: Case) -> Deviations:
     """Check that a run patched into itself changes nothing.
 
     The stream of A, put into B, must give A's later streams and output.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     activations = case.acts
@@ -586,6 +615,12 @@ def patching(case: Case) -> Deviations:
 
 def quick_check(lens: Lens) -> list[OracleResult]:
     """Run the cheap oracle on one short series, as :func:`tsfm_lens.load` does.
+
+    Args:
+        lens: the model.
+
+    Returns:
+        The result of the oracle, in a list.
 
     Raises:
         WiringError: the model does not compute what its wiring says.

@@ -46,6 +46,9 @@ def patterns(case: Case) -> Deviations:
     """Check that pattern rows sum to 1 and that pattern · v = z.
 
     Masked keys must get nothing, and a decoder must attend to no later token.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     activations = case.acts
@@ -91,6 +94,9 @@ def _attend(lens: Lens, attention: Attention, pattern: Tensor, v: Tensor) -> Ten
     """Compute pattern · v as (batch, pos, head, d_head).
 
     Both are brought into the layouts of the model's own attention call first.
+
+    Returns:
+        The product.
     """
     sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
     values = to_native(v, attention.qkv_layout, HEADS, sizes)
@@ -120,6 +126,9 @@ def head_order(case: Case) -> Deviations:
     """Check that each head's pattern and W_V rows rebuild its z.
 
     Without its rows of W_Q, W_K or W_V, a head must have no q, k or v.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     activations = case.acts
@@ -162,6 +171,9 @@ def _zeroed_head_deviations(
     """Check that a head without its rows of W_Q, W_K or W_V has no q, k or v.
 
     All else must stay: q, k and v of the other heads, and the other two of this head.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     points = {letter: f"{branch.at}.hook_{letter}" for letter in attention.inputs}
     for letter, projection in attention.inputs.items():

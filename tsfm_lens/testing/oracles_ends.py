@@ -52,6 +52,9 @@ def ends(case: Case) -> Deviations:
     """Check that the stream leads from ``embed`` to ``unembed``, and to the forecast.
 
     ``unembed`` must read it through ``ln_final``, if there is one.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     for part in (_embedding, _unembedding, _bottleneck, _layout, _steps):
         yield from part(case)
@@ -61,6 +64,9 @@ def _embedding(case: Case) -> Deviations:
     """Check that two inputs differ in ``hook_embed`` as in the output of ``embed``.
 
     Differences are compared token by token, up to one common factor.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     # the module that the table names may never run, but one that shares its weights
@@ -125,7 +131,9 @@ def _tied_modules(model: nn.Module, path: str) -> list[str]:
 def _rows(tensor: Tensor, d_model: int) -> Tensor:
     """Collect vectors of the stream's width from a tensor, (row, d_model).
 
-    The last axis of the tensor that has this length is taken for their features.
+    Returns:
+        The vectors, (row, d_model). Their features are along the last axis of the
+        tensor that has this length.
     """
     # a library may put features before positions, as convolutions do
     axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]
@@ -151,6 +159,9 @@ def _distance(rows: Tensor, source: Tensor) -> float:
 
     It is relative to the largest value of all rows. The source may differ from the rows
     by one factor, which is fitted.
+
+    Returns:
+        The relative deviation.
     """
     # nothing to compare: that no row differs at all is reported by the caller
     if len(rows) == 0:
@@ -188,6 +199,9 @@ def _unembedding(case: Case) -> Deviations:
     """Check that ``unembed`` reads the last stream, through ``ln_final`` if it exists.
 
     A factor between the two is allowed, since T5 scales what ``unembed`` reads.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     stack = case.lens.wiring.output_stack
     path = case.lens.wiring.unembed.module
@@ -219,6 +233,9 @@ def _bottleneck(case: Case) -> Deviations:
 
     If the plain model's head returns what it returned without one component, the
     model's output must be that without the component.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     path = case.lens.wiring.unembed.module
@@ -242,6 +259,9 @@ def _layout(case: Case) -> Deviations:
 
     A change of one row of the last stream must move one row of the output alone; so
     must a change at one position.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     last = last_stream(case.lens.wiring.output_stack)
@@ -284,6 +304,9 @@ def _steps(case: Case) -> Deviations:
 
     A rollout over that number of steps must call the head once, and over one step more
     twice. A model of a single pass must give as many steps as its calls yield.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     wiring = case.lens.wiring
@@ -338,6 +361,9 @@ def rows_are_series(case: Case) -> Deviations:
 
     All its sample paths must move, and those of no other series. Where an item needs
     several variates, the item stands for the series.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     batch = by_themselves(case)
@@ -397,6 +423,9 @@ def gradients(case: Case) -> Deviations:
     """Check that ``true_gradients`` says whether autograd's derivative is true.
 
     A derivative along one direction of the stream is compared with that of small steps.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     stack = case.lens.wiring.output_stack

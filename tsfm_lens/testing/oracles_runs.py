@@ -37,6 +37,9 @@ def rollout_equals_forward(case: Case) -> Deviations:
     """Check that a rollout, with its cache if it has one, = forwards without a cache.
 
     The values are compared at every hook point.
+
+    Returns:
+        Labels, and the relative deviation at each.
     """
     return _ROLLOUTS[case.lens.adapter.rollout](case)
 
@@ -45,6 +48,9 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     """Check a rollout token by token against one teacher-forced pass.
 
     The pass gets the same decoder embeddings as the rollout.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     stack = case.lens.wiring.output_stack
@@ -99,6 +105,9 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
     """Check that each call starts where the one before ended.
 
     The start of a call comes from the wiring's ``cached``.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     for name in (name for name in names if name.endswith("hook_resid_post")):
         length = 0
@@ -114,6 +123,9 @@ def _refeed_rollout(case: Case) -> Deviations:
     """Check that the second pass of a rollout is a plain forward.
 
     Its context is that of the first pass and each of the forecast's quantile paths.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     first = lens.adapter.prediction_length
@@ -167,6 +179,9 @@ def _cache_rollout(case: Case) -> Deviations:
     """Check that the passes of a cached rollout are parts of one forward.
 
     That forward runs without a cache, on the inputs of all passes one after the other.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     names = [
@@ -205,6 +220,9 @@ def _single_rollout(case: Case) -> Deviations:
     """Check that a forecast is one pass.
 
     In it hooks must see the values of a forward of the same horizon.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     names = [
@@ -242,6 +260,9 @@ def leaves_no_trace(case: Case) -> Deviations:
     """Check that after any context ends, normally or not, the model has no hook.
 
     It must forecast as before.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     plain = lens.forward(case.encoded)
@@ -296,6 +317,12 @@ def native_traces(lens: Lens) -> int:
     They are torch hooks and forwards of the native model, and hooks on the points of
     the lens.
 
+    Args:
+        lens: the model.
+
+    Returns:
+        Their number, 0 where nothing is left.
+
     Example:
         >>> testing.native_traces(lens)
         0
@@ -336,6 +363,9 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
 
     The batch runs twice, once with stored outputs for the modules that no variant
     changes. About ``most`` components of each stack are checked.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     variants = []

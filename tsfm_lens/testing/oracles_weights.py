@@ -46,6 +46,9 @@ def weights(case: Case) -> Deviations:
     """Check that norms, matrices, gains and biases give the recorded activations.
 
     They must turn each stream into the inputs, outputs and writes of its branches.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     activations = case.acts
@@ -163,6 +166,9 @@ class _Rebuilt:
         """Compute the deviation of a branch's output from its write.
 
         The output is scaled as the stream receives it.
+
+        Returns:
+            The relative deviation.
         """
         norm = _norm(self.lens, self.branch, self.branch.row.post_norm)
         write = norm(out) * self.lens.weights.scale(*self.location)
@@ -247,6 +253,9 @@ def activation(case: Case) -> Deviations:
     """Check that a shift of the units of ``pre`` by one shifts those of ``post``.
 
     The values of a gate are not shifted.
+
+    Yields:
+        A label, and the relative deviation there.
     """
     lens = case.lens
     activations = case.acts
@@ -290,6 +299,9 @@ def _shift_units(pre: Tensor, branch: Row) -> Tensor:
     """Move every unit's value of ``hook_pre`` to the next unit.
 
     Of a fused layer, only the half that is activated is moved.
+
+    Returns:
+        The moved values, of the same shape.
     """
     mlp: Any = branch.row
     if not _is_fused(pre, branch):

@@ -103,7 +103,12 @@ class ProbeTrial:
     def compute(self, batch: SeriesBatch, **options: Any) -> xr.Dataset:
         """Compute the measurement of series, with the small options of its example.
 
-        ``options`` are those of the runs.
+        Args:
+            batch: the series.
+            options: further arguments of the runs.
+
+        Returns:
+            The result.
         """
         entry = self.entry
         if entry.takes != "pair":
@@ -187,6 +192,9 @@ def probe_checks(
         models: embedded models to try it on: the first two that it is defined for, one
             that takes covariates, and one that it is not defined for, which it must
             refuse.
+
+    Yields:
+        A check, which is called without arguments.
 
     Example:
         >>> checks = testing.probe_checks("head_spectra", ["bolt-nano"])
@@ -437,7 +445,8 @@ def _check_covariates(trial: ProbeTrial) -> None:
 def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
     """Plan as if hardly anything fitted into memory, while the block runs.
 
-    Yields the sizes of the batches that the model runs.
+    Yields:
+        The sizes of the batches that the model runs, a list that grows.
     """
     rows = []
     run = lens.adapter.run

@@ -56,6 +56,9 @@ def check_lens(
         oracles: of ``ORACLES``.
         progress: called with (name of the oracle that begins, done, of).
 
+    Returns:
+        A result of each oracle; ``passed`` tells.
+
     Example:
         >>> results = testing.check_lens(lens, oracles=[testing.oracles.accounting])
         >>> all(result.passed for result in results)
@@ -87,8 +90,8 @@ def check_wiring(
     Draw weights large enough that every head matters, or train the model.
 
     Args:
-        wiring: an adapter class, or any function of the model that returns an adapter;
-            see :class:`tsfm_lens.models.adapter.Adapter`.
+        wiring: an adapter class, :class:`tsfm_lens.models.Adapter`, or any function of
+            the model that returns an adapter.
         model: the native model, as the wiring takes it.
         quiet: do not print the table, nor, where stderr is a terminal, which oracle
             begins.
@@ -126,6 +129,13 @@ def check_wiring(
 
 def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
     """Tabulate the oracles: result, bound, and place of the largest deviation.
+
+    Args:
+        results: what :func:`check_lens` returned.
+        title: heading of the table.
+
+    Returns:
+        A table of rich, which its console prints.
 
     Example:
         >>> testing.oracle_table([], "Conformance").title

@@ -57,6 +57,12 @@ def last_digit(decimals: int) -> float:
 
     The bound is 0.6 of the last digit; negative decimals are tens.
 
+    Args:
+        decimals: digits after the point that are printed.
+
+    Returns:
+        The bound, in the unit of the number.
+
     Example:
         >>> testing.last_digit(2)
         0.006
@@ -79,9 +85,11 @@ def assert_close(
     Missing values and infinities must be in the same places.
 
     Args:
-        actual, expected: arrays, tensors or numbers of one shape; one number may stand
-            for a whole array of it.
-        depth: see :func:`rounding`.
+        actual: array, tensor or number.
+        expected: the same in another way, of the same shape; one number may stand for a
+            whole array of it.
+        depth: roundings that an error passes through: the length of the longest sum, or
+            about 100 a transformer block.
         magnitude: the largest value on the way; the largest of the two arrays if None.
         dtype: what the numbers were computed in; the less precise of the two arrays if
             None.

@@ -57,12 +57,20 @@ class Task(Protocol):
         """Compute the scalar loss of the batch of a step.
 
         The batch depends on the step and the task's seed alone.
+
+        Args:
+            step: number of the step.
+
+        Returns:
+            The scalar loss, which is differentiated.
         """
 
     def evaluate(self) -> Mapping[str, float]:
         """Measure the model, for example by its validation error.
 
-        The first measure decides when patience ends; {} if nothing is measured.
+        Returns:
+            Measures by name, of which the first decides when patience ends; {} if
+            nothing is measured.
         """
 
 
@@ -187,7 +195,12 @@ class Training:
         quiet: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> bool:
-        """Train to the plan's last step, or to ``until``.
+        """Train to the end, or to a step before it.
+
+        Args:
+            until: step to stop at; the plan's last step if None.
+            quiet: print nothing.
+            progress: called with the number of steps done and that of all steps.
 
         Returns:
             False if a signal or ``until`` came before the end of the run.
@@ -235,7 +248,11 @@ class Training:
         return self.step >= self.plan.steps or self._patience_over
 
     def train_step(self) -> Tensor:
-        """Do one step of the optimiser; return its loss, still on the device."""
+        """Do one step of the optimiser.
+
+        Returns:
+            The loss before the step, a scalar, still on the device.
+        """
         began = time.perf_counter()
         if self.rate is not None:
             rate = self.rate(self.step)

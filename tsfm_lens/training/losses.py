@@ -66,6 +66,9 @@ def trapezoid_rate(
 
     It rises to ``peak`` over ``warmup`` steps, is constant, and falls to 1 % over the
     last ``decay`` steps, or never if ``decay`` is 0.
+
+    Returns:
+        The learning rate.
     """
     up = min(1.0, (step - first + 1) / warmup)
     down = 0.0
@@ -80,6 +83,9 @@ def ordinal_cross_entropy(
     """Compute the cross-entropy (rows, steps) against smoothed labels, in nats.
 
     A label is a Gaussian around its bin, cut at the first and the last bin.
+
+    Returns:
+        The cross-entropy, (rows, steps), in nats.
     """
     # 1.2 % of a Gaussian lie beyond 2.5 standard deviations, and are left out
     distance = math.ceil(2.5 * smoothing)
@@ -103,6 +109,9 @@ def blank_inputs(
     """Replace `share` of the token ids (rows, steps) in every second row.
 
     They become `blank_id`.
+
+    Returns:
+        The token ids, of the same shape.
     """
     lost = torch.rand(inputs.shape, generator=generator) < share
     lost[::2] = False
@@ -121,6 +130,9 @@ def sampled_inputs(
 
     Samples are drawn in two passes; the model reads those of the first pass in the
     second (scheduled sampling in parallel, Duckworth et al. 2019).
+
+    Returns:
+        The token ids, of the same shape.
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     odd_rows = slice(1, None, 2)
@@ -154,6 +166,9 @@ def forecast_inputs(
     """Replace the inputs of a share of the rows by forecasts of the model.
 
     Tokens are drawn as the model's pipeline draws them (Venkatraman et al. 2015).
+
+    Returns:
+        The token ids, of the same shape.
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
@@ -193,6 +208,9 @@ def token_step_losses(
     """Compute the mean loss at each decoder position, (horizon,), in nats.
 
     Inputs are in data units, (rows, time).
+
+    Returns:
+        The losses, (horizon,).
     """
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
@@ -245,6 +263,9 @@ def token_loss(
     """Compute the scalar loss of a token model.
 
     The first forecast steps weigh more, because they set the phase.
+
+    Returns:
+        The scalar loss, in nats.
     """
     losses = token_step_losses(model, past, future, stage, seed=seed)
     # the weights fall to 1 over four steps; below, they are divided by their mean
@@ -280,6 +301,9 @@ def log_quantile_loss(
 
     The loss is the quantile loss of forecasts (rows, level, time), relative to the
     spread.
+
+    Returns:
+        The scalar loss.
     """
     levels = levels.to(future)[None, :, None]
     # NaN times 0 would stay NaN in the gradient
@@ -302,6 +326,9 @@ def patch_loss(
 
     It is the library's own loss on instance-normalised values, or the mean logarithm of
     the rows' losses if the stage has a ``log_floor``.
+
+    Returns:
+        The scalar loss.
     """
     past = past.to(model.device)
     future = future.to(model.device)

@@ -75,7 +75,13 @@ class SAM(Optimizer):
         self.defaults = self.base.defaults
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Move the weights once, and return the loss at ω.
+        """Move the weights once.
+
+        Args:
+            closure: function that computes the loss, and its gradient, of one batch.
+
+        Returns:
+            The loss at the weights before the step.
 
         Raises:
             InputError: there is no closure, or a gradient is not finite; then the
@@ -110,6 +116,9 @@ class SAM(Optimizer):
     @torch.no_grad()
     def _norm(self, weights: list[Tensor], where: str) -> float:
         """Compute the norm of the gradient over all weights.
+
+        Returns:
+            The norm.
 
         Raises:
             InputError: it is not finite.
@@ -151,7 +160,12 @@ class SAM(Optimizer):
                     weight.copy_(before)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add further weights, with the base optimiser's defaults."""
+        """Add further weights, with the base optimiser's defaults.
+
+        Args:
+            param_group: mapping with "params" and perhaps settings of the base
+                optimiser.
+        """
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
         else:
@@ -165,6 +179,9 @@ class SAM(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state with its ρ and eps.
+
+        Args:
+            state_dict: what ``state_dict()`` of such an optimiser returned.
 
         Raises:
             InputError: the state is of an optimiser without them.

@@ -97,6 +97,9 @@ class SeriesSource:
         """Choose crops of `length` steps, (count, 3).
 
         A row of "tsmixup" mixes up to three crops, others use the first.
+
+        Returns:
+            Series, start and stride of each crop.
         """
         # the order of a mapping must not change what is drawn
         names = sorted(name for name in mix if name != "tsmixup")
@@ -199,6 +202,9 @@ def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
     """Draw weights of the slices of mixtures, (count, 3).
 
     They are Dirichlet(1.5) over the first k of three slots, k uniform in 1..3.
+
+    Returns:
+        The weights, (count, 3), which sum to 1 in each row.
     """
     # normalised gamma draws are a Dirichlet draw, and dropping slots first gives one of
     # lower dimension
@@ -214,6 +220,9 @@ def tsmixup(slices: Tensor, weights: Tensor, context: int) -> Tensor:
     """Mix ``slices`` (count, 3, length) by ``weights`` (count, 3).
 
     Slices are scaled by their first ``context`` steps.
+
+    Returns:
+        The mixtures, (count, length).
     """
     scale = slices[..., :context].abs().nanmean(-1, keepdim=True).nan_to_num(1.0)
     parts = weights[..., None] * slices / torch.where(scale > 0, scale, 1.0)

@@ -51,6 +51,9 @@ def run_files(folder: Path) -> list[str]:
 def read_identity(folder: Path) -> str:
     """Read the identity of a run's task: its settings as JSON.
 
+    Returns:
+        The text.
+
     Raises:
         CheckpointError: there is no run.
     """
@@ -65,6 +68,9 @@ def read_identity(folder: Path) -> str:
 
 def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, Any]:
     """Read the last state of a run.
+
+    Returns:
+        The state by name.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it is of another task.
@@ -176,7 +182,8 @@ def _check_weights(
 def _difference(path: Path, former: str, current: str) -> str:
     """Describe the settings that differ between two identities.
 
-    "" unless both are mappings of settings.
+    Returns:
+        The text, "" unless both are mappings of settings.
     """
     try:
         before = json.loads(former)
@@ -241,9 +248,15 @@ def snapshot_files(folder: Path) -> dict[int, Path]:
 
 
 def read_log(file: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a log, each a mapping with "step".
+    """Read the lines of a log.
 
     An incomplete last line is left out.
+
+    Args:
+        file: of lines of JSON, as a training run writes it.
+
+    Returns:
+        A mapping with "step" for each line.
 
     Raises:
         CheckpointError: there is no such file, or a line before the last one is no

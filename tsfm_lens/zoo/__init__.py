@@ -35,6 +35,12 @@ __all__ = [
 def training_record(name: str) -> Result:
     """Read the record of the heads over the training of an embedded checkpoint.
 
+    Args:
+        name: of an embedded checkpoint.
+
+    Returns:
+        Result over training steps, layers and heads.
+
     Raises:
         InputError: no record ships with the checkpoint.
 

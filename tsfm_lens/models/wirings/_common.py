@@ -123,6 +123,9 @@ def keys(names: str, **parts: Keys) -> Keys:
     """Make the known keys of a configuration, given as one string.
 
     ``parts`` are keys whose value is an object with keys of its own.
+
+    Returns:
+        The keys, each with None or its own keys.
     """
     return {**dict.fromkeys(names.split()), **parts}
 
@@ -255,6 +258,9 @@ def attention_row(
 
     ``write`` is the module that returns what is added, if it is not ``module`` itself;
     ``reads`` the site of the stream that it reads, the input of the block if None.
+
+    Returns:
+        The row of the wiring.
     """
     if reads is None:
         reads = Site("", "in", 0, stream)
@@ -278,6 +284,9 @@ def mlp_row(
     ``write`` is the module that returns what is added to the stream, ``reads`` the one
     that takes the stream, ``layers`` are the first and the last layer, and ``first`` is
     the first matrix where a layer holds several.
+
+    Returns:
+        The row of the wiring.
     """
     # the hidden layer has the axes of the stream but for its width
     hidden = stream.replace("d_model", "d_mlp")

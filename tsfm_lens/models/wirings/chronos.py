@@ -68,6 +68,9 @@ class ChronosAdapter(t5.TokenAdapter):
         """Tokenise the context and the teacher-forced future.
 
         Without a future, the decoder reads the start token alone.
+
+        Returns:
+            The encoded batch.
         """
         context = self.native._prepare_and_validate_context(
             self.lengthened(_common.contexts(batch.values))
@@ -90,6 +93,9 @@ class ChronosAdapter(t5.TokenAdapter):
         """Encode token ids as they are, (batch, pos) each.
 
         Those of the decoder begin with its start token.
+
+        Returns:
+            The encoded batch, with scale 1.
         """
         values = tuple(row.numpy().astype(float) for row in ids)
         names = tuple(f"sequence-{index}" for index in range(len(ids)))
@@ -128,6 +134,9 @@ class ChronosAdapter(t5.TokenAdapter):
         """Draw sample paths, and take their empirical quantiles.
 
         ``ChronosPipeline.predict_quantiles`` does the same.
+
+        Returns:
+            Quantiles, mean and paths, in data units.
         """
         contexts = self.lengthened(_common.contexts(batch.values))
         paths = self.native.predict(

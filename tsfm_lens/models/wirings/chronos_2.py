@@ -127,6 +127,9 @@ class Chronos2Adapter(Adapter):
         """Pad contexts on the left, and append a token for each patch to forecast.
 
         These patches hold the future of known covariates, and no values in other rows.
+
+        Returns:
+            The encoded batch.
         """
         numbered = self.numbered(batch)
         context = _common.padded(numbered, self.longest(batch)).to(self.device)
@@ -168,6 +171,9 @@ class Chronos2Adapter(Adapter):
 
         Beside one target, a category becomes the smoothed mean of the target where it
         occurs; beside several, it keeps its code.
+
+        Returns:
+            The batch with numbers only.
         """
         if not any(batch.categories):
             return batch
@@ -195,6 +201,9 @@ class Chronos2Adapter(Adapter):
         """Fix the number of each category before the history is cut to the context.
 
         The library computes these numbers from the whole history.
+
+        Returns:
+            The batch with its ``level_numbers``.
         """
         numbered = self.numbered(batch)
         tables: list[np.ndarray | None] = []
@@ -251,6 +260,9 @@ def prepared(
     """Prepare items as the library does, but with every row declared a target.
 
     The library then forecasts covariates too. Each context is (time,) or (row, time).
+
+    Returns:
+        The library's inputs of each item.
     """
     sizes = np.bincount(batch.group_index).tolist()
     futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)

@@ -106,6 +106,9 @@ def _unrolled(native: Any) -> nn.Module:
 
     The modules share their parameters. The head becomes a module that is called, so
     that hooks see it.
+
+    Returns:
+        The model that is wired.
     """
     core = native.core
     head = native.head

@@ -109,9 +109,10 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         return forecast, moirai_2.native_input(batch, length, horizon, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the mean of the mixture in data units, (batch, 1, step).
+        """Compute the mean of the mixture.
 
-        Steps are whole patches; covariates are NaN.
+        Returns:
+            Means in data units, (batch, 1, step), of whole patches; covariates are NaN.
         """
         native = {name: value for name, value in inputs.items() if name != "layout"}
         return self._future(self.model(**native).mean, inputs["layout"])
@@ -145,6 +146,9 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         """Draw sample paths, and take their empirical quantiles.
 
         They come from one masked pass of ``MoiraiForecast.forward``.
+
+        Returns:
+            Quantiles, mean and paths, in data units.
         """
         forecast, inputs = self.library_input(batch, horizon)
         draws = self.samples if num_samples is None else num_samples

@@ -68,6 +68,9 @@ class PackedAdapter(Adapter):
         """Pack each item into one sequence: context and future of every variate.
 
         The future of targets is masked.
+
+        Returns:
+            The encoded batch.
         """
         steps = self.prediction_length if horizon is None else horizon
         forecast, native = self.library_input(batch, steps)
@@ -256,6 +259,9 @@ def native_input(
 
     ``length`` is that of the context. Gaps are filled with 0; with ``causal_fill``
     (Moirai 2) those of targets are filled with the mean of earlier values.
+
+    Returns:
+        Tensors by the name of the argument.
     """
     parts = {
         role: values.transpose(1, 2)
@@ -347,9 +353,10 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step).
+        """Compute quantiles at the last context token of each variate.
 
-        They are read at the last context token of each variate.
+        Returns:
+            Quantiles in data units, (batch, quantile, step).
         """
         # without the layout, which is no input of the model: we read its output by it
         native = {name: inputs[name] for name in PACKED}
@@ -358,9 +365,11 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
-        """Turn (…, item, pos, output) into (…, item · variate, quantile, step).
+        """Turn the output (…, item, pos, output) of the head into quantiles.
 
-        Forecasts of covariates, which the model does not make, are NaN.
+        Returns:
+            Quantiles (…, item · variate, quantile, step). Forecasts of covariates,
+            which the model does not make, are NaN.
         """
         # each target's last context token emits all of its future patches
         positions = [layout.last_context[row] for row in layout.targets]
@@ -386,6 +395,12 @@ class Moirai2Adapter(PackedAdapter):
         """Run ``Moirai2Forecast.forward``.
 
         Beyond one pass, the library rolls out univariate items only.
+
+        Returns:
+            Quantiles in data units.
+
+        Raises:
+            InputError: a horizon beyond one pass of an item with several variates.
         """
         roles = batch.roles[: batch.n_variates]
         if horizon > self.prediction_length and len(roles) > 1:

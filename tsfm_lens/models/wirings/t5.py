@@ -97,6 +97,9 @@ class TokenAdapter(Adapter):
 
         ``ids``, their ``mask``, and the ids of the ``decoder``, which begin with its
         start token, are (batch, pos). The last ``n_eos`` ids of a row end the sequence.
+
+        Returns:
+            The encoded batch, with the steps of its tokens.
         """
         n_context = ids.shape[1] - n_eos
         spans = {
@@ -173,6 +176,9 @@ def blank(model: str, config: Mapping[str, Any]) -> Any:
 
     ``model`` is the name of a T5 class in transformers, or "module:name" of another
     class that takes a ``T5Config``.
+
+    Returns:
+        The model, in its native class.
     """
     from transformers import T5Config
 
@@ -186,6 +192,9 @@ def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
     """Describe the encoder and the decoder.
 
     ``encoder_upstream`` are the modules that make the input of the encoder.
+
+    Returns:
+        The tables of encoder and decoder.
     """
     names = {
         "n_heads": "num_heads",
@@ -304,6 +313,9 @@ class T5Adapter(TokenAdapter):
         """Pad token ids on the left, where they are masked.
 
         The decoder reads the given tokens (``future`` or ``tokens``), not its own.
+
+        Returns:
+            The encoded batch.
         """
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)

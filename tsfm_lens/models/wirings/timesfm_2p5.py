@@ -61,6 +61,9 @@ def describe_mlp(
     """Describe an MLP by the names of the norms around it and of its two layers.
 
     ``act`` is the activation function as the library names it.
+
+    Returns:
+        The row of the wiring.
     """
     name = {"swish": "silu", "none": "linear"}.get(act, act)
     rest: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
@@ -105,6 +108,9 @@ def running_statistics(
     """Compute mean and standard deviation of the values up to each patch.
 
     Both are (batch, patch). ``update`` is the library's function for one more patch.
+
+    Returns:
+        Means and standard deviations, (batch, patch) each.
     """
     # patch by patch, since the library's own update rounds differently from a
     # cumulative sum over the whole context
@@ -124,6 +130,9 @@ def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
 
     The output ``flat`` is (…, batch, horizon · 10), the result (…, batch, quantile,
     step).
+
+    Returns:
+        The quantiles in data units, (…, batch, quantile, step).
     """
     by_step = flat.reshape(*flat.shape[:-1], horizon, -1)
     # entry 0 of the ten is the mean
@@ -135,6 +144,9 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[
 
     ``prefixes`` (row, patch) are numbers: rows with the same number at a patch are
     equal up to its end.
+
+    Returns:
+        A block in which the module does so.
     """
 
     def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
@@ -166,6 +178,9 @@ def _in_pieces(
     """Compute the outputs and caches of all rows, piece by piece (:func:`pieces`).
 
     Of rows that are equal up to the end of a piece, only one is computed.
+
+    Returns:
+        What the module returns for all rows.
     """
     outputs: list[tuple[Tensor, ...]] = []
     # for each row of the batch, the row that stands for it in the caches so far; at
@@ -314,7 +329,8 @@ class TimesFmAdapter(Adapter):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute deciles of the patch after the last one.
 
-        They are in data units, (batch, quantile, step).
+        Returns:
+            Deciles in data units, (batch, quantile, step).
         """
         (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
         return deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])
@@ -331,6 +347,9 @@ class TimesFmAdapter(Adapter):
         """Run the library's ``forecast`` under the object's own configuration.
 
         If it has none, one is made that fits the batch and the horizon.
+
+        Returns:
+            Quantiles and mean, in data units.
         """
         # ``compile`` writes settings onto the object, so it is called on a copy. A
         # shallow one has the same module.

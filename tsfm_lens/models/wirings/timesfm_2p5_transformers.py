@@ -129,7 +129,8 @@ class TimesFmPortAdapter(Adapter):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute deciles of the patch after the last one.
 
-        They are in data units, (batch, quantile, step).
+        Returns:
+            Deciles in data units, (batch, quantile, step).
         """
         # the model's own forward would mix the second head into the deciles
         states = self.model.model(

@@ -171,6 +171,9 @@ class TimesFm3Adapter(Adapter):
         """Count the masked patches that ``decode`` appends.
 
         Under stitching, predictions of neighbouring patches overlap.
+
+        Returns:
+            The number of patches.
         """
         if not self.model.use_stitching:
             result: int = -(-horizon // self.prediction_length) * self.model.rolls
@@ -193,6 +196,9 @@ class TimesFm3Adapter(Adapter):
         """Compute quantiles in data units, (…, batch, quantile, step).
 
         ``decode`` runs with the stream as the output of its transformer.
+
+        Returns:
+            Quantiles in data units, (…, batch, quantile, step).
         """
         leading = normalized.shape[:-3]
         copies = math.prod(leading)

@@ -66,6 +66,9 @@ def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
 
     The library calls the attention twice, for the queries of the context and for those
     of the horizon.
+
+    Returns:
+        The changed arguments.
     """
     x, mask, *rest = args
     if hasattr(mask, "enc_len"):
@@ -108,6 +111,9 @@ def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
     """Describe the attentions and the MLP of one kind of layer.
 
     ``axes`` say of each attention whether it is over time.
+
+    Returns:
+        Rows of the wiring, attentions first.
     """
     # indexed by ``over_time``: False is 0, True is 1
     gates = (config.variate_attn_gate, config.time_attn_gate)
@@ -211,6 +217,9 @@ class TimestralAdapter(Adapter):
         """Stack the variates of all items into rows, as the library does.
 
         Known covariates have values in the patches to forecast, too.
+
+        Returns:
+            The encoded batch.
         """
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
@@ -264,6 +273,9 @@ class TimestralAdapter(Adapter):
         """Make the arguments of the library's ``forecast``, (item, variate, time).
 
         They hold whole series, since the library fills gaps before it cuts the context.
+
+        Returns:
+            Tensors by the name of the argument.
         """
         parts = _common.by_role(
             self.numbered(batch), self.padded_length(batch), horizon
@@ -277,6 +289,9 @@ class TimestralAdapter(Adapter):
 
         If the item has one target, these are smoothed means of the target for each
         category, else the codes of the categories.
+
+        Returns:
+            The batch with numbers only.
         """
         if not any(batch.categories):
             return batch
@@ -310,6 +325,9 @@ class TimestralAdapter(Adapter):
         """Compute mean and scale of the last context patch, (batch,) each.
 
         The output of the head is normalised by them.
+
+        Returns:
+            Mean and scale, (batch,) each.
         """
         rows = inputs["inputs"]
         mask = inputs["observed"]
@@ -326,9 +344,10 @@ class TimestralAdapter(Adapter):
         return loc[:, last], scale[:, last]
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step).
+        """Compute quantiles of whole patches.
 
-        Steps are those of whole patches. Rows of covariates have quantiles, too.
+        Returns:
+            Quantiles in data units, (batch, quantile, step), of covariates, too.
         """
         return self._refined(self.model.predict_block(**inputs), inputs)
 
@@ -352,6 +371,9 @@ class TimestralAdapter(Adapter):
 
         It calls them the advancing frame. Quantiles are (batch, step, quantile) before
         and (batch, quantile, step) after.
+
+        Returns:
+            The quantiles in data units, (batch, quantile, step).
         """
         targets = None
         if inputs["role_ids"] is not None:

@@ -138,6 +138,9 @@ class TirexAdapter(Adapter):
 
         The last axis of ``raw``, (…, batch, pos, quantile · step), holds the steps of
         each quantile in turn.
+
+        Returns:
+            The quantiles in data units, (…, batch, quantile, step).
         """
         quantiles = raw[..., -1, :].unflatten(
             -1, (len(self.levels), self.prediction_length)

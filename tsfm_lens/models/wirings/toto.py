@@ -162,6 +162,9 @@ class TotoAdapter(Adapter):
         """Stack items with their variates, in whole patches.
 
         Missing values are 0 under the mask, as is the padding on the left.
+
+        Returns:
+            The encoded batch.
         """
         inputs = self._native_input(batch)
         patch = self.prediction_length
@@ -195,7 +198,8 @@ class TotoAdapter(Adapter):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the mean of the mixture for the next patch.
 
-        It is in data units, (batch, 1, step).
+        Returns:
+            Means in data units, (batch, 1, step).
         """
         mixture, loc, scale = self.model(**inputs)
         patch = self.prediction_length
@@ -218,6 +222,9 @@ class TotoAdapter(Adapter):
         """Draw sample paths, and take their empirical quantiles.
 
         All are drawn in one batch of ``TotoForecaster.forecast``.
+
+        Returns:
+            Quantiles, mean and paths, in data units.
         """
         inputs = self._native_input(batch)
         series = inputs["inputs"]
@@ -257,6 +264,9 @@ class TotoAdapter(Adapter):
         """Join the arguments of all passes of a rollout to those of one pass.
 
         That pass has no cache.
+
+        Returns:
+            Positional arguments and keywords of the one pass.
         """
         # the library hands the whole series to every pass and skips what the cache
         # holds

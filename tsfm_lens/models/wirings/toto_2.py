@@ -215,6 +215,9 @@ class Toto2Adapter(Adapter):
 
         Gaps are filled by the value before them, since the library counts all of the
         last patch as observed.
+
+        Returns:
+            Tensors by the name of the argument.
         """
         length = -(-self.longest(batch) // self.patch) * self.patch
         # gaps are filled before the series is cut to the context, as the library's
@@ -236,9 +239,10 @@ class Toto2Adapter(Adapter):
         return {name: part.to(self.device) for name, part in parts.items()}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step).
+        """Compute quantiles of whole patches.
 
-        Steps are whole patches.
+        Returns:
+            Quantiles in data units, (batch, quantile, step).
         """
         native = {
             name: inputs[name]
@@ -263,6 +267,9 @@ class Toto2Adapter(Adapter):
         """Read sorted quantiles (…, batch, quantile, step) off the tokens.
 
         ``raw`` is (quantile, …, batch, pos, patch); each token gives its next patch.
+
+        Returns:
+            The quantiles in data units, (…, batch, quantile, step).
         """
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
         # the library takes asinh of the normalised series

@@ -110,6 +110,9 @@ def _stacks(model: Any) -> tuple[Stack, ...]:
 
     A level's stream holds the same numbers as the one before, in more and narrower
     tokens.
+
+    Returns:
+        The tables, in the order of the forward.
     """
     stacks: list[Stack] = []
     parts = {
@@ -188,6 +191,9 @@ class TtmAdapter(Adapter):
         """Lay each item out as (time, variate).
 
         Gaps and padding are 0 and marked as unobserved.
+
+        Returns:
+            The encoded batch.
         """
         inputs = self._inputs(batch)
         # in this order: the values, then their mask

@@ -67,6 +67,7 @@ class Folder(Strict):
     domain: str = ""
 
     def sets(self) -> list[EvaluationSet]:
+        """Read the sets of the folder."""
         options: dict[str, Any] = self.model_dump(include={"horizon", "freq", "domain"})
         return gift_eval_folder(self.path, self.term, name=self.name or None, **options)
 
@@ -78,6 +79,7 @@ class Bundled(_RollingWindows):
     names: Texts = ()
 
     def sets(self) -> list[EvaluationSet]:
+        """Cut the sets of bundled series."""
         return holdout_sets(
             list(self.names or bundled_names()), self.horizon, self.windows, self.stride
         )
@@ -109,6 +111,7 @@ class File(_RollingWindows):
     seasonality: int | None = Field(default=None, ge=1)
 
     def sets(self) -> list[EvaluationSet]:
+        """Cut the sets of the files."""
         reading = self.model_dump(
             # what is left are options of ``as_series``, by their names there
             exclude={"source", "path", "name", *_RollingWindows.model_fields}
@@ -126,6 +129,9 @@ class File(_RollingWindows):
         """List the files, with the names of their sets.
 
         They are one file, all readable files of a folder, or those that a glob matches.
+
+        Returns:
+            Path, and name of the set or None, of each file.
         """
         path = Path(self.path)
         is_glob = any(sign in self.path for sign in "*?[")
@@ -163,6 +169,7 @@ class Gluonts(_RollingWindows):
     domain: str = ""
 
     def sets(self) -> list[EvaluationSet]:
+        """Cut the sets of the gluonts dataset."""
         options: dict[str, Any] = self.model_dump(
             include={"freq", "seasonality", "domain"}
         )
@@ -193,6 +200,7 @@ class Dysts(_RollingWindows):
     seed: int = 0
 
     def sets(self) -> list[EvaluationSet]:
+        """Cut the sets of the chaotic systems."""
         options = self.model_dump(exclude={"source", "systems"})
         return dysts_sets(self.systems, **options)
 

@@ -44,6 +44,9 @@ def dysts_systems() -> tuple[str, ...]:
 
     Its delay equations and maps are left out.
 
+    Returns:
+        Names of systems.
+
     Raises:
         MissingExtraError: dysts is not installed.
 
@@ -75,10 +78,13 @@ def dysts_sets(
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
-        horizon, windows, stride: see :func:`tsfm_lens.sweep.holdout_sets`.
+        horizon: steps of each label, the values that a forecast is scored against.
+        windows: number of windows of each trajectory.
+        stride: steps from one label to the next; the horizon if None, so that labels do
+            not overlap.
         points: steps of a trajectory.
-        periods: number of periods of the system's dominant oscillation that these
-            steps span.
+        periods: number of periods of the system's dominant oscillation that these steps
+            span.
         instances: trajectories per system: from its published initial condition, then
             from points of its attractor.
         seed: draws these points.
@@ -86,6 +92,9 @@ def dysts_sets(
             times as long.
         multivariate: whether the coordinates are variates of one item; by default each
             is a series of its own.
+
+    Returns:
+        One set for each system.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -170,6 +179,9 @@ def _integrate(
 
     The state is the system's published initial condition if None. If ``raw``, the
     trajectory is left as states, without dysts' transformation.
+
+    Returns:
+        The trajectory.
     """
     tolerance = TOLERANCES[integrator]
     # dysts seeds numpy's global generator

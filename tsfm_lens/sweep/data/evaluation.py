@@ -184,6 +184,9 @@ class EvaluationSet:
         Args:
             n: how many; all of them if None, or if there are no more than that.
             seed: the same seed picks the same windows of a set.
+
+        Returns:
+            The set with these windows only.
         """
         if n is None or n >= len(self):
             return self
@@ -196,6 +199,12 @@ class EvaluationSet:
 
         The order is kept, and a window is never divided: one with more variates than
         ``size`` is a chunk by itself.
+
+        Args:
+            size: most series of a chunk.
+
+        Returns:
+            Indices of the windows of each chunk.
         """
         chunks: list[list[int]] = []
         space = 0
@@ -263,9 +272,13 @@ class EvaluationSet:
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
-        """Compute the seasonal error of each series, the denominator of MASE and MSIS.
+        """Compute the seasonal error of each series.
 
-        It is that of the full context, whatever part of it a model gets.
+        It is the denominator of MASE and MSIS, of the full context, whatever part of it
+        a model gets.
+
+        Args:
+            indices: of windows.
 
         Returns:
             (series,) in data units, rows as in :meth:`batch`; NaN where it is 0, or
@@ -326,6 +339,9 @@ class EvaluationSet:
 
         Args:
             indices: of windows; all if None.
+
+        Returns:
+            64 hexadecimal digits.
         """
         checked: Iterable[int] = range(len(self))
         if indices is not None:
@@ -355,8 +371,9 @@ class EvaluationSet:
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
         """Compute the timestamp of a context without its first ``skip`` steps.
 
-        It is None where it is unknown, or where the window leaves the range of pandas'
-        timestamps.
+        Returns:
+            The timestamp; None where it is unknown, or where the window leaves the
+            range of pandas' timestamps.
         """
         if window.start is None or self.freq is None:
             if not skip:
@@ -410,6 +427,9 @@ def rolling_windows(
     """Cut the last windows of one item, in time order.
 
     The context of each is the whole history before its label.
+
+    Yields:
+        The windows.
     """
     if stride is None:
         stride = horizon
@@ -442,11 +462,15 @@ def scored_windows(
     """Cut the last windows of one item whose labels have a value.
 
     Steps at the end at which no variate has a value are left out first, as if the
-    series ended before them; then windows whose whole label falls into a gap. Notes say
-    what was left out.
+    series ended before them; then windows whose whole label falls into a gap.
 
     Args:
+        item: name of the item.
+        values: (time,) or (variate, time).
         options: further arguments of :func:`rolling_windows`.
+
+    Returns:
+        The windows, and notes on what was left out.
 
     Raises:
         InputError: the series up to its last value is too short for the windows.
@@ -478,6 +502,9 @@ def matching(
     """Select names by patterns, in the order of the names.
 
     A pattern may leave out what follows a slash.
+
+    Returns:
+        The names that match.
     """
     matches: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:

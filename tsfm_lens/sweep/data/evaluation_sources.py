@@ -48,6 +48,9 @@ def holdout_sets(
         reading: options of ``as_series``, such as ``freq``, ``variates`` and
             ``seasonality``.
 
+    Returns:
+        The sets, with their windows.
+
     Raises:
         InputError: the series cannot be read or are too short; the message names the
             series.
@@ -164,12 +167,19 @@ def gluonts_set(
     Args:
         dataset: entries with "target" (time,) or (variate, time), "start" and perhaps
             "item_id".
-        horizon, windows, stride, name: see :func:`holdout_sets`.
+        horizon: steps of each label, the values that a forecast is scored against.
+        windows: number of windows of each item.
+        stride: steps from one label to the next; the horizon if None, so that labels do
+            not overlap.
+        name: name of the set.
         freq: frequency, in any pandas spelling; that of the first entry's period if
             None.
         seasonality: season length in steps; gluonts' own for the frequency if None.
         domain: what field the series are of, in words.
         source: where the series come from, in words.
+
+    Returns:
+        The one set, in a list.
 
     Raises:
         InputError: an entry has no target or too few steps, an id occurs twice, or
@@ -248,6 +258,9 @@ def gluonts_file(
 
     ``path`` is a file, or a folder of files, that gluonts' FileDataset reads; the other
     arguments are those of :func:`gluonts_set`.
+
+    Returns:
+        The one set, in a list.
     """
     location = local_path(path)
     # a wrong frequency is refused before the files are read

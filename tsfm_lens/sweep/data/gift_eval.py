@@ -139,6 +139,9 @@ def gift_eval(
         missing: whether a configuration without a folder is an error, or left out with
             a warning.
 
+    Returns:
+        The sets, in the order of the leaderboard.
+
     Raises:
         InputError: there is no benchmark folder, or a dataset in it is missing or
             damaged.
@@ -243,6 +246,9 @@ def gift_eval_folder(
         horizon: steps of each label; the benchmark's for frequency and term if None.
         freq: frequency; the stored one if None.
         domain: field of the data.
+
+    Returns:
+        The one set, in a list.
 
     Raises:
         InputError: the folder is missing or damaged, or frequency or horizon are

@@ -127,6 +127,9 @@ class CellWorker:
         """Compute the rows of a task for the store.
 
         ``task.payload`` holds the variants, and ``task.data`` is a :class:`ChunkTask`.
+
+        Returns:
+            The rows.
         """
         model = task.data.model
         # the seasonal naive forecast needs none
@@ -143,6 +146,9 @@ def run_cells(
 
     ``shared`` is what all variants have in common: the chunk, the model and settings.
     ``cells`` are the keys of the variants' cells, in the order of ``specs``.
+
+    Returns:
+        The rows.
     """
     windows = shared.chunk.load()
     model = shared.model

@@ -64,7 +64,8 @@ def run_groups(
 ) -> list[GroupDone]:
     """Compute the groups that a store does not hold yet.
 
-    The outcomes of all groups are returned, in the order in which they ended.
+    Returns:
+        The outcomes of all groups, in the order in which they ended.
     """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
@@ -189,9 +190,12 @@ def _compute(
 
 
 def _write_rows(store: Store, group: _Running, future: Future[pa.Table]) -> GroupDone:
-    """Write the rows that a worker computed, and return the outcome.
+    """Write the rows that a worker computed.
 
     An error that concerns this group alone becomes its outcome; others are raised.
+
+    Returns:
+        The outcome of the group.
     """
     task = group.task
     try:

@@ -41,10 +41,13 @@ def ray_workers(
     limit: int,
     stack: ExitStack,
 ) -> list[Worker]:
-    """Connect to a cluster until the end of ``stack``, and return workers.
+    """Connect to a cluster until the end of a stack, and make workers.
 
-    There are at most ``limit`` of them, and each computes one task at a time. ``parts``
-    is the pickled pair (make_worker, common), which the cluster's processes unpack.
+    ``parts`` is the pickled pair (make_worker, common), which the cluster's processes
+    unpack.
+
+    Returns:
+        At most ``limit`` workers, each of which computes one task at a time.
     """
     if connect(address):
         stack.callback(_ray().shutdown)
@@ -164,7 +167,8 @@ def _check_server(address: str) -> None:
 def connect(address: str | None = None) -> bool:
     """Connect to a Ray cluster, unless this process has.
 
-    Return whether it was connected here, so that it is to be disconnected, too.
+    Returns:
+        True if it was connected here, so that it is to be disconnected, too.
     """
     ray = _ray()
     if ray.is_initialized():

@@ -48,6 +48,9 @@ def count_parts(
         entries: variants, with the columns ``model``, ``family`` and ``variant``.
         cells: with the columns ``key``, ``model`` and ``variant``.
         finished: keys of finished cells.
+
+    Returns:
+        A record of each model and family.
     """
     # the seasonal naive forecast is no entry of a plan, as no model makes it
     naive = pd.DataFrame(
@@ -73,9 +76,12 @@ def count_parts(
 def stored_status(config: SweepConfig, folder: str | Path) -> SweepStatus | None:
     """Read the progress of a sweep from the plan in its store.
 
-    Cells count that were planned so far, those of searches included. None where the
-    store has no such plan, or one that a new run may not follow: a file of the
-    configuration is newer, or a library has another version.
+    Cells count that were planned so far, those of searches included.
+
+    Returns:
+        The progress. None where the store has no such plan, or one that a new run may
+        not follow: a file of the configuration is newer, or a library has another
+        version.
     """
     folder = Path(folder)
     if not (folder / "store.json").exists():

@@ -104,7 +104,8 @@ class SweepProgress:
     def seconds_left(self, cells: int) -> float | None:
         """Estimate the seconds that all workers take for some cells.
 
-        The estimate is None before the first group.
+        Returns:
+            Seconds, None before the first group.
         """
         measured = sum(count for count, _ in self._last)
         if not measured:
@@ -132,7 +133,13 @@ def plan_sweep(
 ) -> SweepStatus:
     """Count the cells of a sweep that are finished; nothing is run.
 
-    ``sets`` are those of the configuration, where they are read already.
+    Args:
+        config: what is run, from :func:`read_config` or :func:`parse_config`.
+        folder: of the store, which need not exist.
+        sets: those of the configuration, where they are read already.
+
+    Returns:
+        Numbers of cells, finished and planned, by model and family.
 
     Raises:
         LensError: a model, dataset or variant of the configuration cannot be used.
@@ -336,7 +343,8 @@ class _Sweep:
     def _is_known(self, complete: bool) -> bool:
         """Test if the store's plan holds all that was planned so far.
 
-        It does at the beginning of a run that resumes another.
+        Returns:
+            True if it does, as at the beginning of a run that resumes another.
         """
         try:
             saved = self.store.read_plan(self.plan.name)

@@ -127,6 +127,9 @@ def compute_remotely(work: RemoteWork, task: GroupTask, data: bytes) -> pa.Table
     """Compute the rows of a group in this process, with its data pickled apart.
 
     The process keeps its worker and its last data for the next group.
+
+    Returns:
+        The rows.
     """
     # before the data are unpickled, which imports libraries, too
     compute = _make_once(work)
@@ -166,6 +169,9 @@ def cores() -> int:
     """Count the cores that this process may use.
 
     A scheduler such as SLURM may have given it fewer than the machine has.
+
+    Returns:
+        The number of cores.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -85,7 +85,8 @@ class Chunk:
     def seasonal_naive(self) -> np.ndarray:
         """Forecast the full contexts by the seasonal naive method.
 
-        The result is (series, quantile, step).
+        Returns:
+            Quantiles in data units, (series, quantile, step).
         """
         if self._naive is not None:
             return self._naive
@@ -147,7 +148,8 @@ class Schedule:
     ) -> list[tuple[int, tuple[int, ...]]]:
         """Split the windows of a set into chunks, each within one look.
 
-        Each chunk is given as its look and the indices of its windows.
+        Returns:
+            The look of each chunk, and the indices of its windows.
         """
         look_by_series = {
             self.series[unit]: look

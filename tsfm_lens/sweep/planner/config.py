@@ -256,7 +256,12 @@ class SweepConfig(Strict):
         return self
 
     def evaluation_sets(self) -> list[EvaluationSet]:
-        """Build all sets of the sweep, each with ``windows`` windows drawn from it.
+        """Build all sets of the sweep.
+
+        Each has at most ``windows`` windows, drawn at random.
+
+        Returns:
+            The sets.
 
         Raises:
             InputError: a source cannot be read, or two sets have one name.
@@ -278,8 +283,9 @@ class SweepConfig(Strict):
 def plan_name(config: SweepConfig) -> str:
     """Name a sweep's plan.
 
-    It is the sweep's name, as files allow it, and a hash of all that determines its
-    results.
+    Returns:
+        The sweep's name, as files allow it, and a hash of all that determines its
+        results.
     """
     content = config.model_dump(mode="json", exclude_none=True, exclude={"devices"})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -288,9 +294,13 @@ def plan_name(config: SweepConfig) -> str:
 
 
 def read_config(path: str | Path) -> SweepConfig:
-    """Read a sweep's configuration from a YAML file.
+    r"""Read a sweep's configuration from a YAML file.
 
-    Relative paths in it start at its folder.
+    Args:
+        path: of the file. Relative paths in it start at its folder.
+
+    Returns:
+        The checked configuration.
 
     Raises:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the
@@ -300,7 +310,7 @@ def read_config(path: str | Path) -> SweepConfig:
         >>> data = "data: [{source: bundled, names: [nile], horizon: 4, windows: 1}]"
         >>> variants = "variants: {layers: {sizes: [1]}}"
         >>> lines = ["models: [{source: bolt-nano}]", data, variants]
-        >>> _ = (folder / "sweep.yaml").write_text("\\n".join(lines))
+        >>> _ = (folder / "sweep.yaml").write_text("\n".join(lines))
         >>> sweep.read_config(folder / "sweep.yaml").data[0].horizon
         4
     """
@@ -315,6 +325,13 @@ def parse_config(
     content: dict[str, Any], where: str = "the configuration"
 ) -> SweepConfig:
     """Build a sweep's configuration from plain values.
+
+    Args:
+        content: models, data and variants, as a YAML file has them.
+        where: name of the configuration in messages.
+
+    Returns:
+        The checked configuration.
 
     Raises:
         InputError: a field is wrong; the message names every such field.

@@ -56,6 +56,9 @@ def schedule_analyses(
     """Divide units among looks at random, given the dataset of each.
 
     The units up to every look are a random sample of each dataset.
+
+    Returns:
+        The units that each look adds.
     """
     groups = pd.factorize(pd.Series(list(sets), dtype=object))[0]
     rng = np.random.default_rng(seed)
@@ -84,14 +87,16 @@ def log_change(
     """Estimate the log change of the mean error.
 
     Args:
-        ablated, plain: errors (unit,) of both forecasts.
+        ablated: errors of the ablated model's forecasts, (unit,).
+        plain: errors of the plain model's, (unit,).
         groups: number of each unit's dataset.
         visible: flags of the units that a look has added so far.
 
     Returns:
         The estimate, its standard error, and the degrees of freedom of that.
 
-    Source: Cochran 1977, chapters 5 and 6.
+    Source:
+        Cochran 1977, chapters 5 and 6.
     """
     if not (np.isfinite(plain[visible]).all() and not np.isnan(ablated[visible]).any()):
         raise InputError(
@@ -138,7 +143,11 @@ def log_change(
 def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
     """Compute Pocock's one-sided bounds of all looks but the last.
 
-    Source: Lan and DeMets 1983; Armitage et al. 1969.
+    Returns:
+        A bound for each look but the last, in standard errors.
+
+    Source:
+        Lan and DeMets 1983; Armitage et al. 1969.
     """
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha is {alpha}, expected a chance between 0 and 0.5")
@@ -190,6 +199,9 @@ def _excess(
     """Compute the chance to stop first at this look, less its permitted cost.
 
     It stops where its estimate is beyond the bound, and no earlier one was.
+
+    Returns:
+        The difference of two probabilities.
     """
     beyond = ndtr((grid - bound * np.sqrt(now)) / step)
     return float((weight * beyond).sum() - cost)

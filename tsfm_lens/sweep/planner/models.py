@@ -47,6 +47,9 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
 
     They depend on weights, settings, architecture, library versions, precision and
     context.
+
+    Returns:
+        What they depend on, by name.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(lens.adapter.model.state_dict().items()):

@@ -39,6 +39,9 @@ def parse_orders(texts: Iterable[str]) -> list[str]:
     """Expand names of orders, and return each once.
 
     "stable_rank" stands for both directions, "random:0..2" for three orders.
+
+    Returns:
+        Names of orders.
     """
     orders: list[str] = []
     for text in texts:
@@ -97,6 +100,9 @@ def head_scores(
     """Score every head of the output stack, (layer, head).
 
     A score that is measured on data takes series, or a run of them.
+
+    Returns:
+        The scores, (layer, head).
     """
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
@@ -136,6 +142,9 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
 
     Low or high scores come first; heads with equal scores are in the order of their
     indices.
+
+    Returns:
+        Indices of heads, the first to be ablated first.
     """
     row = scores.sel(layer=layer).values
     if not np.isfinite(row).all():
@@ -160,6 +169,9 @@ def rankings(
     """Rank the heads of every layer in several orders.
 
     Each score is measured once.
+
+    Returns:
+        Indices of heads by order and layer.
     """
     parsed = parse_orders(orders)
     # one run, whose records all scores share
@@ -190,6 +202,9 @@ def _entropies(writes: Tensor) -> Tensor:
     """Compute the entropy of all heads, and without each head in turn.
 
     ``writes`` is (…, head, d_model), the result (…, 1 + head).
+
+    Returns:
+        Entropies in nats, (…, 1 + head).
     """
     n_heads = writes.shape[-2]
     subsets = [

@@ -57,6 +57,9 @@ def released_lists() -> dict[str, Released]:
     """Read all released lists by architecture.
 
     They are in the order of the paper's figure 11.
+
+    Returns:
+        The lists by architecture.
     """
     lists = {}
     for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
@@ -228,6 +231,9 @@ def recipe_names() -> list[str]:
     """List the recipes that come with the package.
 
     They include those that their publication leaves open.
+
+    Returns:
+        Names, sorted.
     """
     return sorted(Path(file.name).stem for file in (_FOLDER / "recipe_files").iterdir())
 
@@ -302,6 +308,9 @@ def to_entries(
     """Plan a recipe, and random sets of the same size.
 
     A random set has as many heads of each layer, and the same MLPs.
+
+    Returns:
+        Entries of the plan.
     """
     heads, mlps = select_targets(recipe, planner.lens, measured=measured, scale=scale)
     explicit = (

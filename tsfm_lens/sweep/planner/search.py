@@ -86,6 +86,9 @@ def better(results: Mapping[str, SearchResult]) -> tuple[str, SearchResult]:
     """Choose the order that keeps fewest heads, then the one with the smallest change.
 
     A random order is chosen only where all orders are random.
+
+    Returns:
+        Name of the order, and its result.
     """
     definite = {
         order: result for order, result in results.items() if not is_random(order)
@@ -111,6 +114,12 @@ def bisection(of: int, tolerance: float) -> Steps:
     """Halve the range of counts, and then check some counts just below the result.
 
     It assumes that every count above one that passes would pass, too.
+
+    Returns:
+        The smallest count that passes.
+
+    Yields:
+        The counts to evaluate next, with their look.
     """
     changes: dict[int, float] = {}
     # the largest count known to fail, or -1, and the smallest known to pass
@@ -153,6 +162,12 @@ def sequential(
     """Test the counts upwards on growing parts of the series.
 
     The chance of an answer other than the scan's is ``alpha``.
+
+    Returns:
+        The smallest count that passes.
+
+    Yields:
+        The counts to evaluate next, with their look.
     """
     # a wrong answer takes one misjudged count: each of the ``of`` counts may be it, and
     # each can be misjudged in one direction only

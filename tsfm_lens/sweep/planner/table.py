@@ -63,6 +63,9 @@ _SearchKey = tuple[int, str]
 def plan(config: SweepConfig) -> pd.DataFrame:
     """Plan the cells of a sweep that need no results, one row each.
 
+    Args:
+        config: what is run, from :func:`read_config` or :func:`parse_config`.
+
     Returns:
         The ``key`` of a cell's content, ``model``, ``variant``, ``dataset``, number of
         the ``chunk`` and of its ``series``; ``spec`` and ``task`` are what computes it.
@@ -295,6 +298,9 @@ class ModelPlan:
 
         Only the windows of the first ``looks`` interim analyses are used, or all
         windows if that is None.
+
+        Returns:
+            The stage.
         """
         specs = {entry.spec.id: entry.spec for entry in entries}
         rows = []
@@ -395,6 +401,9 @@ class ModelPlan:
         """Plan the evaluations that searches request at a look.
 
         The plain model, with which they are compared, is among them.
+
+        Returns:
+            The stage.
         """
         # the last look has all windows, for which ``_stage`` takes None
         looks = None
@@ -510,6 +519,9 @@ class ModelPlan:
 
         If ``measured``, they are the recipes that need heads@k measured on this model,
         else the other ones.
+
+        Returns:
+            Entries of the plan.
         """
         if measured:
             heads_at_k = self._heads_at_k()
@@ -555,7 +567,8 @@ def _windows_for_orders(
 ) -> tuple[SeriesBatch, int]:
     """Select windows of all sets, for scores of heads that are measured on data.
 
-    Returned with them is a horizon of one pass.
+    Returns:
+        The windows, and a horizon of one pass.
     """
     # equally many windows from each set, and at least one; if there are more sets than
     # windows, one from each of the first sets

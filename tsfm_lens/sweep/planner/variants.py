@@ -67,7 +67,7 @@ class VariantSpec:
 
     @property
     def id(self) -> str:
-        """ "plain", or 16 hexadecimal digits of a hash over the content."""
+        """Name of the variant: "plain", or a hash of 16 digits over its content."""
         if not self.components:
             return PLAIN
         content = json.dumps([sorted(set(self.components)), self.how, self.seed])
@@ -107,6 +107,9 @@ def variant_spec(
     """Specify the variant in which some components are ablated.
 
     They are given by name or as globs, whose order and overlaps do not matter.
+
+    Returns:
+        The variant.
     """
     pattern_list = list(patterns)
     subset: set[Component] = set()
@@ -262,6 +265,9 @@ class VariantPlanner:
         """Plan ranges of consecutive layers that grow by one layer at a time.
 
         They end when they reach the ends of the stack.
+
+        Returns:
+            Entries of the plan.
         """
         top = self.stack.n_layers - 1
         starts = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}
@@ -327,6 +333,9 @@ class VariantPlanner:
 
         If ``paired``, heads of one index in several kinds of attention are ablated
         together.
+
+        Returns:
+            Entries of the plan.
         """
         stack = self.stack
         entries = []
@@ -359,6 +368,9 @@ class VariantPlanner:
         """Plan the first k heads of a layer in some order, for several k.
 
         Without any of them, it is the plain model.
+
+        Returns:
+            Entries of the plan.
         """
         of = self.stack.n_heads
         entries = []
@@ -476,6 +488,9 @@ class VariantPlanner:
         """Draw heads to ablate, so that ``keep`` (layer -> count) of them stay.
 
         They are drawn without replacement, once per seed.
+
+        Returns:
+            Entries of the plan, one for each seed.
         """
         entries = []
         for draw in seeds:

@@ -200,6 +200,9 @@ class SweepResults:
         """Add MASE over that of the seasonal naive forecast to one model's entries.
 
         ``baseline_relative_mase`` is that of the plain model.
+
+        Returns:
+            The entries with two more columns.
         """
         model = entries["model"].iloc[0]
         if model not in self._cache:
@@ -219,7 +222,8 @@ class SweepResults:
     def mase_ratios(self, model: str) -> pd.DataFrame:
         """Compute MASE of a model's variants over that of the seasonal naive forecast.
 
-        The table is (dataset, variant).
+        Returns:
+            Ratios, a row for each dataset and a column for each variant.
         """
         is_naive = self.sums["variant"] == SEASONAL_NAIVE
         rows = self.sums[(self.sums["model"] == model) | is_naive]

@@ -95,6 +95,9 @@ def effects(results: SweepResults) -> pd.DataFrame | None:
     """Tabulate the effects of layers, groups, ranges and sets of components.
 
     Its kind is "sweep_effects".
+
+    Returns:
+        The table, None without such variants.
     """
     parts = []
     for model, entries in results.by_model(*EFFECTS):
@@ -135,6 +138,9 @@ def costs(results: SweepResults, tolerance: float) -> pd.DataFrame | None:
     A unit is a dataset, source or series, as in the tests. There is a row per entry and
     unit: ``member`` names the unit, ``member_change`` is the relative change of MASE on
     it. Its kind is "sweep_costs".
+
+    Returns:
+        The table, None without such variants.
     """
     parts = []
     for model, entries in results.by_model("layers", "heads"):
@@ -190,6 +196,9 @@ def curves(
     """Tabulate the error over the number of heads ablated, by layer and order.
 
     Its kind is "sweep_curves".
+
+    Returns:
+        The table, None without such variants.
     """
     parts = [
         results.with_relative_mase(results.measured(entries))
@@ -247,6 +256,9 @@ def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Tabulate the result of a search by layer and order.
 
     ``better`` marks the order that counts in each layer.
+
+    Returns:
+        The table.
     """
     table = pd.DataFrame(search_rows)
     table["ablated"] = table["of"] - table["kept"]
@@ -266,6 +278,9 @@ def tabulate_heads(
     """Tabulate the number of heads that each layer must keep in each order.
 
     Its kind is "sweep_heads_at".
+
+    Returns:
+        The table, None without such variants.
     """
     if results.limits is None:
         return None
@@ -333,6 +348,9 @@ def by_dataset(
     They are the layers that keep the most and the fewest heads. ``tolerance`` becomes
     an attribute of the table; ``largest_within`` is the largest number of heads of the
     layer whose ablation changes the error by less than the tolerance.
+
+    Returns:
+        The table, None without such variants.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
@@ -405,6 +423,9 @@ def recipes(results: SweepResults) -> pd.DataFrame | None:
     """Tabulate the change of every metric by heavy ablations.
 
     Its kind is "sweep_recipes".
+
+    Returns:
+        The table, None without such variants.
     """
     parts = []
     for model, entries in results.by_model(*HEAVY):
@@ -461,6 +482,9 @@ def selection(results: SweepResults) -> pd.DataFrame | None:
     """Compare heads chosen by a rule with as many random heads.
 
     Its kind is "sweep_selection".
+
+    Returns:
+        The table, None without such variants.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("recipes", "random"):
@@ -494,6 +518,9 @@ def _table(
     """Build a tidy table of some columns.
 
     Where an entry has no integer it is -1, and where it has no text it is "".
+
+    Returns:
+        The table, None without a row.
     """
     if not parts:
         return None
@@ -546,6 +573,9 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     Args:
         folder: of the store.
         name: of the sweep, where a store holds several.
+
+    Returns:
+        Tables by kind, with their provenance, and notes on what is not finished.
 
     Raises:
         StoreError: the folder is not a store, or its plan cannot be read.
@@ -641,6 +671,9 @@ def _comparable(
     """Select the finished cells that can be compared, and say what is left out.
 
     For each model, they are cells of variants that all have the same windows.
+
+    Returns:
+        The cells, and notes.
     """
     parts = []
     gaps = []
@@ -707,6 +740,9 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Merge duplicate series of a dataset, and leave out duplicate datasets.
 
     A dataset is a duplicate if it has the same series as another.
+
+    Returns:
+        The sums, and notes on what was merged and left out.
     """
     naive = sums[sums["variant"] == SEASONAL_NAIVE].drop_duplicates(["dataset", "item"])
     # only distances that the report shows were read, so others may be absent

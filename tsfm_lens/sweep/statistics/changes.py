@@ -106,10 +106,13 @@ class _Pairs:
     def measure(
         self, sides: Iterable[list[np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the metric from sums of both sides, ready to be averaged.
+        """Compute the metric from sums of both sides.
 
         The sums may be those of series or of datasets. The results are logarithms of
         metrics, but distances as they are.
+
+        Returns:
+            The metric of variants and of the plain model, ready to be averaged.
         """
         with np.errstate(all="ignore"):
             compute = formula(self.metric)[1]
@@ -200,6 +203,9 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
     """Pair the variants of each model with its plain one.
 
     They are paired on the series on which both are valid.
+
+    Yields:
+        The pairs of one model.
     """
     names = formula(metric)[0]
     default_count = "n" if metric in METRICS else f"n_{metric}"
@@ -381,7 +387,8 @@ def difference(
 def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFrame:
     """Compute the change of a metric on each dataset by itself.
 
-    There is a row per variant and dataset, NaN if it is left out.
+    Returns:
+        A row per variant and dataset, NaN if it is left out.
     """
     parts = []
     for pairs in _paired(frame, metric):
@@ -400,6 +407,9 @@ def resilience(frame: pd.DataFrame, *, tolerance: float = 0.05) -> pd.DataFrame:
     """Count by model and variant the datasets whose error rises little.
 
     Datasets whose error falls are counted as well.
+
+    Returns:
+        The counts.
     """
     table = dataset_changes(frame)
     change = table["change"]

@@ -190,6 +190,9 @@ def forecast_distances(
     if it is marked as ``flat`` (series,). Distances of shape are then NaN, so that the
     series counts for nothing. A forecast that is flat where the plain one is not has
     kept nothing of its shape: these distances are then 1.
+
+    Returns:
+        Distances, (series,), by name.
     """
     # the package ``ablation`` loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
@@ -276,6 +279,9 @@ def pooled(
 
     They equal those that gluonts computes over all the summed steps at once
     (``axis=None``), and are NaN if a step has no finite forecast.
+
+    Returns:
+        Metrics by name.
     """
     with np.errstate(all="ignore"):
         nan_if_invalid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
@@ -295,6 +301,9 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     Added to the sums of the measures are ``n_rows``, for a distance the number of rows
     that have it (``n_DISTANCE``), and ``windows``, a hash by which two variants can be
     tested for equal windows and variates.
+
+    Returns:
+        A row for each series.
     """
     inputs = [column for measure in measures for column in formula(measure)[0]]
     sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in inputs if c in SUMS)]))
@@ -350,6 +359,9 @@ def normalised(metrics: pd.DataFrame) -> pd.DataFrame:
     """Divide metrics by those of the seasonal naive forecast.
 
     This is done dataset by dataset, as on leaderboards.
+
+    Returns:
+        Ratios.
     """
     is_naive = metrics.index.get_level_values("variant") == SEASONAL_NAIVE
     naive = metrics[is_naive]

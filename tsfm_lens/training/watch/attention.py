@@ -57,6 +57,10 @@ def attention_measures(
         A_ii, NaN where queries are not as many as keys. ``numerical_rank`` is that of
         :func:`tsfm_lens.core.ranks.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
 
+    Raises:
+        InputError: attention is empty, holds an entry below 0 or NaN, or ``epsilon`` is
+            not between 0 and 1.
+
     Source:
         SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); entropy: Zhai et al.
         2023, arXiv:2303.06296.
@@ -104,7 +108,12 @@ def attention_measures(
 def compute_patterns(lens: Lens, series: Any) -> dict[str, Tensor]:
     """Return the attention of every head on some series, in one forward pass.
 
-    It is (row, head, query, key) by layer.
+    Args:
+        lens: the model.
+        series: anything that :func:`tsfm_lens.data.as_series` takes.
+
+    Returns:
+        Attention (row, head, query, key), by layer.
 
     Example:
         >>> sorted(training.compute_patterns(lens, run.batch))[0]
@@ -157,7 +166,8 @@ def attention_norms(
         patterns: (…, head, query, key) by layer, such as :func:`compute_patterns`
             gives.
         name: of the model.
-        epsilon: see :func:`attention_measures`.
+        epsilon: singular values above this share of the largest count for the numerical
+            rank.
 
     Returns:
         Dataset of kind "attention_norms": each of :func:`attention_measures` over
@@ -207,6 +217,9 @@ def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
     """Arrange entries by layer over (axis, layer, head).
 
     None, and what is not there, become NaN.
+
+    Returns:
+        The dataset, empty without rows.
     """
     layers = {name: layer for row in rows for name, layer in row.items()}
     if not layers:

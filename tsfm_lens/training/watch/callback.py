@@ -71,8 +71,11 @@ class Watch:
             ``lambda: training.compute_patterns(lens, series)``.
         snapshots: steps between two records of whole patterns; none if None.
         inputs: number of inputs whose patterns a snapshot keeps, the first ones.
-        products, tolerance: see :func:`tsfm_lens.training.sharpness`.
-        epsilon: see :func:`tsfm_lens.training.attention_measures`.
+        products: largest number of Hessian-vector products of a measurement.
+        tolerance: the sharpness is done if both residuals are at most this share of
+            the larger absolute eigenvalue.
+        epsilon: a singular value counts for the numerical rank of attention if it is
+            above this share of the largest.
         seed: seed of the random numbers of the measures.
         name: name of the run; that of the model if "".
         resume: continue the record in ``out``; lines after the step of the first call
@@ -166,12 +169,15 @@ class Watch:
     def __call__(
         self, step: Any, loss: Tensor | float | None = None
     ) -> dict[str, Any] | None:
-        """Measure if the step is due; return the line of the record, or None.
+        """Measure if the step is due.
 
         Args:
             step: optimiser steps done; or what has them as ``step``, such as
                 :class:`tsfm_lens.training.Training`.
             loss: the training loss of this step, which is only recorded.
+
+        Returns:
+            The line of the record, or None.
 
         Raises:
             InputError: steps do not increase, a loss is not finite, or a measure fails.
@@ -367,6 +373,9 @@ def read_watch(folder: str | Path) -> xr.Dataset:
 
     This is possible while the training runs.
 
+    Args:
+        folder: ``out`` of the watch.
+
     Returns:
         Dataset of kind "training_watch" over ``step``: ``loss``, ``sharpness`` and
         ``lowest_curvature`` with their ``_residual``, ``noise_scale`` and other
@@ -404,6 +413,9 @@ def read_lines(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
     """Read settings and rows of a record.
 
     Settings are None where not even the first line is complete.
+
+    Returns:
+        The settings, and the rows.
     """
     if (folder / RECORD).exists():
         lines = read_log(folder / RECORD)
@@ -470,6 +482,9 @@ def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Data
     """Arrange patterns (input, head, query, key) by snapshot and layer.
 
     NaN where a layer is smaller.
+
+    Returns:
+        The patterns, (snapshot, input, layer, head, query, key).
     """
     axes = ("input", "head", "query", "key")
     layers = dict.fromkeys(
@@ -513,6 +528,9 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     Returns:
         Dataset of the same kind over all steps, layers and heads that occur; NaN where
         a run has none. ``run`` is the first axis, then ``seed``, counted from 0.
+
+    Raises:
+        InputError: there is no dataset, or they are of several kinds.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -573,6 +591,9 @@ def _with_labels(ds: xr.Dataset) -> xr.Dataset:
 
     The sizes of layers, which are coordinates, become variables, as runs differ in
     them.
+
+    Returns:
+        The dataset.
     """
     axes = {axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords}
     return ds.assign_coords(axes).reset_coords(set(SIZES) & set(ds.coords))

@@ -125,8 +125,9 @@ class _GeneratorStates(TorchFunctionMode):
 def preserved_generators(seed: int | None = None) -> Iterator[Callable[..., None]]:
     """Restore the global generators of torch, numpy and Python after a block.
 
-    Yield a function that restarts them, and with ``passed`` also the generators that
-    functions of torch were given.
+    Yields:
+        Function that restarts them, and with ``passed`` also the generators that
+        functions of torch were given.
     """
     before = _states()
     if seed is not None:

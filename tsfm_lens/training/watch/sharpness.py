@@ -102,6 +102,9 @@ def sharpness(
         tolerance: stop if both residuals are at most this share of the larger absolute
             eigenvalue; 0 makes all steps.
 
+    Returns:
+        Both eigenvalues with their residuals, the trace, and the number of products.
+
     Raises:
         InputError: a number is out of range; the loss is not finite, depends on none of
             the parameters, or has no second derivative.
@@ -189,6 +192,9 @@ class Hessian:
         """Compute the gradient by each weight that the loss depends on.
 
         Each comes with the weight's index, and can be differentiated again.
+
+        Returns:
+            Index of the weight, and its gradient.
         """
         # the same dropout in every product, or the map would not be linear
         self._rewind()
@@ -336,6 +342,9 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
     """Iterate Lanczos from a unit vector.
 
     Every new vector is made orthogonal to all former ones.
+
+    Returns:
+        The basis and the tridiagonal matrix.
     """
     steps = min(steps, len(start))
     basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
@@ -376,7 +385,8 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
 def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
     """Subtract from a vector its components along a basis, in place.
 
-    Return its length, 0 where nothing but rounding is left.
+    Returns:
+        The length of the rest, 0 where nothing but rounding is left.
     """
     initial = float(rest.norm())
     former = initial
@@ -451,6 +461,14 @@ def gradient_noise(
         losses: functions that return the mean loss of a batch each; batches of one
             size, drawn independently.
         parameters: the weights, or a model, which means all its trainable weights.
+
+    Returns:
+        The variance of a batch's gradient, the squared norm of the mean gradient, and
+        the number of batches at which both are equally large.
+
+    Raises:
+        InputError: there are fewer than two losses, or they depend on none of the
+            parameters.
 
     Source:
         McCandlish et al. 2018, arXiv:1812.06162, section 2.2 ("simple noise scale"),

@@ -172,6 +172,9 @@ class Bolt(patches.PatchModel):
 
         Both are in patches, counted back from the end, and each lag is returned for
         every stretch.
+
+        Returns:
+            The lags, in patches.
         """
         return [lag + steps // PATCH for steps in self.draft.rule.ago for lag in lags]
 
@@ -207,6 +210,9 @@ class Bolt(patches.PatchModel):
         """Plant a cross-attention head that carries blocks of the REG token's stream.
 
         ``blocks`` maps blocks of the encoder's stream to blocks of the decoder's.
+
+        Returns:
+            Name of the head.
         """
         number = self.numbers["decoder"][0]
         channel = 0
@@ -233,6 +239,9 @@ class Bolt(patches.PatchModel):
 
         If the block that it writes to has one direction, it writes the mean of all
         their values.
+
+        Returns:
+            Name of the head.
         """
         number = self.numbers["encoder"][index]
         moved = self.lags(*lags)
@@ -259,6 +268,9 @@ def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     """Build a copy of the patch some patches back.
 
     An encoder head copies it, and a cross-attention head fetches it.
+
+    Returns:
+        The builder, and its draft.
     """
     lag = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)

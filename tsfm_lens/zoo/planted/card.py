@@ -137,6 +137,9 @@ def write_card(card: Card, folder: str | Path) -> None:
 def read_card(folder: str | Path) -> Card:
     """Read the card of a planted model.
 
+    Returns:
+        The card.
+
     Raises:
         CheckpointError: there is none, it is damaged, or it is not that of the weights
             beside it.

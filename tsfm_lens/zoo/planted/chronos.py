@@ -179,6 +179,9 @@ class ChronosBuilder:
         """Choose a head without a task.
 
         Layers of self-attention share their position biases, and so the choice.
+
+        Returns:
+            Name of the head.
         """
         stack, _, kind = attention.split(".")
         group = attention
@@ -205,6 +208,9 @@ class ChronosBuilder:
 
         ``card`` and ``attention`` are what it does and where it looks, see
         `Draft.part`.
+
+        Returns:
+            Name of the head.
         """
         if card:
             self.draft.part(name, role, *card, **attention)
@@ -253,6 +259,9 @@ class ChronosBuilder:
 
         ``reads`` and ``writes`` are directions (n, width); a unit writes with the
         positive part of what it reads.
+
+        Returns:
+            Name of the MLP.
         """
         if does:
             self.draft.part(name, role, does)

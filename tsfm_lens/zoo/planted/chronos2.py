@@ -189,6 +189,9 @@ def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[A
 
     One of the two is a random walk and the other white noise, in turn, on random levels
     and scales.
+
+    Returns:
+        The cases.
     """
     rng = np.random.default_rng(seed)
     cases = []

@@ -118,6 +118,9 @@ def copy_canvas(
 
     If a single value is copied, the forecast is about normal, with one bin as standard
     deviation. ``loud`` is the length of the last stream, in lengths of what is copied.
+
+    Returns:
+        The builder.
     """
     # the product of two embeddings at a small distance d is about 1 - bend * d² / 2
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
@@ -163,6 +166,9 @@ def attend_back(
 
     It reads the blocks ``source`` there. Tokens with none so far before them look at
     the end token, which has no value.
+
+    Returns:
+        Name of the head.
     """
     basis = canvas.basis
     task = f"writes into every token the value {steps} before it"
@@ -191,6 +197,9 @@ def copying(
 
     The two values before that token are the last two of the context, or of the context
     and the forecast so far.
+
+    Returns:
+        Name of the head.
     """
     basis = canvas.basis
     # a wave that agrees has the product WAVE / len(WAVES), over both lengths by the
@@ -312,6 +321,9 @@ def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     """Plant a second copying head, one layer later.
 
     A flag of the first one sends the second to the end token, which has no value.
+
+    Returns:
+        The planted model.
     """
     rule = copy_rule(reads, seed)
     # of the copied value and the flag
@@ -370,6 +382,9 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
 
     Where the last two periods disagree, a flag sends the copying head to the end token,
     into which a head of the encoder has written the last value.
+
+    Returns:
+        The planted model.
     """
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
     rule = Gate(

@@ -80,6 +80,9 @@ def _mean(
     ``query`` is a direction that reads about 1 from the attending token. The head also
     writes ``constants``, pairs of the direction that is read and what is written for
     it.
+
+    Returns:
+        Name of the head.
     """
     basis = canvas.basis
     # the norm divides a marked token by the length of its embedding and mark together
@@ -105,6 +108,9 @@ def local_mean(
     """Plant the mean of the last values, by uniform attention.
 
     A cross-attention head attends to the tokens that an encoder head marks.
+
+    Returns:
+        The planted model.
     """
     width = (16, 8, 24)[seed % 3]
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
@@ -127,6 +133,9 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
 
     It takes two heads for the means, two clocks, and an MLP that multiplies slope and
     time.
+
+    Returns:
+        The planted model.
     """
     width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
     blocks = {
@@ -211,6 +220,9 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
     """Let two decoder heads tell the step.
 
     They do so by how much they attend to the start token rather than to their own.
+
+    Returns:
+        Names of the heads.
     """
     basis = canvas.basis
     names = []
@@ -237,6 +249,9 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
 
     Each step has two units, which the distance of the clock from this step shuts. One
     of them also reads the slope times the steps ahead, which is their difference.
+
+    Returns:
+        Name of the MLP.
     """
     basis = canvas.basis
     slope = basis["late"] - basis["early"]

@@ -56,6 +56,9 @@ def rule_error(
 
     Contexts are (time,) each. Each difference is divided by the mean absolute value of
     its context.
+
+    Returns:
+        The difference as a share.
     """
     # this rule needs a covariate, which contexts do not have
     assert not isinstance(rule, CovariateTimes)
@@ -178,6 +181,9 @@ class Draft:
         """Compute how far quantiles are from the rule, (quantile, step).
 
         Offsets are medians over series, in the squashed units that the readout gives.
+
+        Returns:
+            The offsets.
         """
         quantiles, rule, contexts = self.tried(model, self.easy())
         # both (series, 1, 1), beside quantiles of (series, quantile, step)
@@ -237,6 +243,9 @@ class Basis:
         """Lay blocks of given sizes into a stream.
 
         They lie along its axes, or are turned at random with ``rotate``.
+
+        Returns:
+            The basis.
         """
         axes = torch.eye(width, dtype=torch.float64)
         return cls(orthogonal(width, seed) if rotate else axes, allot(width, sizes))
@@ -254,6 +263,9 @@ def orthogonal(width: int, seed: int) -> Tensor:
     """Draw an orthogonal matrix (width, width) in double precision.
 
     It is uniform over all of them (Mezzadri, 2007).
+
+    Returns:
+        The matrix.
     """
     generator = torch.Generator().manual_seed(seed)
     q, r = torch.linalg.qr(

@@ -150,6 +150,9 @@ class Head:
             target: coordinates that the result is added to.
             gain: factor of the copy.
             channel: the first channel of the head that is used.
+
+        Returns:
+            The head itself.
         """
         n_source, n_target = (block.stop - block.start for block in (source, target))
         takes_mean = n_target == 1
@@ -166,6 +169,9 @@ class Head:
         """Write a random linear map of the attended token to "junk".
 
         The vector written has a length of about `SIGNAL`.
+
+        Returns:
+            The head itself.
         """
         junk = stream["junk"]
         # each channel is about SIGNAL, as a token has the length √width; this gain
@@ -358,6 +364,9 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
     """Register a planter that sets the weights of a mechanism by a function.
 
     The function returns the model and the draft of its ground truth.
+
+    Returns:
+        A decorator.
     """
 
     def wrap(build: Build) -> Build:

@@ -40,6 +40,9 @@ class Planted:
 
         `tsfm_lens.load(folder)` opens the checkpoint, `read_card(folder)` reads the
         card.
+
+        Returns:
+            The folder.
         """
         folder = Path(folder)
         self.model.save_pretrained(folder)
@@ -51,6 +54,9 @@ class Planted:
 
 def open_planted(folder: str | Path) -> tuple[Lens, Card]:
     """Open a saved planted model.
+
+    Returns:
+        The model, and its card.
 
     Raises:
         CheckpointError: checkpoint or card is incomplete or damaged.
@@ -82,6 +88,9 @@ def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
     """Declare a function that plants `mechanism` in `architecture`.
 
     It is called as `f(*, reads, seed, ...) -> Planted`.
+
+    Returns:
+        A decorator.
     """
     # ``setdefault`` returns the function, as a decorator must
     return lambda function: _PLANTERS.setdefault((mechanism, architecture), function)
@@ -106,13 +115,17 @@ def plant(
     """Build a model that holds a mechanism.
 
     Args:
-        mechanism, architecture: a pair of :func:`mechanisms`.
+        mechanism: name of a mechanism that :func:`mechanisms` lists.
+        architecture: name of an architecture that it lists for the mechanism.
         reads: which part of the context; if None, the seed chooses one in turn, and
             "middle" instead of "spread" where the mechanism reads one stretch.
         seed: draws everything that is random.
         rotate: turn the residual basis at random, so that nothing lies on an axis.
         weight_noise: standard deviation of noise on every weight, relative to the
             weight matrix's own.
+
+    Returns:
+        The model, its rule and its card.
 
     Raises:
         UnknownNameError: nothing of that name can be planted there; the message has the

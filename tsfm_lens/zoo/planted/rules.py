@@ -43,6 +43,9 @@ class _Linear(Strict):
         """Convert steps before the end of what is read to steps before the context's.
 
         There is one for each value of `ago` and each given step.
+
+        Returns:
+            The steps.
         """
         return tuple(ago + steps for ago in self.ago for steps in back)
 
@@ -175,10 +178,13 @@ class CovariateTimes(Strict):
     ago: tuple[NonNegativeInt, ...] = (0,)
 
     def compute_forecast(self, target: Array, covariate: Array, future: Array) -> Array:
-        """Forecast in data units, (horizon,).
+        """Forecast from observed values of the target and the covariate.
 
         Target and covariate are observed values (time,), ``future`` the covariate's
         values (horizon,) at the forecast steps.
+
+        Returns:
+            The forecast in data units, (horizon,).
         """
         full_covariate = np.concatenate([covariate, future])
         jacobian = self.inputs(target, covariate, len(future))
@@ -274,6 +280,9 @@ def shape(period: int, rng: np.random.Generator) -> Array:
     """Draw a shape (period,) of few levels, in which no pair of neighbours repeats.
 
     The last level and the first are a pair, too, since the shape will be repeated.
+
+    Returns:
+        The levels, (period,).
     """
     # count² pairs must leave some choice in drawing `period` different ones
     count = max(LEVELS, int(np.ceil((1.5 * period) ** 0.5)))
