@@ -67,7 +67,10 @@ _DOCUMENTATION = """\
 Draw ``{variable}`` by its dimensions: a map, lines, or dots with intervals.
 
 Args:
-    selection: a label, or a place counted from 0, by dimension: ``layer=3``."""
+    selection: a label, or a place counted from 0, by dimension: ``layer=3``.
+
+Returns:
+    One panel over one or two dimensions of the variable, in its unit."""
 
 
 @dataclass(frozen=True)

@@ -329,8 +329,19 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     A segment is coloured by what it does to the forecast.
 
     Args:
+        ds: result of kind "input_attribution".
         quantile: whose effects are shown, the median's if None. Of two quantiles, the
             effects on the width of the interval between them are shown.
+
+    Returns:
+        Panels on one time axis: the series with both forecasts, a strip of segments for
+        each series, the size of each effect and what all add to each step. Values are
+        in data units.
+
+    Example:
+        >>> fig = viz.input_timeline(explain.input_attribution(run, parts=3))
+        >>> fig.layout.meta["title"]
+        'Input effects on the forecast of co2 by chronos-nano'
     """
     view = _QuantileView(ds, quantile)
     window = series_window(ds, view.id, context_steps=ds.sizes["time"])
@@ -482,10 +493,20 @@ def input_waterfall(
     Effects are in data units.
 
     Args:
-        quantile: see :func:`input_timeline`; of two, bars lead from the width of the
-            interval in the reference forecast to that in the forecast. If None there
-            are two panels: the median, and the width between the outer quantiles.
+        ds: result of kind "input_attribution".
+        quantile: whose effects are shown. Of two quantiles, bars lead from the width of
+            the interval in the reference forecast to that in the forecast. If None
+            there are two panels: the median, and the width between the outer quantiles.
         top: number of inputs that have a bar of their own; the others are summed.
+
+    Returns:
+        One or two panels with a bar for each segment, in data units. Diamonds are the
+        reference forecast and the forecast.
+
+    Example:
+        >>> fig = viz.input_waterfall(explain.input_attribution(run, parts=3))
+        >>> fig.layout.meta["title"]
+        'Effects from the reference to the forecast of co2 by chronos-nano'
     """
     levels = np.sort(ds["quantile"].values.astype(float))
     views = [_QuantileView(ds, quantile)]

@@ -134,8 +134,21 @@ def patching_map(
     The clean and the corrupted series stand above it, on the same time axis.
 
     Args:
+        ds: result of kind "activation_patching" or "attribution_patching".
         value: "recovered" or "effect"; of attribution patching also "first_order" or
             "error". If None "recovered", of attribution patching "first_order".
+        series: id of the series, or its place counted from 0.
+
+    Returns:
+        Panels on one time axis: both series and their forecasts in data units, and a
+        component × position map for each kind of token. The map has shares, or with
+        "effect" data units. Where all positions were patched at once, one panel by
+        component.
+
+    Example:
+        >>> ds = probes.attribution_patching(run, corrupted, exact=False)
+        >>> viz.patching_map(ds).layout.meta["title"]
+        'Attribution patching of chronos-nano on co2: estimated share recovered'
     """
     kind = str(ds.attrs["kind"])
     available = [

@@ -121,6 +121,13 @@ def training_history(ds: xr.Dataset) -> go.Figure:
 
     Every head has a line for what it does.
 
+    Args:
+        ds: result of kind "training_history".
+
+    Returns:
+        Panels over the training steps, on a logarithmic axis: the loss, how well the
+        model copies, and each score of its heads.
+
     Example:
         >>> checkpoints = {0: lens, 100: lens}
         >>> history = probes.training_history(checkpoints, motif=8, n_sequences=8)

@@ -64,15 +64,18 @@ def save(
     It is written into a file beside ``path``, which then takes its place.
 
     Args:
-        path: its suffix is the format: .html, .json, .png, .svg or .pdf; .csv is of
-            the data behind the figure, see :func:`figure_data`. Missing folders are
-            made.
-        column: of print, as of :func:`for_print`: "single" (89 mm), "double" (183 mm),
-            or in mm.
-        width, height: in pixels of static images; the figure's own, else 800 and 500.
+        fig: any figure of :mod:`tsfm_lens.viz`, or of plotly.
+        path: its suffix is the format: .html, .json, .png, .svg or .pdf; .csv is the
+            table of the data behind the figure. Missing folders are made.
+        column: of print: "single" (89 mm), "double" (183 mm), or a width in mm.
+        width: of a static image in pixels; the figure's own, else 800.
+        height: of a static image in pixels; the figure's own, else 500.
         scale: dots of a png in a pixel; 2 suits screens, 6 print.
         self_contained: whether an html file carries plotly.js (4.6 MB) and opens
             offline, or fetches it.
+
+    Returns:
+        The file that was written.
 
     Raises:
         InputError: the suffix is none of these, or the file cannot be written.

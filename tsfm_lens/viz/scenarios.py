@@ -226,6 +226,14 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
 
     These are drawn below, before and after the change.
 
+    Args:
+        ds: result of kind "what_if".
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        Panels on one time axis: both forecasts above, a panel for each changed series
+        below, each in data units.
+
     Example:
         >>> fig = viz.what_if_lines(explain.what_if(driven, cause="+1", routes=False))
         >>> fig.layout.meta["title"]
@@ -469,6 +477,14 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
     """Draw both forecasts of the same steps, and what moved one to the other.
 
     Parts are ordered by the size of their mean effect.
+
+    Args:
+        ds: result of kind "forecast_change".
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        Panels on one time axis: both forecasts above, and below them the size of each
+        part's effect and what all add to each step. All are in data units.
 
     Example:
         >>> fig = viz.change_bars(explain.explain_change(driven, driven))

@@ -193,7 +193,12 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     moved, as a share of their norm.
 
     Args:
+        ds: result of kind "weight_effects".
         top: components that have a row; the rest are one step.
+
+    Returns:
+        One panel with a row for each component: the change of the error against the
+        tuned model's, in percent.
 
     Example:
         >>> import copy

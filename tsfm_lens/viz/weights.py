@@ -172,6 +172,18 @@ def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figur
     """Draw the share of its directions that each matrix uses, layer × matrix.
 
     The share is that of its ε-rank.
+
+    Args:
+        ds: result of kind "weight_ranks".
+        epsilon: one of the result's, the middle one if None.
+
+    Returns:
+        One map, layer × matrix, of shares between 0 and 1.
+
+    Example:
+        >>> fig = viz.weight_rank_map(probes.weight_ranks(lens, epsilon=0.1))
+        >>> fig.layout.meta["title"]
+        'singular values above 0.1 of the largest: chronos-nano'
     """
     one = ds.isel(epsilon=level_position(ds, epsilon))
     about = f"singular values above {float(one['epsilon']):g} of the largest"

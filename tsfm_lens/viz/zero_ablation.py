@@ -212,8 +212,18 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str | None = None) -> go.Figure:
     Effects are medians over series.
 
     Args:
+        ds: result of kind "ablation_effects".
         metric: "spearman_distance", or "mase_change", "mae_change" and "metric_change"
             (relative); the last if None and the result has it, else the first.
+
+    Returns:
+        A layer × component map for each kind of component: heads of each attention,
+        MLPs and whole layers. All share a colour scale, without a unit.
+
+    Example:
+        >>> effects = probes.ablation_effects(run, components="decoder.*.mlp")
+        >>> viz.ablation_heatmap(effects, metric="mae_change").layout.meta["title"]
+        'Ablation of single components of the decoder of chronos-nano: change of MAE'
     """
     available = [name for name in (*MEASURES, OWN) if name in ds]
     if metric is None:
@@ -250,8 +260,21 @@ def ablation_forecasts(
     """Draw the forecast with and without a component, one panel each.
 
     Args:
+        ds: result of kind "ablation_effects".
         components: names to draw; if None the six heads and MLPs of the largest
             Spearman distance.
+        series: id of the series, or its place counted from 0.
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        A panel for each component: both forecasts, the end of the context and, where
+        known, the truth, in data units by step. Its title has the Spearman distance.
+
+    Example:
+        >>> effects = probes.ablation_effects(run, components="decoder.*.mlp")
+        >>> fig = viz.ablation_forecasts(effects, components=["decoder.2.mlp"])
+        >>> fig.layout.meta["title"]
+        'Forecasts of co2 by chronos-nano without single components'
     """
     view = series_window(ds, series, context_steps)
     if components is None:
