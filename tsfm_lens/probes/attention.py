@@ -80,11 +80,15 @@ def attention_patterns(
         stack: "encoder", "decoder"; the output stack if None.
 
     Returns:
-        Dataset of kind "attention_patterns": ``pattern`` (layer, head, query, key);
-        ``entropy`` (layer, head) in nats, mean over queries; ``native_median`` (series,
-        step) of the library's own forecast. Coordinates ``key_start``, ``key_stop``,
-        ``key_special`` (and for queries): steps that a token covers, from the forecast
-        start.
+        Dataset of kind "attention_patterns":
+
+        - ``pattern`` (layer, head, query, key): weights; each row sums to 1.
+        - ``entropy`` (layer, head): in nats, mean over queries.
+        - ``native_median`` (series, step): median of the library's own forecast, in
+          data units.
+
+        Coordinates ``key_start``, ``key_stop`` and ``key_special``, and the same for
+        queries, are the steps that a token covers, from the forecast start.
 
     Raises:
         InputError: several series or variates, a horizon longer than one pass, or
@@ -319,9 +323,12 @@ def head_entropy(
         progress: called with (done, of) after each series.
 
     Returns:
-        Dataset of kind "head_entropy" over (layer, head): ``entropy`` in nats, mean
-        over forecast steps and series; ``normalised``, min-max scaled over all heads
-        (never compare it across models); ``sharp``.
+        Dataset of kind "head_entropy":
+
+        - ``entropy`` (layer, head): in nats, mean over forecast steps and series.
+        - ``normalised`` (layer, head): min-max scaled over all heads, 0 to 1. Never
+          compare it across models.
+        - ``sharp`` (layer, head): whether ``normalised`` is below ``sharp_below``.
 
     Source:
         tsfm-lens paper, section 4 (S3-HENT).

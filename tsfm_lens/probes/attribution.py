@@ -119,22 +119,27 @@ def attribution(
             parts is within it.
 
     Returns:
-        Dataset of kind "attribution": ``attribution`` over ``component``, ``series``,
-        ``quantile`` and ``step``; without components ``start_value``, the head's value
-        at an empty stream, and ``total``, its value at the full one minus that, to
-        which the parts sum. What is decomposed of a token model has no quantiles;
-        ``quantile`` is 0.5 alone there. Where several
-        decompositions are asked for, all that follows is over ``decomposition`` too;
-        the name of a single one is a coordinate. Over (component, series), of the
-        median, a token decoder's first step left out: ``mean_absolute``, mean size over
-        steps; ``size_share``, the same over the sum of all, with what
-        :func:`.estimates.add_estimates` adds, heads among heads; ``mean_attribution``,
-        signed; ``attribution_share``, the same over the sum of all sizes;
-        ``sign_agreement``, share of steps with its sign. ``series_agreement``
-        (component): share of series with the more frequent sign. ``completeness_error``
-        (series): the parts' largest deviation from ``total``, over the largest total.
-        ``nodes``: points of the path, 0 where there is none; ``path_error``, the
-        remaining error of the path.
+        Dataset of kind "attribution". Values are in the unit of the decomposition,
+        ``attrs["unit"]``; of several decompositions, each variable is over
+        ``decomposition`` too.
+
+        - ``attribution`` (component, series, quantile, step): the parts. A token model
+          has no quantiles; its ``quantile`` is 0.5 alone.
+        - ``start_value`` (series, quantile, step): the head's value at an empty stream.
+        - ``total`` (series, quantile, step): the value at the full stream less that, to
+          which the parts sum.
+        - ``mean_absolute`` (component, series): mean size over steps, of the median,
+          without a token decoder's first step; so are the next four.
+        - ``size_share`` (component, series): this over the sum of all, with what
+          :func:`.estimates.add_estimates` adds, heads among heads.
+        - ``mean_attribution`` (component, series): signed mean over steps.
+        - ``attribution_share`` (component, series): this over the sum of all sizes.
+        - ``sign_agreement`` (component, series): share of steps with its sign.
+        - ``series_agreement`` (component): share of series with the more frequent sign.
+        - ``completeness_error`` (series): the parts' largest deviation from ``total``,
+          over the largest total.
+        - ``nodes``: points of the path, 0 where there is none.
+        - ``path_error``: the remaining error of the path.
 
     Raises:
         InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that
@@ -492,23 +497,33 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain.
-        decomposition: of :func:`attribution`; its default if None. With several
-            quantiles, the median is used.
+        decomposition: "logit", "probability", "expected_value", "lens_difference",
+            "linearised" or "integrated". If None "logit" for token models, "integrated"
+            for others. With several quantiles, the median is used.
 
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn",
-        …) and ``series``: ``size``, mean over steps (a token decoder's first left out)
-        of the full branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
-        same over the sum of all, with what :func:`.estimates.add_estimates` adds;
-        ``head_size`` (writer, head, series), NaN where a writer has none. Coordinates
-        ``layer``, ``kind``, and ``keys_from``, the stack that an attention reads.
+        …):
+
+        - ``size`` (writer, series): mean over steps, without a token decoder's first,
+          of the full branch's absolute attribution, in ``attrs["unit"]``.
+        - ``share`` (writer, series): this over the sum of all, with what
+          :func:`.estimates.add_estimates` adds.
+        - ``head_size`` (writer, head, series): the same of each head, NaN where a
+          writer has none.
+
+        Coordinates are ``layer``, ``kind``, and ``keys_from``, the stack that an
+        attention reads.
+
+    Raises:
+        InputError: a horizon beyond one pass, or hooks that edit the stream or its
+            readout.
+        UnknownNameError: the model does not allow this decomposition.
+        WiringError: the writes do not sum to the model's last stream, or the output
+            head does not give its forecast.
 
     Source:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
-
-    Raises:
-        InputError, WiringError: see :func:`tsfm_lens.probes.attribution`.
-        UnknownNameError: the model does not allow this decomposition.
 
     Example:
         >>> round(float(probes.stream_shares(run)["share"].sum()), 3)
@@ -585,6 +600,13 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
     """Return the names and writes of the embedding, heads, MLPs and output biases.
 
     Writes are (component, series, pos, d_model).
+
+    Args:
+        run: the forecast whose stream is read.
+
+    Returns:
+        The components, and their writes (component, series, pos, d_model) in units of
+        the stream.
 
     Raises:
         WiringError: the writes do not sum to the model's own last stream; names where

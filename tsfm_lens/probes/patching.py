@@ -109,17 +109,25 @@ def activation_patching(
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "activation_patching" over (component, position, series):
-        ``recovered``, the share of the way from the unpatched forecast to the source's
-        (a projection, so it may lie outside 0 and 1); with a metric, the share of the
-        way between the metrics of both, NaN where these are the same up to noise, and
-        ``metric_value``, the metric itself; ``effect``, the mean distance
-        from the unpatched forecast in data units; for both what
-        :func:`.estimates.add_estimates` adds, with the noise of both runs; ``forecast``
-        (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
-        ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in
-        steps, and ``position_special``. The attribute ``path`` says whose path both
-        decoders read, such as "corrupted"; others have none.
+        Dataset of kind "activation_patching":
+
+        - ``recovered`` (component, position, series): share of the way from the
+          unpatched forecast to the source's. It is a projection, so it may lie outside
+          0 and 1. With a metric it is the share of the way between both metrics, NaN
+          where these are the same up to noise.
+        - ``effect`` (component, position, series): mean distance from the unpatched
+          forecast, in data units.
+        - ``metric_value`` (component, position, series): the metric itself, where there
+          is one.
+        - ``forecast`` (component, position, series, step): in data units.
+        - ``clean_forecast``, ``corrupted_forecast`` (series, step): in data units.
+        - ``corrupted_context`` (series, time): in data units.
+
+        ``recovered`` and ``effect`` come with what :func:`.estimates.add_estimates`
+        adds, with the noise of both runs. Coordinates ``position_start`` and
+        ``position_stop`` are in steps; ``position_special`` marks other tokens. The
+        attribute ``path`` says whose path both decoders read, such as "corrupted";
+        others have none.
 
     Source:
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
@@ -516,17 +524,30 @@ def attribution_patching(
     gradient, so the estimate misses its part.
 
     Args:
-        clean, corrupted, at, stack, positions, direction: see
-            :func:`tsfm_lens.probes.activation_patching`.
+        clean: the run to explain.
+        corrupted: a run of the same series with something removed, of equal ids,
+            starts, lengths and options.
+        at: "stream" (residual stream around each layer), "branches", "heads", or names
+            and globs of sites.
+        stack: the stack whose tokens are patched; the first if None.
+        positions: "all" tokens at once, "each" token, or that many tokens at a time;
+            None makes at most 32 groups.
+        direction: "denoise" puts clean activations into the corrupted run, "noise" does
+            the reverse.
         exact: also patch, to measure the estimate's error.
-        progress: of the exact patching.
+        progress: called with (done, of), of the exact patching.
 
     Returns:
-        Dataset of kind "attribution_patching" over (component, position, series):
-        ``first_order``, the estimated share recovered; with ``exact`` also
-        ``recovered``, ``error`` = first_order - recovered, and attributes
-        ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares
-        what :func:`.estimates.add_estimates` adds, with the noise of both runs.
+        Dataset of kind "attribution_patching":
+
+        - ``first_order`` (component, position, series): estimated share recovered.
+        - ``recovered`` (component, position, series): the share itself, with ``exact``.
+        - ``error`` (component, position, series): the first less the second, with
+          ``exact``.
+
+        Both shares come with what :func:`.estimates.add_estimates` adds, with the noise
+        of both runs. With ``exact`` the attributes ``mean_absolute_error`` and
+        ``rank_correlation`` are over all cells.
 
     Source:
         Nanda 2023; Syed et al. 2023.

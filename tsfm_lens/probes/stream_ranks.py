@@ -87,8 +87,9 @@ def embedding_ranks(
 
     Args:
         run: gives the model, and its series are the family "own series".
-        signals: series by name of the family, as of :func:`tsfm_lens.data.as_series`;
-            :func:`signal_families` if None.
+        signals: series by name of the family, in any form that
+            :func:`tsfm_lens.data.as_series` reads; sinusoids, exponentials, white noise
+            and zeros if None.
         epsilon: one or several; a singular value counts if it is above ε times the
             largest.
         tokens: number of tokens with angles per family, evenly over its first 4096.
@@ -97,13 +98,22 @@ def embedding_ranks(
 
     Returns:
         Dataset of kind "embedding_ranks" over ``family``: "own series", the families,
-        and "vocabulary", all rows of the embedding, where tokens are looked up. Spectra
-        and ranks (epsilon, family) as of :func:`tsfm_lens.probes.weight_ranks`;
-        ``tokens`` (family); ``full``, the largest possible rank; ``signal_rank``
-        (epsilon, family, signal), NaN beyond the last, with ``signal_rank_estimate``,
-        ``_low`` and ``_high`` (epsilon, family), mean and 95 % interval over signals;
-        ``angle`` (family, token, other_token) between tokens as lines, 0 to 90 degrees,
-        and ``mean_angle`` (family). ``attrs["random_angle"]`` is that of random lines.
+        and "vocabulary", all rows of the embedding, where tokens are looked up.
+
+        - ``singular_value`` (family, mode): descending, NaN beyond the last.
+        - ``epsilon_rank`` (epsilon, family), and ``told``, whether it is certain in
+          spite of rounding.
+        - ``stable_rank``, ``effective_rank``, ``participation_ratio`` (family).
+        - ``full`` (family): largest possible rank.
+        - ``tokens`` (family): their number.
+        - ``signal_rank`` (epsilon, family, signal): NaN beyond the last.
+        - ``signal_rank_estimate``, ``_low``, ``_high`` (epsilon, family): mean and 95 %
+          interval over signals.
+        - ``angle`` (family, token, other_token): between tokens as lines, 0 to 90
+          degrees.
+        - ``mean_angle`` (family): in degrees.
+
+        ``attrs["random_angle"]`` is the angle of random lines.
 
     Source:
         Flow of ranks, sections 2 and 3, figures 2, 3 and 13 (S0-F2, S0-F3, S0-F13,
@@ -172,6 +182,9 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     Args:
         run: gives the model and the length of series.
         seed: of phases and noise.
+
+    Returns:
+        Series by name of the family.
 
     Example:
         >>> list(probes.signal_families(run))
@@ -354,19 +367,32 @@ def flow_of_ranks(
 
     Returns:
         Dataset of kind "flow_of_ranks". Over ``stream`` (-1 is the embedding, then
-        after each layer) spectra and ranks (epsilon, stream) as of
-        :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series)
-        of ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``,
-        the same less that of the embedding, with what :func:`.estimates.add_estimates`
-        adds. Over ``layer`` ``weight_singular_value`` (layer, mode) and ``weight_rank``
-        (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and
-        ``value_norm``, the largest spectral norms over heads of W_Q W_Kᵀ over √d_head
-        and of W_V W_O; ``bound`` (layer, mode) of the relative singular values by
-        theorem 4, NaN where a norm is above 1 or there are fewer than
-        ``attrs["least_depth"]`` layers; ``attention_value`` and ``attention_bound``
-        (layer, mode): those of the stream after the first attention, and their bound by
-        the inequality behind the theorem, with measured values for its constants; NaN
-        where an attention does more than weigh values, or regroups rows.
+        after each layer):
+
+        - ``singular_value`` (stream, mode): descending.
+        - ``epsilon_rank`` (epsilon, stream), ``rank_share``, the same over the largest
+          possible, and ``told``, whether it is certain in spite of rounding.
+        - ``stable_rank``, ``effective_rank``, ``participation_ratio`` (stream).
+        - ``series_rank`` (epsilon, stream, series): of ``apart`` series, evenly over
+          the batch, NaN elsewhere.
+        - ``rank_rise`` (epsilon, stream, series): the same less that of the embedding,
+          with what :func:`.estimates.add_estimates` adds.
+
+        Over ``layer``, of the first attention:
+
+        - ``weight_singular_value`` (layer, weight_mode): of W_Q.
+        - ``weight_rank`` (epsilon, layer): of W_Q.
+        - ``query_key_norm`` (layer): largest spectral norm over heads of W_Q W_Kᵀ over
+          √d_head.
+        - ``value_norm`` (layer): largest spectral norm over heads of W_V W_O.
+        - ``bound`` (layer, mode): of the relative singular values by theorem 4, NaN
+          where a norm is above 1 or there are fewer than ``attrs["least_depth"]``
+          layers.
+        - ``attention_value`` (layer, mode): relative singular values of the stream
+          after it.
+        - ``attention_bound`` (layer, mode): their bound by the inequality behind the
+          theorem, with measured values for its constants. Both are NaN where an
+          attention does more than weigh values, or regroups rows.
 
     Source:
         Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4), without
