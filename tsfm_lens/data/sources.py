@@ -20,6 +20,9 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
         sources: paths and names.
         reading: options of :func:`tsfm_lens.data.read_series`, for all files.
 
+    Returns:
+        All series, as one batch.
+
     Raises:
         InputError: a file cannot be read, ``bundled:`` names nothing, or there are
             options and no file.

@@ -132,8 +132,12 @@ def route_faithfulness(
         run: the forecast that is explained.
         routes: the routes to test, of kind "input_routes", of the same run, item and
             target.
-        item, target, reference: as for the routes.
+        item: the item of the routes, by position or name; the only one if None.
+        target: the target of the routes, by position or name.
         named: components by segment; those of :func:`named_routes` if None.
+        reference: values of masked steps, as the routes were measured: one of
+            :data:`REFERENCES`, a dict with one for each role ("target", "past",
+            "known"), or (time + horizon,) for each series.
         controls: number of random sets, with as many components of each stack and kind
             as are named.
         most: number of segments to test, by largest total effect.
@@ -450,8 +454,14 @@ def deletion_curves(
         run: the forecast that is explained.
         explanations: results of kind "input_attribution" by name, or scores (segment,).
             The first is under test; a single result is named by its method.
-        item, target, parts, reference: as they were explained; segments of the first
-            result if ``parts`` is None.
+        item: the item that is explained, by position or name; the only one if None.
+        target: its target, by position or name.
+        parts: segments of the explanations: their largest number in the target's past,
+            or a dict of ``parts``, ``season``, ``others`` and ``cuts``; those of the
+            first result if None.
+        reference: values of masked steps, as in the explanations: one of
+            :data:`REFERENCES`, a dict with one for each role ("target", "past",
+            "known"), or (time + horizon,) for each series.
         orders: number of random orders.
         twin: also try the explanation of the untrained twin; by default for models of
             up to 20 million weights.
@@ -491,6 +501,7 @@ def deletion_curves(
         InputError: no explanation, another number of scores than segments, fewer than
             two segments, orders is not a count, or masking moves the forecast by no
             more than its noise.
+        UnknownNameError: no such item, target or reference.
 
     Example:
         >>> scores = {"newest first": [0, 1, 2]}

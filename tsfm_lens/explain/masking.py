@@ -345,7 +345,8 @@ def masked(
         batch: the series of one item.
         segments: of that item; steps that belong to no segment are never masked.
         keep: (mask, segment) whether a copy shows a segment.
-        reference: by name (:func:`reference_values`), or (time + horizon,) for each
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
             series.
         horizon: steps of known futures.
         seed: of a shuffled reference.

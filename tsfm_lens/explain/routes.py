@@ -305,10 +305,13 @@ def input_routes(
 
     Args:
         run: the forecast to explain.
-        item, target: by position or name.
-        parts: as in :func:`tsfm_lens.explain.input_attribution`.
-        reference: values of masked steps, see
-            :func:`tsfm_lens.explain.reference_values`.
+        item: by position or name; the only one if None.
+        target: of the item's targets, by position or name.
+        parts: segments: their largest number in the target's past, a dict of ``parts``,
+            ``season``, ``others`` and ``cuts``, or "adaptive" or "components".
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
+            series.
         components: heads and branches; all heads and MLPs of all stacks if None.
         top: components to test for each segment; if None, all if there are up to 96,
             else 32.
@@ -333,13 +336,14 @@ def input_routes(
         share of them above the fifth largest that was measured; and ``miss_rate_high``,
         the upper bound of its 95 % interval.
 
+    Raises:
+        InputError: masking changes the number of tokens; top is not a count; segments
+            or the reference do not fit the item; the model cannot forecast the visible
+            rest.
+        UnknownNameError: no such component, reference, item or target.
+
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.
-
-    Raises:
-        InputError: masking changes the number of tokens; top is not a count; as in
-            :func:`tsfm_lens.explain.input_attribution`.
-        UnknownNameError: no such component, item or target.
 
     Example:
         >>> found = explain.input_routes(

@@ -74,10 +74,11 @@ def forecasts(
 
     Args:
         run: the forecast to explain.
-        segments: of the item, see :func:`tsfm_lens.explain.segments`.
+        segments: of the item, such as :func:`segments` makes.
         keep: (mask, segment) whether a segment is shown.
-        reference: values of masked steps, see
-            :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
+            series.
         item: one of the run's batch, by position or name.
         target: one of the item's targets, by position or name.
         seed: of a shuffled reference.

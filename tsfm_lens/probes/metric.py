@@ -185,7 +185,8 @@ def metric_shares(
     Args:
         metric: of a forecast; it is given the series and the truth of the clean run.
         clean: the run to explain, which is one of the next two.
-        base, source: the run that is patched, and the one that it is patched from.
+        base: the run that is patched.
+        source: the run that it is patched from.
         forecasts: (…, series, step).
 
     Returns:

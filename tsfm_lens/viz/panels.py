@@ -143,8 +143,13 @@ def series_window(
     """Cut one series of a result to the last steps of its context and its forecast.
 
     Args:
+        ds: result with a context and a forecast.
+        series: id of the series, or its place counted from 0.
         context_steps: number of context steps. If None, one and a half times the length
             of the forecast, so that this has two fifths of the width, but at least 12.
+
+    Returns:
+        The window, from which panels are drawn.
     """
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
