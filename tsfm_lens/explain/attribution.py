@@ -57,7 +57,7 @@ class MethodResult:
 def shapley(
     masks: Masks, *, exact: int | None = None, budget: int | None = None, **options: Any
 ) -> MethodResult:
-    """Compute Shapley values, from all masks of up to ``exact`` segments.
+    """Return Shapley values, from all masks of up to ``exact`` segments.
 
     Of more segments they are estimated from ``budget`` sampled masks or fewer. By
     default no explanation costs more passes of the model than the exact one of
@@ -99,7 +99,7 @@ def shapley(
 
 
 def _single(masks: Masks, visible: bool) -> MethodResult:
-    """Compute the effects of hiding each segment alone, or of showing each alone.
+    """Return effects of hiding each segment alone, or of showing each alone.
 
     A segment is hidden if all others are ``visible``, and is shown if they are not.
     """

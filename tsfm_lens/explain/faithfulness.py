@@ -286,7 +286,7 @@ def _cut_and_restore(
     components: Sequence[Component],
     sets: Sequence[Sequence[Component]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the effects that cuts lose, (cut, step), and sets restore, (set, step).
+    """Return the effects that cuts lose, (cut, step), and sets restore, (set, step).
 
     Cuts are of each of the components, then of each set.
     """
@@ -323,7 +323,7 @@ def _cut_and_restore(
 def matched_sets(
     lens: Lens, components: Sequence[Component], count: int, rng: np.random.Generator
 ) -> list[list[Component]]:
-    """Draw sets of random components, as many of each stack and kind as given.
+    """Return sets of random components, as many of each stack and kind as given.
 
     They are components other than the given ones where there are enough.
     """
@@ -600,7 +600,7 @@ def deletion_curves(
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute distances (order, masked) from the full forecast, deletion and insertion.
+    """Return distances (order, masked) from the full forecast, deletion and insertion.
 
     Deletion hides the first segments of each order; insertion shows them alone.
     """
@@ -621,7 +621,7 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rank_segments(explanation: Any, players: int) -> np.ndarray:
-    """Compute the importance (segment,) that an explanation gives each segment.
+    """Return the importance (segment,) that an explanation gives each segment.
 
     It is the mean size over steps at the median, or the scores as given.
     """
@@ -652,7 +652,7 @@ def median_effects(explanation: Any) -> Any:
 def _predictions(
     masks: Masks, explanations: Sequence[Any], twin: bool | None, seed: int
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Measure the effects of one and two segments, and how well they are predicted.
+    """Return effects of one and two segments, and how well they are predicted.
 
     The segments are masked, and shown alone. The predictions are those of explanations
     and of their controls.
@@ -756,7 +756,7 @@ def _predictions(
 
 
 def _alike(remainders: np.ndarray, effect: np.ndarray, negligible: float) -> float:
-    """Compute how well the sets that hold a segment agree on its effect.
+    """Return how well the sets that hold a segment agree on its effect.
 
     ``remainders`` (set, step) are the effects of sets less the stated effects of their
     other segments. The result is the larger agreement of these, and of these less the
@@ -777,7 +777,7 @@ def _alike(remainders: np.ndarray, effect: np.ndarray, negligible: float) -> flo
 def _rival_effects(
     masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int
 ) -> list[np.ndarray]:
-    """Compute effects by occlusion for shuffled values, and for the untrained twin.
+    """Return effects by occlusion for shuffled values, and for the untrained twin.
 
     They are (segment, step), NaN where a forecast is refused or no twin is tried.
     """

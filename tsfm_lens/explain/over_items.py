@@ -168,7 +168,7 @@ def _first_rows(run: Run) -> list[int]:
 
 
 def _heights(result: xr.Dataset) -> np.ndarray:
-    """Compute how high each segment's values lie in their context, (segment,).
+    """Return how high each segment's values lie in their context, (segment,).
 
     The height is the distance of their mean from the context's mean, in its standard
     deviations.

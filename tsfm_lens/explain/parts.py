@@ -222,7 +222,7 @@ def _split(
     classes: Mapping[str, np.ndarray],
     occasions: Mapping[str, np.ndarray],
 ) -> list[tuple[str, np.ndarray]]:
-    """Split values (time,) into named parts.
+    """Return values (time,) as named parts that sum to them.
 
     Parts sum to the distance of the values from the mean of the trend.
     """

@@ -59,7 +59,7 @@ class PairedRuns(Masks):
     """Run of one item in full, and runs of the same item with segments masked."""
 
     def without(self, hidden: Sequence[int]) -> Run:
-        """Run the item with some segments masked, with the options of the full run.
+        """Return a run of the item with some segments masked.
 
         ``hidden`` are positions of segments.
         """
@@ -133,7 +133,7 @@ class PairedRuns(Masks):
         ]
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
-        """Build variants that show the direct effect of each component on the output.
+        """Return variants that show each component's direct effect on the output.
 
         The component writes what is recorded in ``acts``, and every later branch what
         it writes in the full run, so that none of them responds.
@@ -185,7 +185,7 @@ class PairedRuns(Masks):
         )
 
     def slopes(self, sites: Sequence[PatchSite]) -> Activations:
-        """Record activations of the full run, with gradients of the forecast.
+        """Return activations of the full run, with gradients of the forecast.
 
         The gradient of "POINT" is "POINT_grad", (block, …) over blocks of steps.
         """
@@ -470,7 +470,7 @@ def list_branches(lens: Lens) -> list[Component]:
 
 
 def by_size(effects: np.ndarray) -> np.ndarray:
-    """Order the components of effects (component, step) by mean size, largest first.
+    """Return components of effects (component, step) by mean size, largest first.
 
     Returns their positions; components with NaN come first.
     """
@@ -511,7 +511,7 @@ def _effects(pair: PairedRuns, without: Run, sites: Sequence[PatchSite]) -> np.n
 def _terms(
     pair: PairedRuns, without: Run, branches: Sequence[Component]
 ) -> dict[str, np.ndarray]:
-    """Compute the terms (step,) of one segment's total effect.
+    """Return the terms (step,) of one segment's total effect.
 
     The direct effects of branches are (branch, step).
     """

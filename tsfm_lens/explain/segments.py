@@ -195,7 +195,7 @@ def segments(
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
-    """Choose the length of a stretch, so that at most ``count`` of them cover a past.
+    """Return the length of a stretch, so that at most ``count`` of them cover a past.
 
     ``length`` is that of the past. A stretch is made of whole seasons and whole tokens
     where possible. ``edges`` are those of tokens.

@@ -396,7 +396,7 @@ def takes_draws(run: Run) -> bool:
 
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
-    """Compute quantiles of sample paths, (series, quantile, step).
+    """Return quantiles of sample paths, (series, quantile, step).
 
     ``rows`` is the number of series of one copy. Every copy draws the random numbers
     that the item alone would draw.
@@ -419,7 +419,7 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
-    """Compute the library's own forecast, common beginnings of masks only once.
+    """Return the library's own forecast, common beginnings of masks only once.
 
     ``prefixes`` (row, token) are those of :meth:`Masks._prefixes`. Returns (series,
     quantile, step).
@@ -435,7 +435,7 @@ def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarr
 
 
 def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
-    """Compute the expected values or means of one pass, (series, 1, step).
+    """Return the expected values or means of one pass, (series, 1, step).
 
     Token models read the run's own earlier outputs.
     """
@@ -471,7 +471,7 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
 
 
 def alone_as_forecast(run: Run, item: Item = None) -> Run:
-    """Select one item, so that its values under masks are the library's forecast.
+    """Return one item's run, whose values under masks are the library's forecast.
 
     For a model that draws, this is the rollout of sample paths, with the random numbers
     that the item alone would use.

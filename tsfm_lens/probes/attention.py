@@ -31,7 +31,7 @@ SHARP_BELOW = 0.38
 
 
 def select_attention(lens: Lens) -> dict[str, dict[str, str]]:
-    """Select the attention that a report shows, by name of the result.
+    """Return the attention that a report shows, by name of the result.
 
     It is all attention over time of the output stack.
     """
@@ -264,6 +264,9 @@ def check_variates(run: Run, *, covariates: bool = False) -> list[int]:
 
     With ``covariates``, targets may have covariates, if the model keeps each series in
     a row of its own.
+
+    Returns:
+        Rows of the batch.
     """
     if covariates and not run.lens.packed:
         batch = run.batch.targets()
@@ -279,7 +282,7 @@ def check_variates(run: Run, *, covariates: bool = False) -> list[int]:
 
 
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of attention rows, (…, query, key) -> (…, query).
+    """Return the entropy in nats of attention rows, (…, query, key) -> (…, query).
 
     Rows are normalised first; an empty row has entropy 0.
     """

@@ -166,7 +166,7 @@ def decomposed(
     decompositions: str | Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
-    """Compute :func:`attribution` without its statistics.
+    """Return :func:`attribution` without its statistics.
 
     Each decomposition is computed once for all probes of a run.
     """
@@ -235,7 +235,7 @@ def decomposed(
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add sizes, means over steps, shares and signs, and test the sizes.
+    """Return a result with sizes, means over steps, shares, signs and tests.
 
     The tests are those of ``estimates.add_estimates``.
     """
@@ -333,14 +333,14 @@ class _Split:
     def _in_parts(
         self, function: Callable[[Tensor], Tensor], streams: Tensor
     ) -> Tensor:
-        """Apply a function to streams (stream, …), a few at a time.
+        """Return values of a function at streams (stream, …), a few at a time.
 
         As many are taken at once as keep the memory small.
         """
         return torch.cat([function(part) for part in streams.split(self._at_once)])
 
     def _telescope(self, readout: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the output head's value after each write minus that before it.
+        """Return the output head's value after each write minus that before it.
 
         Writes are in order of writing.
         """
@@ -445,7 +445,7 @@ class _Split:
 
 
 def count_read(run: Run) -> int:
-    """Count the last positions of the stream that the output head reads.
+    """Return how many last positions of the stream the output head reads.
 
     Earlier positions change no value of the output.
     """
@@ -720,7 +720,7 @@ def edited_points(lens: Lens) -> list[str]:
 
 
 def _biased_before_norm(lens: Lens) -> list[tuple[int, str]]:
-    """List the attentions with a bias that a norm scales before it is written.
+    """Return the attentions with a bias that a norm scales before it is written.
 
     What it adds differs from token to token: it is what the heads lack of the write.
     """
@@ -735,7 +735,7 @@ def _biased_before_norm(lens: Lens) -> list[tuple[int, str]]:
 
 
 def _biases(lens: Lens, factors: Mapping[StreamPoint, float]) -> Tensor | None:
-    """Sum what the attentions' output projections add, whatever their heads do.
+    """Return what the attentions' output projections add, whatever their heads do.
 
     Those before a norm are left out. It is None where there is no bias.
     """

@@ -307,14 +307,14 @@ class _Bench:
         return forecasts
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Compute the faithfulness of forecasts (…, series, step), (…, series).
+        """Return the faithfulness (…, series) of forecasts (…, series, step).
 
         It is NaN for series without a verdict.
         """
         return 1.0 - self._distance(forecasts, self.full) / self.usable_gap
 
     def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Average the faithfulness of forecasts (…, series, step), (…).
+        """Return the mean faithfulness (…) of forecasts (…, series, step).
 
         The mean is over the series that have a verdict.
         """
@@ -425,7 +425,7 @@ class _Search:
         return candidates[index], float(values[index])
 
     def values(self, candidates: Sequence[Sequence[Component]]) -> np.ndarray:
-        """Compute the mean faithfulness of what remains without each group, (group,).
+        """Return the mean faithfulness of what remains without each group, (group,).
 
         The nodes removed so far are left out too.
         """

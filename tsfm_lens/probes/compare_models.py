@@ -231,7 +231,7 @@ def _check_same(first: Run, other: Run) -> None:
 
 
 def _measure_removals(run: Run, parts: str, draws: int, seed: int) -> xr.Dataset:
-    """Forecast without a growing share of the parts, in all orders.
+    """Return errors without a growing share of the parts, in all orders.
 
     The result has the errors that :func:`compare_models` returns of one model, and
     ``rounding`` (series,), the noise floor of the logarithm of such a ratio.

@@ -184,7 +184,7 @@ def causal_effects(
 
 
 def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """Compute the share of a direct effect that later components undo.
+    """Return the share of a direct effect that later components undo.
 
     Effects are (…, step). The share (…) is NaN where the mask ``none`` (…) says that
     there is no direct effect.

@@ -35,7 +35,7 @@ _MAX_SERIES = 8
 
 
 def _some_series(results: Any) -> tuple[Run]:
-    """Select the first items of a report's run.
+    """Return the first items of a report's run.
 
     All series are taken where none may be left out.
     """
@@ -207,7 +207,7 @@ _EFFECT_VARIABLES = (
 
 
 def _select_effects(effects: xr.Dataset) -> xr.Dataset:
-    """Select what the linked view needs of an ablation.
+    """Return what the linked view needs of an ablation.
 
     Coordinates are renamed, since ``head`` is a dimension of the view.
     """
@@ -222,7 +222,7 @@ def _select_effects(effects: xr.Dataset) -> xr.Dataset:
 
 
 def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
-    """Join the attention of several series along one dimension.
+    """Return the attention of several series along one dimension.
 
     A short series has fewer tokens, which end where all others' end.
     """
@@ -237,7 +237,7 @@ def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
 
 
 def past_attention(maps: xr.Dataset) -> xr.Dataset:
-    """Measure which tokens of the past the heads of one series attend to.
+    """Return which tokens of the past the heads of one series attend to.
 
     The result holds the lag and the token where the mean over forecast steps is
     largest.

@@ -289,7 +289,7 @@ def _sequences(
 
 
 def _continue_prompts(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
-    """Continue the prompts to (sequence, motif) by their most probable tokens.
+    """Return prompts continued to (sequence, motif) by their most probable tokens.
 
     The search is the library's own greedy one.
     """
@@ -345,7 +345,7 @@ def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
 
 
 def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
-    """Average scores over the valid positions of each sequence, (head, sequence).
+    """Return mean scores over the valid positions of a sequence, (head, sequence).
 
     The scores are (sequence, position, head).
     """
@@ -362,7 +362,7 @@ def _copy_scores(
     unembedding: tuple[Tensor, Tensor],
     pool: Tensor,
 ) -> Tensor:
-    """Compute how far each head's write raises the right token, as a z-score.
+    """Return how far each head's write raises the right token, as a z-score.
 
     The result (batch, pos, head, 2) has the right token, and the average token of a
     pool.

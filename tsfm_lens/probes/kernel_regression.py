@@ -49,7 +49,7 @@ def spectral_kernel(
 def concentration_bound(
     queries: Tensor, keys: Tensor, product: Product, rank: int | None = None
 ) -> dict[str, Tensor]:
-    """Bound the weight outside one key, from leading singular directions alone.
+    """Return a bound of the weight outside one key, from leading directions alone.
 
     All entries of the result are (query,); :func:`kernel_regression` says what they
     are.

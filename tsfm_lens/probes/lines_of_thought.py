@@ -328,7 +328,7 @@ def _join_modes(
 
 
 def _pair_nearest(cost: np.ndarray) -> list[tuple[int, int]]:
-    """Pair rows and columns one to one, the cheapest of all pairs first.
+    """Return pairs of rows and columns, the cheapest of all pairs first.
 
     Pairs of infinite cost are never made.
     """

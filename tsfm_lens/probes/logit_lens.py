@@ -194,7 +194,7 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
 
 
 def count_peaks(probability: np.ndarray) -> np.ndarray:
-    """Count modes of distributions over bins, (…, bin) -> (…).
+    """Return the number of modes of distributions over bins, (…, bin) -> (…).
 
     A mode is a peak of at least 0.02, at least two bins from the next one.
     """
@@ -211,7 +211,7 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
 def bin_quantiles(
     probability: np.ndarray, values: np.ndarray, levels: Sequence[float]
 ) -> np.ndarray:
-    """Compute quantiles of distributions over bins.
+    """Return quantiles of distributions over bins.
 
     A quantile is the first value whose cumulative probability reaches the level.
     """
@@ -228,7 +228,7 @@ METRICS = ("sMAPE", "MAE", "RMSE")
 
 
 def _reference(results: Any) -> dict[str, str]:
-    """Choose the reference of the gain.
+    """Return the reference of the gain, as options.
 
     It is the model's own forecast where there is no truth.
     """
@@ -362,7 +362,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
 
 def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Compute sMAPE in percent, MAE and RMSE over known steps.
+    """Return sMAPE in percent, MAE and RMSE over known steps.
 
     (layer, series, step) -> (metric, layer, series).
     """

@@ -205,7 +205,7 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
-    """Compute the error of the forecast as a copy of the context at each lag, (lag,).
+    """Return the error of the forecast as a copy of the context at each lag, (lag,).
 
     It is the mean absolute difference from the context's last ``lag`` values, repeated.
     """
@@ -275,7 +275,7 @@ def best_lags(run: Run) -> np.ndarray:
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
-    """Find the shortest lag at which a forecast copies its context best; 0 for none.
+    """Return the shortest lag at which a forecast copies its context best; 0 for none.
 
     Lags whose copies are as good as the best one, but for chance, count as equal. A
     copy repeats the values themselves, or their distances from a straight line through
@@ -314,7 +314,7 @@ def _subtract_line(
 def _beats_random_order(
     context: np.ndarray, forecast: np.ndarray, error: float
 ) -> bool:
-    """Test whether a copy is exact, or nearer than any copy of a shuffled context.
+    """Return whether a copy is exact, or nearer than any of a shuffled context.
 
     ``error`` is that of the copy. Each of 99 shuffled contexts is copied at every lag.
     """
@@ -339,7 +339,7 @@ def _rounding_distance(context: np.ndarray) -> float:
 
 
 def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray) -> int:
-    """Find the shortest lag that copies as well as the best one, but for chance.
+    """Return the shortest lag that copies as well as the best one, but for chance.
 
     Lags whose ``errors`` (lag,) are equal within chance are compared once more, by
     :func:`_folded_gaps`.
@@ -377,7 +377,7 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
 def _folded_gaps(
     context: np.ndarray, forecast: np.ndarray, lags: np.ndarray
 ) -> np.ndarray:
-    """Compare values with the context folded at each lag, (lag, time).
+    """Return gaps of values to the context folded at each lag, (lag, time).
 
     The values are those of the context's second half and of the forecast. The result is
     their absolute difference from the mean of the context values 1, 2, … lags before.
@@ -401,7 +401,7 @@ def _folded_gaps(
 
 
 def compute_spread(context: np.ndarray) -> float:
-    """Compute the standard deviation of a context.
+    """Return the standard deviation of a context.
 
     It is NaN if the context is constant or has no value.
     """
@@ -724,7 +724,7 @@ def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.
 
 
 def fit_amplitude(values: np.ndarray, period: float) -> float:
-    """Fit a sine of one period to values (time,), and return its amplitude.
+    """Return the amplitude of a sine of one period fitted to values (time,).
 
     A constant and a straight line are fitted together with it.
     """
@@ -745,7 +745,7 @@ def fit_amplitude(values: np.ndarray, period: float) -> float:
 
 
 def dominant_period(values: np.ndarray) -> float:
-    """Find the period with the largest amplitude, in steps.
+    """Return the period with the largest amplitude, in steps.
 
     It is at least 2 steps and at most a third of the series.
     """

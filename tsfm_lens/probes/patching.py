@@ -295,7 +295,7 @@ class RunPair:
         return result
 
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
-        """Measure the share of the difference that forecasts cover, (…, series).
+        """Return the share of the difference that forecasts cover, (…, series).
 
         It is how far forecasts (…, series, step) have moved from the base's to the
         source's.
@@ -338,7 +338,7 @@ class RunPair:
     def test_effects(
         self, data: xr.Dataset, floor: np.ndarray | None = None
     ) -> xr.Dataset:
-        """Test the effects that a result holds, with the noise floors of both runs.
+        """Return a result with tests of its effects, by the noise of both runs.
 
         ``floor`` (series,) is that of shares where they are not of the forecast.
         """
@@ -412,7 +412,7 @@ def contrast(
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
 ) -> RunPair:
-    """Record both runs, the source at the sites.
+    """Return both runs, with activations of the source at the sites.
 
     A pair whose forecasts are the same is refused.
     """
@@ -596,7 +596,7 @@ def _points(sites: Sequence[PatchSite]) -> list[str]:
 
 
 def slopes(pair: RunPair, sites: Sequence[PatchSite]) -> Activations:
-    """Record the base run with the gradients of the share recovered.
+    """Return activations of the base run, with gradients of the share recovered.
 
     Gradients are under ``name + "_grad"``.
     """
@@ -633,7 +633,7 @@ def slopes(pair: RunPair, sites: Sequence[PatchSite]) -> Activations:
 def with_gradients(
     run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]
 ) -> Activations:
-    """Record activations of one forward pass, and a loss's gradients at them.
+    """Return activations of one forward pass, with a loss's gradients at them.
 
     Weights get no gradients, to save time.
     """
@@ -644,7 +644,7 @@ def with_gradients(
     check_recordable(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
-        """Continue the forward pass from a leaf tensor.
+        """Return a leaf tensor, from which the forward pass goes on.
 
         The model's weights may be frozen or not.
         """
@@ -692,7 +692,7 @@ def with_gradients(
 def _products(
     site: PatchSite, source: Activations, base: Activations, group: Sequence[int] | None
 ) -> np.ndarray:
-    """Sum change times gradient over the tokens of a group, (series,).
+    """Return the sum of change times gradient over a group's tokens, (series,).
 
     A group of None is all tokens.
     """

@@ -179,7 +179,7 @@ def sender_contrast(
     *,
     direction: Direction = "noise",
 ) -> RunPair:
-    """Record what paths from senders need of both runs.
+    """Return what paths from senders need of both runs.
 
     That is the senders' activations in the source run, and what every later branch
     writes in the base run.
@@ -343,7 +343,7 @@ def edge_attribution(
 
 
 def edge_scores(pair: RunPair, sites: Sequence[PatchSite]) -> np.ndarray:
-    """Score the edges between sites, as (sender, receiver, series).
+    """Return scores of the edges between sites, (sender, receiver, series).
 
     The last receiver is the output. ``pair`` is from :func:`sender_contrast`.
     """

@@ -423,7 +423,7 @@ def ablation_recipes(
 def ablated_share(
     wiring: Wiring, components: Sequence[Component]
 ) -> tuple[int, int, int]:
-    """Count the heads and MLPs that a recipe ablates, and all heads of these kinds.
+    """Return how many heads and MLPs a recipe ablates, and all heads of these kinds.
 
     The result is the ablated heads, all heads of the kinds of attention concerned, and
     the MLPs.
@@ -478,7 +478,7 @@ def _resolve(
 
 
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
-    """Add distances, spreads and errors of median forecasts, with tests.
+    """Return a result with distances, spreads and errors of medians, and tests.
 
     Medians are (recipe, series, step).
     """

@@ -247,7 +247,7 @@ def _lengths(
 
 
 def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw independent random values.
+    """Return independent random values.
 
     They are standard normal, or token ids where a model takes those.
     """
@@ -259,7 +259,7 @@ def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
 def _draw(
     lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw contexts (series, time), continuations (series, step) and motif lengths.
+    """Return contexts (series, time), continuations (series, step), motif lengths.
 
     Lengths are (series,), in steps. If not ``repeating``, all values are noise.
     """
@@ -286,7 +286,7 @@ def _targets(
     plan: _Plan,
     queries: str | None,
 ) -> np.ndarray:
-    """Mark the keys that each query should attend to, (target, series, query, key).
+    """Return the keys that each query should attend to, (target, series, query, key).
 
     A query has none if it has nothing to match.
     """
@@ -374,7 +374,7 @@ def _mark(
 def _masses(
     run: Run, points: list[str], targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Measure attention to targets, its entropy, and what uniform attention would give.
+    """Return attention to targets, its entropy, and what uniform attention would give.
 
     They are (target, layer, head, series), shares (layer, head), and (target,).
     """

@@ -195,7 +195,7 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
 
 
 def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
-    """Join the keys of all passes to one axis, by the steps that they cover.
+    """Return the keys of all passes on one axis, by the steps that they cover.
 
     The result is the axis, and the indices of each pass's keys on it.
     """
@@ -220,7 +220,7 @@ def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
 
 
 def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
-    """Label each token on the common axis.
+    """Return a label for each token on the common axis.
 
     The label is the steps that it covers, or which special token it is.
     """
@@ -269,6 +269,9 @@ def _fill(
     """Write a layer's pattern into (head, key, query), and add to the entropies.
 
     Entropies are (head,).
+
+    Returns:
+        An empty tensor, since what a reducer returns is stored.
     """
     # head by head, as the entropy needs double precision
     for head, rows in enumerate(pattern[0]):
@@ -343,7 +346,7 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
 
 
 def rolled(patterns: list[Tensor]) -> list[Tensor]:
-    """Multiply (A + I) / 2 over layers.
+    """Return the products of (A + I) / 2 over layers.
 
     A is the mean over heads, with its rows normalised.
     """
@@ -432,7 +435,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
 
 
 def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
-    """Compute the lengths of v · W_O of values (key, head, …), (head, query, key).
+    """Return lengths of v · W_O, (head, query, key), of values (key, head, …).
 
     If the values are gated, the gates are by query; else all queries have one row.
     """

@@ -86,7 +86,7 @@ def layer_similarity(run: Run) -> xr.Dataset:
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:
-    """Compute linear CKA of every pair of representations (sample, feature).
+    """Return linear CKA of every pair of representations (sample, feature).
 
     It is ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred features (Kornblith et al. 2019).
     """
@@ -167,7 +167,7 @@ def mean_over_tokens(
     batch_size: int = 8,
     normed: bool = False,
 ) -> xr.Dataset:
-    """Average a function of head writes over tokens.
+    """Return the mean over tokens of a function of head writes.
 
     The result has ``mean`` (layer, series, …), ``over_all`` series, and ``tokens``,
     their number.
@@ -244,7 +244,7 @@ def item_groups(run: Run, size: int) -> Iterator[Run]:
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:
-    """Compute the entropy of the singular values of head writes.
+    """Return the entropy of the singular values of head writes.
 
     Writes (…, head, d_model) are scaled to length 1, and singular values normalised;
     the result is (…).

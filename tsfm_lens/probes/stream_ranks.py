@@ -298,7 +298,7 @@ def _signal_ranks(
 
 
 def _token_angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
-    """Compute angles of a few tokens in degrees, and their means.
+    """Return angles of a few tokens in degrees, and their means.
 
     Means are over pairs of different tokens.
     """
@@ -504,7 +504,7 @@ def flow_of_ranks(
 def _weight_spectra(
     lens: Lens, column: Stack, levels: list[float], streams: np.ndarray
 ) -> dict[str, object]:
-    """Compute spectra of W_Q, the norms of theorem 4, and its bound.
+    """Return spectra of W_Q, the norms of theorem 4, and its bound.
 
     The bound follows from the singular values of the streams (stream, mode).
     """
@@ -539,7 +539,7 @@ def _weight_spectra(
 
 
 def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, float]:
-    """Compute the largest spectral norms over the heads of a layer.
+    """Return the largest spectral norms over the heads of a layer.
 
     They are of W_Q W_Kᵀ over √d_head, and of W_V W_O.
     """
@@ -550,7 +550,7 @@ def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, flo
 
 
 def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
-    """Apply theorem 4 to the singular values before a layer.
+    """Return theorem 4's bound from the singular values before a layer.
 
     The bound is NaN where the theorem does not apply.
     """
@@ -691,7 +691,7 @@ class StreamedSpectrum:
         self._factor = torch.linalg.qr(torch.cat([self._factor, part]), mode="r").R
 
     def singular_values(self, map_of_rows: Tensor | None = None) -> np.ndarray:
-        """Compute all singular values, descending.
+        """Return all singular values, descending.
 
         They are as many as the shorter side of the matrix is long, or of its product
         with ``map_of_rows``.
@@ -703,7 +703,7 @@ class StreamedSpectrum:
         return result
 
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
-        """Bound how far rounding moves singular values, relative to the largest.
+        """Return how far rounding moves singular values, relative to the largest.
 
         The rounding is that of a forward pass of so many blocks.
         """
@@ -720,7 +720,7 @@ def ranks_of_rows(
     dim: str,
     blocks: Sequence[int],
 ) -> xr.Dataset:
-    """Compute the ranks of matrices that came in parts.
+    """Return the ranks of matrices that came in parts.
 
     Each comes from a stream after as many ``blocks``.
     """

@@ -218,7 +218,7 @@ def _with_effects(
     forecasts: np.ndarray,
     plain: np.ndarray,
 ) -> xr.Dataset:
-    """Label the sizes of the change by component, the forecasts, and their shares.
+    """Return a result with sizes of the change, forecasts and their shares.
 
     Each forecast is with one component set back.
     """
@@ -442,7 +442,7 @@ class _Ownership:
 
 
 def _owners(lens: Lens) -> dict[Owner, Slices]:
-    """Divide every entry of every parameter among owners.
+    """Return every entry of every parameter by its owner.
 
     Owners are components, norms, the embedding, the output head, and the rest.
     """

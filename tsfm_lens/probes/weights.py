@@ -169,7 +169,7 @@ def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the singular value decomposition of ``left @ right``, in float64.
+    """Return the singular value decomposition of ``left @ right``, in float64.
 
     The product itself is never made.
     """
@@ -381,7 +381,7 @@ def _list_weights(
 
 
 def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
-    """Compute singular values, and how far rounding of the entries moves them.
+    """Return singular values, and how far rounding of the entries moves them.
 
     The latter is relative to the largest.
     """
@@ -445,7 +445,7 @@ def compute_ranks(
 def rounding_floor(
     values: np.ndarray, longest: float, error: float, size: int
 ) -> float:
-    """Bound how far errors of the entries move singular values.
+    """Return how far errors of the entries move singular values, at most.
 
     The bound is relative to the largest, and NaN for a matrix of zeros.
     """
@@ -672,7 +672,7 @@ class _Rows:
         return cls(angle, heads, np.flatnonzero(np.linalg.norm(lines, axis=0)))
 
     def _sums(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sum angles over pairs of different nonzero rows, and count the pairs.
+        """Return sums of angles over pairs of different nonzero rows, and their number.
 
         Both are (label, label).
         """
@@ -689,7 +689,7 @@ class _Rows:
         return ratio(sums, counts)
 
     def average_angles(self, labels: np.ndarray) -> tuple[float, float]:
-        """Average angles over pairs of one label, and over pairs of two labels.
+        """Return mean angles over pairs of one label, and over pairs of two labels.
 
         An average over no pairs is NaN.
         """
@@ -700,7 +700,7 @@ class _Rows:
         return float(ratio(*same)), float(ratio(*different))
 
     def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
-        """Compute between less within for shuffled rows, (permutation,).
+        """Return between less within for shuffled rows, (permutation,).
 
         Rows are shuffled among the heads.
         """
@@ -736,7 +736,7 @@ def _shuffle_floors(
 
 
 def random_angle(dimensions: int) -> float:
-    """Compute the mean angle in degrees of two random lines.
+    """Return the mean angle in degrees of two random lines.
 
     The density of the angle is sin(θ)^(d − 2) from 0 to 90 degrees.
     """

@@ -264,7 +264,7 @@ def forecast_ablations(
     progress: Progress | None = None,
     further: Sequence[Variant] = (),
 ) -> np.ndarray:
-    """Forecast without each component, then with further variants.
+    """Return forecasts without each component, then with further variants.
 
     The result is (variant, series, step). Forecasts of zero ablations are stored for
     other probes of the run.

@@ -326,7 +326,7 @@ def explain(
 def _name_page(
     results: Mapping[str, xr.Dataset], lead: Sequence[str], subject: str
 ) -> str:
-    """Name a page by the subject of its answer, which is that of the result in front.
+    """Return a page's name: the subject of its answer, of the result in front.
 
     ``subject`` is what the page is about where no result is in front.
     """

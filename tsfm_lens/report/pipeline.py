@@ -253,7 +253,7 @@ def report(
 
 
 def with_item_first(run: Run, item: Item) -> Run:
-    """Move an item to the front of a run.
+    """Return a run with one item moved to its front.
 
     Sections of one item are of the first. Errors are those of ``item_rows``.
     """
@@ -286,6 +286,9 @@ def write_page(
 
     Missing sections are named in it. ``lead`` names the results that answer the page's
     question, which stand first.
+
+    Returns:
+        The file.
     """
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
@@ -327,7 +330,7 @@ def _of_first_steps(run: Run, results: Mapping[str, xr.Dataset]) -> list[str]:
 
 
 def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[str]:
-    """Say which chapters are of one item of several.
+    """Return a sentence on which chapters are of one item of several.
 
     The note has the item, and how another is chosen.
     """

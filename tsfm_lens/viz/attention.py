@@ -125,7 +125,7 @@ def _commonest(values: np.ndarray) -> tuple[int, int]:
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of every head, mean over queries.
+    """Return the entropy in nats of every head, mean over queries.
 
     ``pattern`` is (layer, head, query, key).
     """
@@ -137,7 +137,7 @@ def head_entropy(pattern: np.ndarray) -> np.ndarray:
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate entropy, largest weight and weight on special tokens, a row per head.
+    """Return entropy, largest weight and weight on special tokens, a row per head.
 
     All are means over queries.
     """

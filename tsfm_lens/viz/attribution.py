@@ -162,7 +162,7 @@ def read_attribution_steps(
 
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
-    """Tabulate contributions, a row per component.
+    """Return a table of contributions, a row per component.
 
     Columns are the mean size, the signed mean, and the contribution at every step.
     """
@@ -412,7 +412,7 @@ def _select_contributions(
     series: str | int,
     quantile: float | None = None,
 ) -> _Contributions:
-    """Cut an attribution to one series, decomposition and quantile.
+    """Return an attribution's one series, decomposition and quantile.
 
     Layers as a whole are left out: they are sums of the other components.
     """

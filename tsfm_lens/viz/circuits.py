@@ -278,6 +278,9 @@ def _draw_edges(
     """Draw the strongest edges, and return how many.
 
     The weakest are drawn first, so that stronger ones lie above them.
+
+    Returns:
+        How many are drawn.
     """
     check(edges, "edge_attribution", "score")
     nodes = {

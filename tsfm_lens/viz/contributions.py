@@ -345,7 +345,7 @@ def line_shape(values: np.ndarray) -> str:
 
 
 def direction(mean: float, size: float) -> str:
-    """Say which way an effect goes, by its mean and its mean size over steps.
+    """Return which way an effect goes, by its mean and its mean size over steps.
 
     It is "up" or "down" where nearly all of the size is in the mean, else "both ways".
     """

@@ -46,7 +46,7 @@ def dark(fig: go.Figure) -> go.Figure:
 
 
 def _turned(match: re.Match[str]) -> str:
-    """Write a colour with its lightness inverted.
+    """Return a colour with its lightness inverted.
 
     The result lies between the lightness of the page and that of its text.
     """

@@ -42,7 +42,7 @@ _TICKS = (0.0, 0.5, 1.0, 1.5)
 
 
 def read_tests(ds: xr.Dataset) -> list[str]:
-    """State which tests fail, the verdict on the explanation, and the rules.
+    """Return sentences on failed tests, the verdict on the explanation, the rules.
 
     The verdict is that of all tests of a page, where the page has left it in the
     attributes.

@@ -38,7 +38,7 @@ _MAX_SERIES = 24  # series with a figure of their own
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe direction and width of the forecast of one series.
+    """Return sentences on direction and width of the forecast of one series.
 
     Its error is stated, beside the naive one, where the truth is known.
     """
@@ -212,7 +212,7 @@ def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def as_html(thing: Any) -> str:
-    """Draw the fan of the first series of a run or forecast, as HTML.
+    """Return the fan of the first series of a run or forecast, as HTML.
 
     A line above it says what it is.
     """

@@ -22,7 +22,7 @@ _TYPE = 11
 
 
 def choose_columns(panels: int, most: int = 5) -> int:
-    """Choose how many panels, at most ``most``, stand side by side.
+    """Return how many panels, at most ``most``, stand side by side.
 
     Few cells of the grid stay empty.
     """

@@ -29,7 +29,7 @@ _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads above both thresholds, and those that are undecided.
+    """Return the heads above both thresholds, and those that are undecided.
 
     Returns two boolean arrays (layer, head). Heads of the first are significantly above
     both thresholds. Those of the second are not, but are significantly below neither.

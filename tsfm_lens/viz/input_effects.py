@@ -46,7 +46,7 @@ def read_effects(ds: xr.Dataset) -> list[str]:
 
 
 def item_overview(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the items: the error, and the segment that moves the forecast most.
+    """Return the items: the error, and the segment that moves the forecast most.
 
     Errors are in multiples of the context's mean absolute seasonal difference; the
     largest comes first. Without a truth the items are sorted by the largest effect. The

@@ -207,6 +207,9 @@ def logit_sheet(
     """Draw the panels of :func:`logit_map`, and write its subtitle.
 
     ``layers`` are positions; ``rows`` is the largest number of rows of values.
+
+    Returns:
+        The sheet, and the parts of the subtitle.
     """
     probability = array(
         ds.isel(layer=layers), "probability", "layer", "step", "bin", series=view.index
@@ -311,7 +314,7 @@ def logit_sheet(
 def visible_rows(
     centres: np.ndarray, probability: np.ndarray, bounds: tuple[float, float], rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut bins to ``bounds``, and add up adjacent ones to at most ``rows`` rows.
+    """Return bins within ``bounds``, adjacent ones added up to at most ``rows`` rows.
 
     ``centres`` (bin,) ascend; ``probability`` is (layer, step, bin). All rows have the
     same number of bins, but the last one may have fewer. Returns the edges of rows, the

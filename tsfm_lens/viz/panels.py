@@ -400,7 +400,7 @@ class Timeline:
 
 
 def name_segments(ds: xr.Dataset) -> list[str]:
-    """Name segments as figures do.
+    """Return the names of segments in figures.
 
     A stretch is named by its first and last date where these are known, and the same in
     all series or that of the one target; else by steps.
@@ -431,7 +431,7 @@ def name_segments(ds: xr.Dataset) -> list[str]:
 
 
 def _name_span(time: Timeline, start: int, stop: int, form: str, day: str) -> str:
-    """Write the first and the last date of steps [start, stop).
+    """Return the first and the last date of steps [start, stop).
 
     ``form`` is the format of a date with its clock; ``day``, that of whole days.
     """
@@ -489,7 +489,7 @@ def name_horizon(ds: xr.Dataset) -> str:
 
 
 def name_target(ds: xr.Dataset) -> str:
-    """Name the series that a result explains.
+    """Return the name of the series that a result explains.
 
     It is its variate alone where the item has no name of its own.
     """

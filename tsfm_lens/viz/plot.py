@@ -112,7 +112,7 @@ def _sections(thing: Any) -> dict[str, Any]:
 def _draw(
     results: Mapping[str, Any], requested: str, options: Mapping[str, Any]
 ) -> go.Figure:
-    """Draw the figure of this name.
+    """Return the figure of this name.
 
     Without a name it is the first figure that takes the options; without options, the
     first that does not refuse the result.

@@ -65,6 +65,9 @@ def overlay(
     """Draw forecasts of one series over each other.
 
     These are their medians, the interval of the first, and the bounds of the others'.
+
+    Returns:
+        One panel in data units by step.
     """
     # all are of the same series and steps, which the first stands for
     first, *_ = forecasts.values()

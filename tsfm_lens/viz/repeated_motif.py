@@ -23,7 +23,7 @@ __all__ = ["training_history"]
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """Name the heads that attend to the motif's last instance.
+    """Return sentences on the heads that attend to the motif's last instance.
 
     They are compared with the same steps of a series without a motif.
     """

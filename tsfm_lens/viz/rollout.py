@@ -59,7 +59,7 @@ _LEAST = 0.01
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
-    """Name the sharpest or the most diffuse head.
+    """Return a sentence on the sharpest or the most diffuse head.
 
     Heads that read special tokens are named too.
     """
@@ -81,7 +81,7 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
 
 
 def read_flow(ds: xr.Dataset) -> list[str]:
-    """Describe how much a token keeps of itself.
+    """Return sentences on how much a token keeps of itself.
 
     A sentence names the input that most of the flow comes from.
     """
@@ -289,6 +289,9 @@ def _draw_maps(
     """Draw maps (query, key), and return how many keys and queries share a cell.
 
     With ``upwards``, keys are on the y axis, and otherwise on the x axis.
+
+    Returns:
+        How many keys and queries share a cell.
     """
     # the maps share the cells of the figure, and none needs more than its panel shows
     most_cells = min(_MAX_CELLS // len(maps), _MAX_PANEL_CELLS)
@@ -325,7 +328,7 @@ def _draw_maps(
 
 
 def _special_share(weights: np.ndarray, keys: Ruler) -> str:
-    """Write how much of a head's attention goes to special tokens.
+    """Return how much of a head's attention goes to special tokens.
 
     It is "" below 1 %.
     """

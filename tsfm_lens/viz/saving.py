@@ -208,6 +208,9 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
 
     Each is written beside its place, and all are moved, in the order given, once the
     last is whole.
+
+    Returns:
+        The files, in the order given.
     """
     with ExitStack() as parts:
         # the part that was entered first is moved last
@@ -219,7 +222,7 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
 
 
 def _with_dots(png: bytes, dots: float) -> bytes:
-    """Add to a PNG its resolution in dots an inch.
+    """Return a PNG with its resolution in dots an inch.
 
     Programs know the size of the picture by it.
     """
@@ -282,6 +285,9 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
     """Draw in a headless browser through kaleido.
 
     It goes without MathJax, which kaleido would fetch from the net.
+
+    Returns:
+        The image as a file's content.
     """
     with _browser(options["format"]), warnings.catch_warnings():
         import kaleido
@@ -322,6 +328,9 @@ def printed(page: bytes) -> bytes:
     """Print an HTML page to PDF in a headless browser.
 
     The scripts of the page have drawn by then.
+
+    Returns:
+        The PDF.
 
     Raises:
         RenderError: kaleido, which finds the browser, or a browser is missing, or it

@@ -397,7 +397,7 @@ def _level(value: float, unit: str) -> str:
 
 
 def _describe_start(ds: xr.Dataset) -> str | None:
-    """Say what a later start, or another length of the past, changes by itself.
+    """Return what a later start, or another length of the past, changes by itself.
 
     It is None where both forecasts start at the same step and their pasts begin at the
     same step.
@@ -437,7 +437,7 @@ ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
 
 
 def _parts(ds: xr.Dataset) -> list[Contribution]:
-    """Rank what is new since the earlier forecast by its mean effect.
+    """Return what is new since the earlier forecast, by its mean effect.
 
     The new values of a series, which the result has by stretches, are one part. What
     does not act is left out.

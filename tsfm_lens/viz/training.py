@@ -143,7 +143,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
 
 
 def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
-    """Tabulate the variables over runs, seeds and ``dims``, a row for each combination.
+    """Return the variables over runs, seeds and ``dims``, a row for each combination.
 
     Variables with any other dimension are left out.
     """

@@ -81,7 +81,7 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
 
 
 def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
-    """Name the component that moves the forecast farthest, and the leader in shape.
+    """Return sentences on the components that move the forecast, or its shape, most.
 
     ``shape`` is the effect in Spearman distance, which ignores level and scale.
     """
@@ -165,7 +165,7 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
 def ablated_forecast_table(
     ds: xr.Dataset, series: int, components: list[str]
 ) -> pd.DataFrame:
-    """Tabulate truth, unablated forecast and the forecast without each component.
+    """Return truth, unablated forecast and the forecast without each component.
 
     There is a row per step.
     """
@@ -351,7 +351,7 @@ class Measure:
 
 
 def _blocks(sites: Sites) -> list[tuple[str, int]]:
-    """List the blocks of the map: a kind of component and its number of heads.
+    """Return the blocks of the map: a kind of component and its number of heads.
 
     Blocks of heads come first. Then come those of a single column (0 heads): attention
     as a whole, MLPs, and whole layers.
@@ -392,6 +392,9 @@ def _draw_blocks(
     """Draw all blocks, a row per stack and a column per kind of component.
 
     ``middle`` are the effects that are drawn, (component,).
+
+    Returns:
+        The sheet.
     """
     sites = find_positions(ds)
     with_heads = {
