@@ -134,7 +134,8 @@ def route_faithfulness(
             target.
         item: the item of the routes, by position or name; the only one if None.
         target: the target of the routes, by position or name.
-        named: components by segment; those of :func:`named_routes` if None.
+        named: components by segment. If None, those whose effect is above noise, of the
+            segment's sign, and at least a quarter of its largest.
         reference: values of masked steps, as the routes were measured: one of
             :data:`REFERENCES`, a dict with one for each role ("target", "past",
             "known"), or (time + horizon,) for each series.

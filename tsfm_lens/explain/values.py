@@ -74,7 +74,7 @@ def forecasts(
 
     Args:
         run: the forecast to explain.
-        segments: of the item, such as :func:`segments` makes.
+        segments: stretches or additive parts of the item's input.
         keep: (mask, segment) whether a segment is shown.
         reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
             for each role ("target", "past", "known"), or (time + horizon,) for each

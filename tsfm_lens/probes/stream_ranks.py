@@ -87,9 +87,8 @@ def embedding_ranks(
 
     Args:
         run: gives the model, and its series are the family "own series".
-        signals: series by name of the family, in any form that
-            :func:`tsfm_lens.data.as_series` reads; sinusoids, exponentials, white noise
-            and zeros if None.
+        signals: series by name of the family, such as lists of arrays, frames or
+            batches; sinusoids, exponentials, white noise and zeros if None.
         epsilon: one or several; a singular value counts if it is above ε times the
             largest.
         tokens: number of tokens with angles per family, evenly over its first 4096.

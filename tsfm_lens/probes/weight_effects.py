@@ -59,7 +59,7 @@ def weight_effects(
     model by itself: a token model follows its own path, unless the run gives one.
 
     Args:
-        base: lens, or anything that :func:`tsfm_lens.load` takes.
+        base: lens, name or folder of the model, or the model of its own library.
         tuned: the same; also with adapters of peft that are not merged, which are read
             as what they add to their matrices.
         run: series, horizon, truth and seed; of any lens.

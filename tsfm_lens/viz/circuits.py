@@ -106,8 +106,8 @@ def circuit_graph(
         most: number of edges that are drawn, the strongest by the mean over series.
 
     Returns:
-        One panel without units: a node for each component, and a line for each edge,
-        the thicker the stronger.
+        One panel without units: a node for each component and, with ``edges``, a line
+        for each edge, the thicker the stronger.
 
     Example:
         >>> ds = probes.minimal_circuit(run, nodes=["decoder.*.mlp"], ranking="effects")

@@ -141,8 +141,8 @@ def patching_map(
 
     Returns:
         Panels on one time axis: both series and their forecasts in data units, and a
-        component × position map for each kind of token. The map has shares, or with
-        "effect" data units. Where all positions were patched at once, one panel by
+        component × position map, with special tokens beside it. The map has shares, or
+        with "effect" data units. Where all positions were patched at once, one panel by
         component.
 
     Example:
