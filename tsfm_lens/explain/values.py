@@ -199,7 +199,14 @@ class Masks:
         )
 
     def masked(self, keep: Any) -> MaskedBatch:
-        """Mask the series; see :func:`tsfm_lens.explain.masked`."""
+        """Mask the series of the item.
+
+        Args:
+            keep: (mask, segment) whether a copy shows a segment.
+
+        Returns:
+            Copies of the item, mask by mask.
+        """
         return masked(
             self.batch, self.segments, keep, self.stands, horizon=self.run.horizon
         )
