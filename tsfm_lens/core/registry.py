@@ -82,26 +82,6 @@ _INPUT_DESCRIPTIONS = {
     "lenses": " of the models that are named",
     "runs": " of the models that are named, on all series",
 }
-_PARAMETERS = {
-    "series": "id, or place counted from 0; all, or their mean, where it is None.",
-    "layers": "labels to draw, all if None.",
-    "layer": "number; a negative one counts from the last, if it is not a label.",
-    "head": "number.",
-    "step": "of the forecast; the mean over all if None.",
-    "context_steps": "how much of the context is drawn, a few horizons if None.",
-    "value_range": "lowest and highest value; what the data need if None.",
-    "rows": "the most of a map, which puts adjacent values together to keep to it.",
-    "quantile": "level; the median if None.",
-    "samples": "sampled paths that are drawn.",
-    "top": "how many are drawn, the largest ones.",
-    "decomposition": "label, the first if None.",
-    "product": '"QK" or "OV".',
-    "epsilon": "one of the result's, the middle one if None.",
-    "stack": "one stack, all if None.",
-    "model": "name or place.",
-    "random": "whether choices at random are drawn beside informed ones.",
-}
-"""Descriptions of parameters that many figures have."""
 _RAISES = """
 
 Raises:
@@ -861,22 +841,17 @@ def _documentation(
 ) -> str:
     """Complete a figure's docstring.
 
-    It gains the arguments that many figures have, and what is raised.
+    It gains its first argument, where it does not describe it itself, and what is
+    raised.
 
     Returns:
         The docstring.
     """
     head, _, args = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
-    descriptions = {}
-    if parameters:
-        descriptions = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS}
-    # what the docstring describes itself is left as it is there
-    shared = [
-        f"    {name}: {descriptions[name]}\n"
-        for name in parameters
-        if name in descriptions and f"    {name}" not in args
-    ]
-    return f"{head}\n\nArgs:\n{''.join(shared)}{args}".rstrip() + _RAISES
+    first = ""
+    if parameters and f"    {parameters[0]}:" not in args:
+        first = f"    {parameters[0]}: of kind {kind!r}.\n"
+    return f"{head}\n\nArgs:\n{first}{args}".rstrip() + _RAISES
 
 
 def _make_table(table: Sequence[str] | Table | None) -> Table | None:

@@ -18,7 +18,11 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
 
     Args:
         sources: paths and names.
-        reading: options of :func:`tsfm_lens.data.read_series`, for all files.
+        reading: how all files are read, such as ``delimiter``, ``decimal``, ``units``
+            and ``seasonality``.
+
+    Returns:
+        All series, as one batch.
 
     Returns:
         One batch, in the order of ``sources``.

@@ -44,7 +44,7 @@ class Graph:
 
 
 def rollout_shares(masks: Masks) -> Array:
-    """Compute attention rollout over all stacks, in shares (segment, step).
+    """Return attention rollout over all stacks, in shares (segment, step).
 
     The shares of each step of the forecast sum to 1 over segments.
     """
@@ -60,7 +60,7 @@ def rollout_shares(masks: Masks) -> Array:
 
 
 def flow_shares(masks: Masks) -> Array:
-    """Compute attention flow over all stacks, in shares (segment, step).
+    """Return attention flow over all stacks, in shares (segment, step).
 
     The shares sum to 1 over segments, and are the same at all steps.
     """
@@ -131,7 +131,7 @@ def _shares(mass: Array) -> Array:
 
 
 def build_graph(masks: Masks) -> Graph:
-    """Build the graph of one item's tokens and their attention.
+    """Return the graph of one item's tokens and their attention.
 
     Raises:
         InputError: no token covers the target's series.
@@ -226,7 +226,7 @@ def _parts(
     first_source: int,
     sizes: tuple[int, int],
 ) -> list[Update]:
-    """Split one attention into parts that do not attend to each other.
+    """Return the parts of one attention that do not attend to each other.
 
     There is one part for each series, or, for attention over variates, one for each
     position.

@@ -57,7 +57,7 @@ class MethodResult:
 def shapley(
     masks: Masks, *, exact: int | None = None, budget: int | None = None, **options: Any
 ) -> MethodResult:
-    """Compute Shapley values, from all masks of up to ``exact`` segments.
+    """Return Shapley values, from all masks of up to ``exact`` segments.
 
     Of more segments they are estimated from ``budget`` sampled masks or fewer. By
     default no explanation costs more passes of the model than the exact one of
@@ -99,7 +99,7 @@ def shapley(
 
 
 def _single(masks: Masks, visible: bool) -> MethodResult:
-    """Compute the effects of hiding each segment alone, or of showing each alone.
+    """Return effects of hiding each segment alone, or of showing each alone.
 
     A segment is hidden if all others are ``visible``, and is shown if they are not.
     """
@@ -220,17 +220,20 @@ def input_attribution(
         run: the forecast to explain.
         item: one of the run's batch, by position or name; the only one if None.
         method: one of the above.
-        reference: values of masked steps, see
-            :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
+            series.
         target: of the item's targets, by position or name.
-        parts: segments; arguments of :func:`tsfm_lens.explain.segments`, or its
-            ``parts`` alone; "adaptive", for stretches that are short where hiding them
-            moves the forecast; or "components", for trend, seasons and rest (in a
-            mapping beside arguments of :func:`tsfm_lens.explain.components`).
+        parts: segments: their largest number in the target's past, or a dict of
+            ``parts``, ``season``, ``others`` and ``cuts``; "adaptive", for stretches
+            that are short where hiding them moves the forecast; or "components", for
+            trend, seasons and rest (in a dict beside ``seasons``, ``calendar``,
+            ``events`` and ``others``).
         seed: of a shuffled reference.
         repeats: number of seeds of the sample paths, in rollouts of models that sample.
         progress: called with the masks done and their number.
-        how: arguments of the method.
+        how: arguments of the method, such as ``exact``, ``budget`` and ``tolerance`` of
+            "shapley".
 
     Returns:
         Dataset of kind "input_attribution", in data units.
@@ -249,13 +252,14 @@ def input_attribution(
         the context, in standard deviations of the context; ``missing_values``, the
         model's own mask, or how its library fills gaps.
 
+    Raises:
+        UnknownNameError: no such method, reference, item or target.
+        InputError: segments or the reference do not fit the item, or the model cannot
+            forecast the visible rest.
+
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014,
         arXiv:1311.2901.
-
-    Raises:
-        UnknownNameError: no such method, reference, item or target.
-        InputError: as in :func:`tsfm_lens.explain.forecasts`.
 
     Example:
         >>> found = explain.input_attribution(

@@ -233,7 +233,7 @@ def _notify(
 
 
 def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatch:
-    """Replace categories by the numbers that the model reads for them in the run.
+    """Return series with the numbers that the model reads for categories in the run.
 
     The library would number those of an edited context anew.
     """
@@ -249,7 +249,7 @@ def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatc
 def _trials(
     batch: SeriesBatch, horizon: int, name: str, shuffles: int, rng: np.random.Generator
 ) -> dict[str | int, list[Edit | None]]:
-    """List the edits of a covariate by trial; the edit None removes it.
+    """Return the edits of a covariate by trial; the edit None removes it.
 
     A trial is one of ``WAYS``, one of ``PARTS`` (held constant alone), or a shift.
     """
@@ -354,7 +354,7 @@ def _unit_step(
 def _measure(
     run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[int | None]
 ) -> dict[str, np.ndarray]:
-    """Compute the variables (…, series) of one covariate from its forecasts.
+    """Return the variables (…, series) of one covariate from its forecasts.
 
     ``medians`` are median forecasts (series, step) by trial, in data units. ``owners``
     holds for each target the row of the covariate in its item; None where it is not

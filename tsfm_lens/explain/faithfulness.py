@@ -132,8 +132,13 @@ def route_faithfulness(
         run: the forecast that is explained.
         routes: the routes to test, of kind "input_routes", of the same run, item and
             target.
-        item, target, reference: as for the routes.
-        named: components by segment; those of :func:`named_routes` if None.
+        item: the item of the routes, by position or name; the only one if None.
+        target: the target of the routes, by position or name.
+        named: components by segment. If None, those whose effect is above noise, of the
+            segment's sign, and at least a quarter of its largest.
+        reference: values of masked steps, as the routes were measured: one of
+            :data:`REFERENCES`, a dict with one for each role ("target", "past",
+            "known"), or (time + horizon,) for each series.
         controls: number of random sets, with as many components of each stack and kind
             as are named.
         most: number of segments to test, by largest total effect.
@@ -282,7 +287,7 @@ def _cut_and_restore(
     components: Sequence[Component],
     sets: Sequence[Sequence[Component]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the effects that cuts lose, (cut, step), and sets restore, (set, step).
+    """Return the effects that cuts lose, (cut, step), and sets restore, (set, step).
 
     Cuts are of each of the components, then of each set.
     """
@@ -319,7 +324,7 @@ def _cut_and_restore(
 def matched_sets(
     lens: Lens, components: Sequence[Component], count: int, rng: np.random.Generator
 ) -> list[list[Component]]:
-    """Draw sets of random components, as many of each stack and kind as given.
+    """Return sets of random components, as many of each stack and kind as given.
 
     They are components other than the given ones where there are enough.
     """
@@ -450,8 +455,14 @@ def deletion_curves(
         run: the forecast that is explained.
         explanations: results of kind "input_attribution" by name, or scores (segment,).
             The first is under test; a single result is named by its method.
-        item, target, parts, reference: as they were explained; segments of the first
-            result if ``parts`` is None.
+        item: the item that is explained, by position or name; the only one if None.
+        target: its target, by position or name.
+        parts: segments of the explanations: their largest number in the target's past,
+            or a dict of ``parts``, ``season``, ``others`` and ``cuts``; those of the
+            first result if None.
+        reference: values of masked steps, as in the explanations: one of
+            :data:`REFERENCES`, a dict with one for each role ("target", "past",
+            "known"), or (time + horizon,) for each series.
         orders: number of random orders.
         twin: also try the explanation of the untrained twin; by default for models of
             up to 20 million weights.
@@ -491,6 +502,7 @@ def deletion_curves(
         InputError: no explanation, another number of scores than segments, fewer than
             two segments, orders is not a count, or masking moves the forecast by no
             more than its noise.
+        UnknownNameError: no such item, target or reference.
 
     Example:
         >>> scores = {"newest first": [0, 1, 2]}
@@ -589,7 +601,7 @@ def deletion_curves(
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute distances (order, masked) from the full forecast, deletion and insertion.
+    """Return distances (order, masked) from the full forecast, deletion and insertion.
 
     Deletion hides the first segments of each order; insertion shows them alone.
     """
@@ -610,7 +622,7 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rank_segments(explanation: Any, players: int) -> np.ndarray:
-    """Compute the importance (segment,) that an explanation gives each segment.
+    """Return the importance (segment,) that an explanation gives each segment.
 
     It is the mean size over steps at the median, or the scores as given.
     """
@@ -641,7 +653,7 @@ def median_effects(explanation: Any) -> Any:
 def _predictions(
     masks: Masks, explanations: Sequence[Any], twin: bool | None, seed: int
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Measure the effects of one and two segments, and how well they are predicted.
+    """Return effects of one and two segments, and how well they are predicted.
 
     The segments are masked, and shown alone. The predictions are those of explanations
     and of their controls.
@@ -745,7 +757,7 @@ def _predictions(
 
 
 def _alike(remainders: np.ndarray, effect: np.ndarray, negligible: float) -> float:
-    """Compute how well the sets that hold a segment agree on its effect.
+    """Return how well the sets that hold a segment agree on its effect.
 
     ``remainders`` (set, step) are the effects of sets less the stated effects of their
     other segments. The result is the larger agreement of these, and of these less the
@@ -766,7 +778,7 @@ def _alike(remainders: np.ndarray, effect: np.ndarray, negligible: float) -> flo
 def _rival_effects(
     masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int
 ) -> list[np.ndarray]:
-    """Compute effects by occlusion for shuffled values, and for the untrained twin.
+    """Return effects by occlusion for shuffled values, and for the untrained twin.
 
     They are (segment, step), NaN where a forecast is refused or no twin is tried.
     """

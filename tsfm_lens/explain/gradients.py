@@ -32,7 +32,7 @@ Entries = dict[str, tuple[Tensor, np.ndarray]]
 
 
 def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
-    """Compute slopes towards each segment's input, weighted over nodes.
+    """Return slopes towards each segment's input, weighted over nodes.
 
     Nodes run from the reference (0) to the input (1).
 
@@ -166,7 +166,7 @@ def _encode(masks: Masks, values: Array) -> Encoded:
 
 
 def _entries(masks: Masks) -> Entries:
-    """Find where each value of each segment enters the model.
+    """Return where each value of each segment enters the model.
 
     Each value is replaced by a number that no other value has.
     """
@@ -214,7 +214,7 @@ def _same_inputs(first: Encoded, second: Encoded) -> bool:
 def _derivatives(
     masks: Masks, encoded: Encoded, entries: Entries, points: Array, direction: Array
 ) -> Array:
-    """Compute the forecast's derivatives along a direction, (node, quantile, step).
+    """Return the forecast's derivatives along a direction, (node, quantile, step).
 
     They are taken at points (node, value).
     """

@@ -147,7 +147,7 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
 def in_numbers(
     codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Replace codes of categories by the numbers of :func:`category_numbers`.
+    """Return series with the numbers of :func:`category_numbers` for categories.
 
     Gaps stay gaps.
 
@@ -243,7 +243,7 @@ def _season_before(
 
 
 def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
-    """Put the values of each series in random order; gaps stay where they are.
+    """Return the values of each series in random order; gaps stay where they are.
 
     The series of an item share one order, so that values of the same step still meet.
     """
@@ -345,7 +345,8 @@ def masked(
         batch: the series of one item.
         segments: of that item; steps that belong to no segment are never masked.
         keep: (mask, segment) whether a copy shows a segment.
-        reference: by name (:func:`reference_values`), or (time + horizon,) for each
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
             series.
         horizon: steps of known futures.
         seed: of a shuffled reference.

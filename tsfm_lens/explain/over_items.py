@@ -60,9 +60,17 @@ def input_effects(
 
     Args:
         run: the forecasts to explain.
-        method, reference, seed, parts, how: see
-            :func:`tsfm_lens.explain.input_attribution`.
+        method: "shapley", "occlusion", "inclusion", "integrated gradients", "gradient ×
+            input", "attention rollout" or "attention flow".
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
+            series.
+        parts: largest number of segments of a target's past, or a dict of ``parts``,
+            ``season``, ``others`` and ``cuts``.
+        seed: of a shuffled reference.
         progress: called with the items done and their number.
+        how: arguments of the method, such as ``exact``, ``budget`` and ``tolerance`` of
+            "shapley".
 
     Returns:
         Dataset of kind "input_effects" over (segment, series). NaN stands for an item
@@ -76,11 +84,13 @@ def input_effects(
         - ``unit`` (series), in data units; ``error`` (series), the mean absolute error
           of the forecast in this unit, NaN without a truth.
 
+    Raises:
+        UnknownNameError: no such method or reference.
+        InputError: segments or the reference do not fit an item, or the model cannot
+            forecast the visible rest.
+
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
-
-    Raises:
-        UnknownNameError, InputError: as in :func:`tsfm_lens.explain.input_attribution`.
 
     Example:
         >>> found = explain.input_effects(driven, method="occlusion", parts=2)
@@ -158,7 +168,7 @@ def _first_rows(run: Run) -> list[int]:
 
 
 def _heights(result: xr.Dataset) -> np.ndarray:
-    """Compute how high each segment's values lie in their context, (segment,).
+    """Return how high each segment's values lie in their context, (segment,).
 
     The height is the distance of their mean from the context's mean, in its standard
     deviations.
@@ -219,22 +229,30 @@ def route_effects(
 
     Args:
         run: the forecasts to explain.
-        parts, reference, components: as in :func:`tsfm_lens.explain.input_routes`;
-            every component is tried.
+        parts: largest number of segments of a target's past, or a dict of ``parts``,
+            ``season``, ``others`` and ``cuts``.
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
+            series.
+        components: heads and branches; all heads and MLPs of all stacks if None. Every
+            one is tried.
         seed: of a shuffled reference.
         progress: called with the items done and their number.
 
     Returns:
-        Dataset of kind "route_effects": ``carried`` (component, series), the mean
-        absolute effect of all segments through the component over their mean absolute
-        total effect, with what ``add_estimates`` adds within each kind.
+        Dataset of kind "route_effects":
+
+        - ``carried`` (component, series): mean absolute effect of all segments through
+          the component over their mean absolute total effect, with what
+          :func:`.estimates.add_estimates` adds within each kind.
+
+    Raises:
+        InputError: masking changes the number of tokens, segments or the reference do
+            not fit an item, or the model cannot forecast the visible rest.
+        UnknownNameError: no such reference or component.
 
     Source:
         Wang et al. 2022 (path patching).
-
-    Raises:
-        InputError: as in :func:`tsfm_lens.explain.input_routes`.
-        UnknownNameError: no such reference or component.
 
     Example:
         >>> dict(explain.route_effects(driven, parts=2)["carried"].sizes)["series"]

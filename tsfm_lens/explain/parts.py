@@ -59,13 +59,18 @@ def components(
     without it; the event is the rest.
 
     Args:
-        run_or_batch, item, target, horizon, others: as in
-            :func:`tsfm_lens.explain.segments`.
+        run_or_batch: a run, or series.
+        item: by position or name; the only one if None.
+        target: by position among the item's targets, or by name.
+        horizon: forecast steps; those of the run if None. A batch with known covariates
+            needs it.
         seasons: steps of each season; the series' own if None, none if empty.
         calendar: parts of :data:`CALENDAR`, each the mean of its steps after the trend,
             before the seasons.
         events: by name a stretch (start, stop) in steps from the forecast start or
             dates, one step, or a list of these.
+        others: cut other series into "past and future", leave each "whole", or cut into
+            "stretches".
 
     Returns:
         "trend", a "season of …" each, parts of the calendar, events, "rest"; then the
@@ -217,7 +222,7 @@ def _split(
     classes: Mapping[str, np.ndarray],
     occasions: Mapping[str, np.ndarray],
 ) -> list[tuple[str, np.ndarray]]:
-    """Split values (time,) into named parts.
+    """Return values (time,) as named parts that sum to them.
 
     Parts sum to the distance of the values from the mean of the trend.
     """

@@ -59,7 +59,7 @@ class PairedRuns(Masks):
     """Run of one item in full, and runs of the same item with segments masked."""
 
     def without(self, hidden: Sequence[int]) -> Run:
-        """Run the item with some segments masked, with the options of the full run.
+        """Return a run of the item with some segments masked.
 
         ``hidden`` are positions of segments.
         """
@@ -133,7 +133,7 @@ class PairedRuns(Masks):
         ]
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
-        """Build variants that show the direct effect of each component on the output.
+        """Return variants that show each component's direct effect on the output.
 
         The component writes what is recorded in ``acts``, and every later branch what
         it writes in the full run, so that none of them responds.
@@ -185,7 +185,7 @@ class PairedRuns(Masks):
         )
 
     def slopes(self, sites: Sequence[PatchSite]) -> Activations:
-        """Record activations of the full run, with gradients of the forecast.
+        """Return activations of the full run, with gradients of the forecast.
 
         The gradient of "POINT" is "POINT_grad", (block, …) over blocks of steps.
         """
@@ -305,10 +305,13 @@ def input_routes(
 
     Args:
         run: the forecast to explain.
-        item, target: by position or name.
-        parts: as in :func:`tsfm_lens.explain.input_attribution`.
-        reference: values of masked steps, see
-            :func:`tsfm_lens.explain.reference_values`.
+        item: by position or name; the only one if None.
+        target: of the item's targets, by position or name.
+        parts: segments: their largest number in the target's past, a dict of ``parts``,
+            ``season``, ``others`` and ``cuts``, or "adaptive" or "components".
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
+            series.
         components: heads and branches; all heads and MLPs of all stacks if None.
         top: components to test for each segment; if None, all if there are up to 96,
             else 32.
@@ -333,13 +336,14 @@ def input_routes(
         share of them above the fifth largest that was measured; and ``miss_rate_high``,
         the upper bound of its 95 % interval.
 
+    Raises:
+        InputError: masking changes the number of tokens; top is not a count; segments
+            or the reference do not fit the item; the model cannot forecast the visible
+            rest.
+        UnknownNameError: no such component, reference, item or target.
+
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.
-
-    Raises:
-        InputError: masking changes the number of tokens; top is not a count; as in
-            :func:`tsfm_lens.explain.input_attribution`.
-        UnknownNameError: no such component, item or target.
 
     Example:
         >>> found = explain.input_routes(
@@ -466,7 +470,7 @@ def list_branches(lens: Lens) -> list[Component]:
 
 
 def by_size(effects: np.ndarray) -> np.ndarray:
-    """Order the components of effects (component, step) by mean size, largest first.
+    """Return components of effects (component, step) by mean size, largest first.
 
     Returns their positions; components with NaN come first.
     """
@@ -507,7 +511,7 @@ def _effects(pair: PairedRuns, without: Run, sites: Sequence[PatchSite]) -> np.n
 def _terms(
     pair: PairedRuns, without: Run, branches: Sequence[Component]
 ) -> dict[str, np.ndarray]:
-    """Compute the terms (step,) of one segment's total effect.
+    """Return the terms (step,) of one segment's total effect.
 
     The direct effects of branches are (branch, step).
     """

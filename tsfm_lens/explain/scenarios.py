@@ -64,10 +64,13 @@ def what_if(
         changes: new values by series or variate of the item. A name that is a Python
             identifier can also be a keyword, ``temperature="+5"``. Categories keep the
             numbers that the model reads for them in the run.
-        item, target: by position or name; the only item if None.
-        start, stop: steps [start, stop) that change, counted from the forecast start,
-            or dates. If None, from the forecast start (0) to the end of the series, so
-            that a series without a known future needs a ``start`` in its past.
+        item: by position or name; the only one if None.
+        target: of the item's targets, by position or name.
+        start: first step that changes, counted from the forecast start, or a date. If
+            None the forecast start (0), so that a series without a known future needs a
+            ``start`` in its past.
+        stop: step at which the change ends, itself excluded, or a date. If None the end
+            of the series.
         routes: whether the effects through components are measured.
         progress: called with the forecasts done and their number.
         more: further entries of ``changes``, as keywords.
@@ -190,9 +193,11 @@ def explain_change(
     may be gone. Forecasts are the library's own, as in :func:`what_if`.
 
     Args:
-        before, after: runs of one model on the same item, made at the same or a later
-            step.
-        item, target: by position or name; the only item if None.
+        before: the earlier run.
+        after: a later run of the same model on the same item, made at the same or a
+            later step.
+        item: by position or name; the only one if None.
+        target: of the item's targets, by position or name.
         shift: steps by which the later forecast starts later. If None, it is counted
             from dates, or from lengths where the later context begins with the earlier
             one.

@@ -40,7 +40,7 @@ _FEWEST = 4  # stretches of the target's past at least, whatever other series th
 
 @dataclass(frozen=True)
 class Segment:
-    """Stretch of one series of an item as the model sees it, or an additive part of it.
+    """Stretch of one series of an item as the model sees it, or an additive part.
 
     Attributes:
         name: unique among the segments of an item.
@@ -195,7 +195,7 @@ def segments(
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
-    """Choose the length of a stretch, so that at most ``count`` of them cover a past.
+    """Return the length of a stretch, so that at most ``count`` of them cover a past.
 
     ``length`` is that of the past. A stretch is made of whole seasons and whole tokens
     where possible. ``edges`` are those of tokens.
@@ -269,7 +269,13 @@ def refined_segments(
         run: of one item.
         effects: gives the size of the effect of some segments of a whole cut, by their
             positions in it.
-        target, season, others: as of :func:`segments`.
+        target: by position among the item's targets, or by name.
+        season: steps of a season; the series' own if None.
+        others: cut other series into "past and future", leave each "whole", or cut into
+            "stretches" like the target.
+
+    Returns:
+        The target's stretches from the oldest on, then the other series in their order.
     """
     row = target_row(run.batch, target)
     period = run.batch.seasonalities[row] if season is None else season

@@ -47,7 +47,7 @@ def all_masks(players: int) -> NDArray[np.bool_]:
 
 
 def exact_shapley(values: Any, players: int) -> Array:
-    """Compute Shapley values (player, …) from the values of :func:`all_masks`.
+    """Return Shapley values (player, …) from the values of :func:`all_masks`.
 
     Values are (2 ** players, …).
     """
@@ -122,6 +122,9 @@ def sampled_shapley(
         tolerance: largest standard error, mean over values, of any player, as a share
             of the mean change that all players make together.
         seed: of the masks.
+
+    Returns:
+        The values, their intervals and the number of masks.
 
     Source:
         Musco and Witter 2024, arXiv:2410.01917 (leverage, pairs); Fumagalli et al.

@@ -74,10 +74,11 @@ def forecasts(
 
     Args:
         run: the forecast to explain.
-        segments: of the item, see :func:`tsfm_lens.explain.segments`.
+        segments: stretches or additive parts of the item's input.
         keep: (mask, segment) whether a segment is shown.
-        reference: values of masked steps, see
-            :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps: one of :data:`REFERENCES`, a dict with one
+            for each role ("target", "past", "known"), or (time + horizon,) for each
+            series.
         item: one of the run's batch, by position or name.
         target: one of the item's targets, by position or name.
         seed: of a shuffled reference.
@@ -198,7 +199,14 @@ class Masks:
         )
 
     def masked(self, keep: Any) -> MaskedBatch:
-        """Mask the series; see :func:`tsfm_lens.explain.masked`."""
+        """Mask the series of the item.
+
+        Args:
+            keep: (mask, segment) whether a copy shows a segment.
+
+        Returns:
+            Copies of the item, mask by mask.
+        """
         return masked(
             self.batch, self.segments, keep, self.stands, horizon=self.run.horizon
         )
@@ -395,7 +403,7 @@ def takes_draws(run: Run) -> bool:
 
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
-    """Compute quantiles of sample paths, (series, quantile, step).
+    """Return quantiles of sample paths, (series, quantile, step).
 
     ``rows`` is the number of series of one copy. Every copy draws the random numbers
     that the item alone would draw.
@@ -418,7 +426,7 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
-    """Compute the library's own forecast, common beginnings of masks only once.
+    """Return the library's own forecast, common beginnings of masks only once.
 
     ``prefixes`` (row, token) are those of :meth:`Masks._prefixes`. Returns (series,
     quantile, step).
@@ -434,7 +442,7 @@ def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarr
 
 
 def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
-    """Compute the expected values or means of one pass, (series, 1, step).
+    """Return the expected values or means of one pass, (series, 1, step).
 
     Token models read the run's own earlier outputs.
     """
@@ -470,7 +478,7 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
 
 
 def alone_as_forecast(run: Run, item: Item = None) -> Run:
-    """Select one item, so that its values under masks are the library's forecast.
+    """Return one item's run, whose values under masks are the library's forecast.
 
     For a model that draws, this is the rollout of sample paths, with the random numbers
     that the item alone would use.

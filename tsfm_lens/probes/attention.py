@@ -31,7 +31,7 @@ SHARP_BELOW = 0.38
 
 
 def select_attention(lens: Lens) -> dict[str, dict[str, str]]:
-    """Select the attention that a report shows, by name of the result.
+    """Return the attention that a report shows, by name of the result.
 
     It is all attention over time of the output stack.
     """
@@ -80,11 +80,15 @@ def attention_patterns(
         stack: "encoder", "decoder"; the output stack if None.
 
     Returns:
-        Dataset of kind "attention_patterns": ``pattern`` (layer, head, query, key);
-        ``entropy`` (layer, head) in nats, mean over queries; ``native_median`` (series,
-        step) of the library's own forecast. Coordinates ``key_start``, ``key_stop``,
-        ``key_special`` (and for queries): steps that a token covers, from the forecast
-        start.
+        Dataset of kind "attention_patterns":
+
+        - ``pattern`` (layer, head, query, key): weights; each row sums to 1.
+        - ``entropy`` (layer, head): in nats, mean over queries.
+        - ``native_median`` (series, step): median of the library's own forecast, in
+          data units.
+
+        Coordinates ``key_start``, ``key_stop`` and ``key_special``, and the same for
+        queries, are the steps that a token covers, from the forecast start.
 
     Raises:
         InputError: several series or variates, a horizon longer than one pass, or
@@ -260,6 +264,9 @@ def check_variates(run: Run, *, covariates: bool = False) -> list[int]:
 
     With ``covariates``, targets may have covariates, if the model keeps each series in
     a row of its own.
+
+    Returns:
+        Rows of the batch.
     """
     if covariates and not run.lens.packed:
         batch = run.batch.targets()
@@ -275,7 +282,7 @@ def check_variates(run: Run, *, covariates: bool = False) -> list[int]:
 
 
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of attention rows, (…, query, key) -> (…, query).
+    """Return the entropy in nats of attention rows, (…, query, key) -> (…, query).
 
     Rows are normalised first; an empty row has entropy 0.
     """
@@ -319,9 +326,12 @@ def head_entropy(
         progress: called with (done, of) after each series.
 
     Returns:
-        Dataset of kind "head_entropy" over (layer, head): ``entropy`` in nats, mean
-        over forecast steps and series; ``normalised``, min-max scaled over all heads
-        (never compare it across models); ``sharp``.
+        Dataset of kind "head_entropy":
+
+        - ``entropy`` (layer, head): in nats, mean over forecast steps and series.
+        - ``normalised`` (layer, head): min-max scaled over all heads, 0 to 1. Never
+          compare it across models.
+        - ``sharp`` (layer, head): whether ``normalised`` is below ``sharp_below``.
 
     Source:
         tsfm-lens paper, section 4 (S3-HENT).

@@ -119,22 +119,27 @@ def attribution(
             parts is within it.
 
     Returns:
-        Dataset of kind "attribution": ``attribution`` over ``component``, ``series``,
-        ``quantile`` and ``step``; without components ``start_value``, the head's value
-        at an empty stream, and ``total``, its value at the full one minus that, to
-        which the parts sum. What is decomposed of a token model has no quantiles;
-        ``quantile`` is 0.5 alone there. Where several
-        decompositions are asked for, all that follows is over ``decomposition`` too;
-        the name of a single one is a coordinate. Over (component, series), of the
-        median, a token decoder's first step left out: ``mean_absolute``, mean size over
-        steps; ``size_share``, the same over the sum of all, with what
-        :func:`.estimates.add_estimates` adds, heads among heads; ``mean_attribution``,
-        signed; ``attribution_share``, the same over the sum of all sizes;
-        ``sign_agreement``, share of steps with its sign. ``series_agreement``
-        (component): share of series with the more frequent sign. ``completeness_error``
-        (series): the parts' largest deviation from ``total``, over the largest total.
-        ``nodes``: points of the path, 0 where there is none; ``path_error``, the
-        remaining error of the path.
+        Dataset of kind "attribution". Values are in the unit of the decomposition,
+        ``attrs["unit"]``; of several decompositions, each variable is over
+        ``decomposition`` too.
+
+        - ``attribution`` (component, series, quantile, step): the parts. A token model
+          has no quantiles; its ``quantile`` is 0.5 alone.
+        - ``start_value`` (series, quantile, step): the head's value at an empty stream.
+        - ``total`` (series, quantile, step): the value at the full stream less that, to
+          which the parts sum.
+        - ``mean_absolute`` (component, series): mean size over steps, of the median,
+          without a token decoder's first step; so are the next four.
+        - ``size_share`` (component, series): this over the sum of all, with what
+          :func:`.estimates.add_estimates` adds, heads among heads.
+        - ``mean_attribution`` (component, series): signed mean over steps.
+        - ``attribution_share`` (component, series): this over the sum of all sizes.
+        - ``sign_agreement`` (component, series): share of steps with its sign.
+        - ``series_agreement`` (component): share of series with the more frequent sign.
+        - ``completeness_error`` (series): the parts' largest deviation from ``total``,
+          over the largest total.
+        - ``nodes``: points of the path, 0 where there is none.
+        - ``path_error``: the remaining error of the path.
 
     Raises:
         InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that
@@ -161,7 +166,7 @@ def decomposed(
     decompositions: str | Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
-    """Compute :func:`attribution` without its statistics.
+    """Return :func:`attribution` without its statistics.
 
     Each decomposition is computed once for all probes of a run.
     """
@@ -230,7 +235,7 @@ def decomposed(
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add sizes, means over steps, shares and signs, and test the sizes.
+    """Return a result with sizes, means over steps, shares, signs and tests.
 
     The tests are those of ``estimates.add_estimates``.
     """
@@ -328,14 +333,14 @@ class _Split:
     def _in_parts(
         self, function: Callable[[Tensor], Tensor], streams: Tensor
     ) -> Tensor:
-        """Apply a function to streams (stream, …), a few at a time.
+        """Return values of a function at streams (stream, …), a few at a time.
 
         As many are taken at once as keep the memory small.
         """
         return torch.cat([function(part) for part in streams.split(self._at_once)])
 
     def _telescope(self, readout: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the output head's value after each write minus that before it.
+        """Return the output head's value after each write minus that before it.
 
         Writes are in order of writing.
         """
@@ -440,7 +445,7 @@ class _Split:
 
 
 def count_read(run: Run) -> int:
-    """Count the last positions of the stream that the output head reads.
+    """Return how many last positions of the stream the output head reads.
 
     Earlier positions change no value of the output.
     """
@@ -492,23 +497,33 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain.
-        decomposition: of :func:`attribution`; its default if None. With several
-            quantiles, the median is used.
+        decomposition: "logit", "probability", "expected_value", "lens_difference",
+            "linearised" or "integrated". If None "logit" for token models, "integrated"
+            for others. With several quantiles, the median is used.
 
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn",
-        …) and ``series``: ``size``, mean over steps (a token decoder's first left out)
-        of the full branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
-        same over the sum of all, with what :func:`.estimates.add_estimates` adds;
-        ``head_size`` (writer, head, series), NaN where a writer has none. Coordinates
-        ``layer``, ``kind``, and ``keys_from``, the stack that an attention reads.
+        …):
+
+        - ``size`` (writer, series): mean over steps, without a token decoder's first,
+          of the full branch's absolute attribution, in ``attrs["unit"]``.
+        - ``share`` (writer, series): this over the sum of all, with what
+          :func:`.estimates.add_estimates` adds.
+        - ``head_size`` (writer, head, series): the same of each head, NaN where a
+          writer has none.
+
+        Coordinates are ``layer``, ``kind``, and ``keys_from``, the stack that an
+        attention reads.
+
+    Raises:
+        InputError: a horizon beyond one pass, or hooks that edit the stream or its
+            readout.
+        UnknownNameError: the model does not allow this decomposition.
+        WiringError: the writes do not sum to the model's last stream, or the output
+            head does not give its forecast.
 
     Source:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
-
-    Raises:
-        InputError, WiringError: see :func:`tsfm_lens.probes.attribution`.
-        UnknownNameError: the model does not allow this decomposition.
 
     Example:
         >>> round(float(probes.stream_shares(run)["share"].sum()), 3)
@@ -585,6 +600,13 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
     """Return the names and writes of the embedding, heads, MLPs and output biases.
 
     Writes are (component, series, pos, d_model).
+
+    Args:
+        run: the forecast whose stream is read.
+
+    Returns:
+        The components, and their writes (component, series, pos, d_model) in units of
+        the stream.
 
     Raises:
         WiringError: the writes do not sum to the model's own last stream; names where
@@ -698,7 +720,7 @@ def edited_points(lens: Lens) -> list[str]:
 
 
 def _biased_before_norm(lens: Lens) -> list[tuple[int, str]]:
-    """List the attentions with a bias that a norm scales before it is written.
+    """Return the attentions with a bias that a norm scales before it is written.
 
     What it adds differs from token to token: it is what the heads lack of the write.
     """
@@ -713,7 +735,7 @@ def _biased_before_norm(lens: Lens) -> list[tuple[int, str]]:
 
 
 def _biases(lens: Lens, factors: Mapping[StreamPoint, float]) -> Tensor | None:
-    """Sum what the attentions' output projections add, whatever their heads do.
+    """Return what the attentions' output projections add, whatever their heads do.
 
     Those before a norm are left out. It is None where there is no bias.
     """

@@ -102,8 +102,10 @@ def minimal_circuit(
         behaviour: the features of a forecast to keep; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the output stack
             if None.
-        how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take
-            the run's seed.
+        how: "zero", "mean", "resample" or "noise", which replaces nodes outside the
+            set; only without ``corrupted``. Draws take the run's seed.
+        reference: activations, or series to record them on, from which "mean" and
+            "resample" take their values.
         per_round: components that are removed at once, if the rest is faithful enough.
         pairs: try all pairs once no single component can go: n (n - 1) / 2 forecasts of
             a circuit of n components.
@@ -112,17 +114,25 @@ def minimal_circuit(
         progress: called with (removed, of).
 
     Returns:
-        Dataset of kind "minimal_circuit": ``in_circuit`` (component); ``taken``
-        (component), the index in the order of removal, -1 for those that stay; ``cost``
-        (component), the mean faithfulness that its removal lost, of several at once in
-        equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size,
-        NaN for sizes not reached; ``faithfulness`` and ``completeness`` (series), 1 -
-        faithfulness of the complement, with what :func:`.estimates.add_estimates` adds;
-        ``forecast`` (part, series, step) of "model", "circuit", "complement" and
-        "nothing"; by series ``gap``, the behaviour's difference between model and
-        nothing, ``gap_floor``, that of noise, ``gap_share``, the forecast's over the
-        series' range, and ``refused``: a gap below its floor or ``smallest``. Attribute
-        ``minimal``: "up to pairs" or "up to single components".
+        Dataset of kind "minimal_circuit":
+
+        - ``in_circuit`` (component): whether it stays.
+        - ``taken`` (component): its place in the order of removal, -1 for those that
+          stay.
+        - ``cost`` (component): mean faithfulness that its removal lost, of several at
+          once in equal parts; NaN for those that stay.
+        - ``curve`` (size): faithfulness by size, NaN for sizes not reached.
+        - ``faithfulness`` (series): of the circuit, with what
+          :func:`.estimates.add_estimates` adds.
+        - ``completeness`` (series): 1 - faithfulness of the complement, with the same.
+        - ``forecast`` (part, series, step): of "model", "circuit", "complement" and
+          "nothing", in data units.
+        - ``gap`` (series): the behaviour's difference between model and nothing.
+        - ``gap_floor`` (series): that of noise.
+        - ``gap_share`` (series): the forecast's difference over the series' range.
+        - ``refused`` (series): whether the gap is below its floor or ``smallest``.
+
+        Attribute ``minimal`` is "up to pairs" or "up to single components".
 
     Source:
         Wang et al. 2022; Conmy et al. 2023 (pruning); Syed et al. 2023 (edges); Marks
@@ -297,14 +307,14 @@ class _Bench:
         return forecasts
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Compute the faithfulness of forecasts (…, series, step), (…, series).
+        """Return the faithfulness (…, series) of forecasts (…, series, step).
 
         It is NaN for series without a verdict.
         """
         return 1.0 - self._distance(forecasts, self.full) / self.usable_gap
 
     def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Average the faithfulness of forecasts (…, series, step), (…).
+        """Return the mean faithfulness (…) of forecasts (…, series, step).
 
         The mean is over the series that have a verdict.
         """
@@ -415,7 +425,7 @@ class _Search:
         return candidates[index], float(values[index])
 
     def values(self, candidates: Sequence[Sequence[Component]]) -> np.ndarray:
-        """Compute the mean faithfulness of what remains without each group, (group,).
+        """Return the mean faithfulness of what remains without each group, (group,).
 
         The nodes removed so far are left out too.
         """

@@ -99,21 +99,30 @@ def compare_models(
         progress: called with (done, of), in models.
 
     Returns:
-        Dataset of kind "compare_models". Over (model, removed): ``share`` of the heads
-        (or MLPs) that are removed, NaN beyond the model's own number. ``error_ratio``
-        (model, order, removed, series), the mean absolute error over that of the
-        complete model, whose is ``error`` (model, series), and ``random_error_ratio``
-        (model, draw, removed, series). ``excess`` (model, order, removed, series), the
-        logarithm of the error over the median one of the random orders, with what
-        :func:`.estimates.add_estimates` adds; ``random_below`` (model, order, removed),
-        the share of the random orders whose median error over series is no larger.
+        Dataset of kind "compare_models":
 
-        Of several models also, over (part, other_model): ``match``, the most similar
-        component, ``similarity``, ``matched``, whether it is beyond ``floor`` (model,
-        other_model); ``matched_share`` (model, other_model) of the components; and
-        ``effect`` (part, series), the mean change as a share of the range. A ``part``
-        is "MODEL: COMPONENT". NaN between a model and itself, and for components that
-        hardly move the forecast.
+        - ``share`` (model, removed): share of the heads (or MLPs) that are removed, NaN
+          beyond the model's own number.
+        - ``error`` (model, series): mean absolute error of the complete model, in data
+          units.
+        - ``error_ratio`` (model, order, removed, series): the error over that.
+        - ``random_error_ratio`` (model, draw, removed, series): the same in random
+          orders.
+        - ``excess`` (model, order, removed, series): logarithm of the error over the
+          median one of the random orders, with what :func:`.estimates.add_estimates`
+          adds.
+        - ``random_below`` (model, order, removed): share of the random orders whose
+          median error over series is no larger.
+
+        Of several models also, NaN between a model and itself and for components that
+        hardly move the forecast; a ``part`` is "MODEL: COMPONENT":
+
+        - ``match`` (part, other_model): the most similar component.
+        - ``similarity`` (part, other_model): its cosine, -1 to 1.
+        - ``matched`` (part, other_model): whether that is beyond the floor.
+        - ``floor`` (model, other_model): similarity reached by chance.
+        - ``matched_share`` (model, other_model): share of the components that match.
+        - ``effect`` (part, series): mean change as a share of the range.
 
     Raises:
         InputError: there is no truth; two models have one name, or other series; a
@@ -222,7 +231,7 @@ def _check_same(first: Run, other: Run) -> None:
 
 
 def _measure_removals(run: Run, parts: str, draws: int, seed: int) -> xr.Dataset:
-    """Forecast without a growing share of the parts, in all orders.
+    """Return errors without a growing share of the parts, in all orders.
 
     The result has the errors that :func:`compare_models` returns of one model, and
     ``rounding`` (series,), the noise floor of the logarithm of such a ratio.

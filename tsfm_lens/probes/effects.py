@@ -69,20 +69,28 @@ def causal_effects(
             in the same plain pass.
         components: heads, branches or layers, by name or glob; heads and MLPs of the
             output stack if None.
-        how, reference: the replacement; see :meth:`Lens.ablate`. Draws take the run's
-            seed.
+        how: "zero", "mean", "resample" or "noise", which replaces the component. Draws
+            take the run's seed.
+        reference: activations, or series to record them on, from which "mean" and
+            "resample" take their values.
         smallest: self-repair is undefined for direct effects whose mean size is up to
             this share of the series' range.
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "causal_effects" over (component, series, step), in data units:
-        ``total``, ``direct``, ``indirect``; over (component, series) ``total_share``
-        and ``direct_share``, their mean sizes over the range of context and forecast,
-        and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the
-        direct effect is no larger than the noise floor or ``smallest``; for each what
+        Dataset of kind "causal_effects":
+
+        - ``total``, ``direct``, ``indirect`` (component, series, step): effects in data
+          units.
+        - ``total_share``, ``direct_share`` (component, series): their mean sizes over
+          the range of context and forecast.
+        - ``self_repair`` (component, series): 1 - <total, direct> / <direct, direct>;
+          NaN where the direct effect is no larger than the noise floor or ``smallest``.
+        - ``plain_forecast`` (series, step): without ablation, in data units.
+
+        ``total_share``, ``direct_share`` and ``self_repair`` come with what
         :func:`.estimates.add_estimates` adds, without a token model's first step
-        (attribute ``first_step``). ``plain_forecast`` (series, step).
+        (attribute ``first_step``).
 
     Source:
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and
@@ -176,7 +184,7 @@ def causal_effects(
 
 
 def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """Compute the share of a direct effect that later components undo.
+    """Return the share of a direct effect that later components undo.
 
     Effects are (…, step). The share (…) is NaN where the mask ``none`` (…) says that
     there is no direct effect.

@@ -29,8 +29,11 @@ def forecast(run: Run) -> xr.Dataset:
         run: what was forecast.
 
     Returns:
-        point (series, step), and quantiles or samples where the model has them; see
-        :meth:`tsfm_lens.models.Forecast.to_dataset`.
+        Dataset of kind "forecast", in data units:
+
+        - ``quantile_forecast`` (series, quantile, step): levels in ascending order.
+        - ``sample`` (series, draw, step): where it draws sample paths.
+        - ``context`` (series, time), and ``truth`` (series, step) where known.
 
     Example:
         >>> probes.forecast(run).attrs["kind"]

@@ -35,7 +35,7 @@ _MAX_SERIES = 8
 
 
 def _some_series(results: Any) -> tuple[Run]:
-    """Select the first items of a report's run.
+    """Return the first items of a report's run.
 
     All series are taken where none may be left out.
     """
@@ -83,30 +83,39 @@ def head_states(
         progress: called with the components ablated so far and their number.
 
     Returns:
-        Dataset of kind "head_states". Over ``series``, ``layer`` and ``head``:
-        ``entropy`` in nats and ``normalised_entropy`` (min-max over heads); ``write``
-        (…, step), the head's part of the forecast in data units, ``write_size``, its
-        mean absolute value but at a token decoder's first step, ``write_share``, that
-        over all components' sum; ``attention`` (…, query, key), the weights of the
-        queries that the forecast is read from on the tokens of the past, and what
-        follows from it over the forecast's steps, each of which has the query of
-        ``step_query`` (step): ``lag``, the distance back at which the mean over steps
-        is largest, from the first step of a query (``query_start``) to the first of a
-        token (``key_start``; it ends before ``key_stop``), and ``lag_share``, that
-        mean; ``place``, the token whose mean is largest, and ``place_share``;
-        ``attention_forecast`` and ``attention_other``, means on forecast tokens, and on
-        special ones and padding.
+        Dataset of kind "head_states". Over (series, layer, head):
 
-        Over ``component`` (every head and MLP of the output stack) and ``series``:
-        ``mean_shift`` (with ``_acts`` and ``_floor``), ``spearman_distance`` and
-        ``forecast``, and ``baseline_forecast``, all as of
-        :func:`tsfm_lens.probes.ablation_effects`: of a token model expected values
-        along the run's one path. ``quantile_forecast`` (series, quantile, step) is the
-        library's own forecast.
+        - ``entropy``: in nats.
+        - ``normalised_entropy``: min-max scaled over heads, 0 to 1.
+        - ``write`` (…, step): the head's part of the forecast, in data units.
+        - ``write_size``: its mean absolute value, without a token decoder's first step.
+        - ``write_share``: this over all components' sum.
+        - ``attention`` (…, query, key): weights on the tokens of the past, of the
+          queries that the forecast is read from. ``step_query`` (step) is each step's
+          query.
+        - ``lag``: distance back, in steps, at which the mean over steps is largest. It
+          runs from the first step of a query (``query_start``) to the first of a token
+          (``key_start`` to ``key_stop``).
+        - ``lag_share``: that mean.
+        - ``place``: the token whose mean is largest.
+        - ``place_share``: that mean.
+        - ``attention_forecast``, ``attention_other``: means on forecast tokens, and on
+          special ones and padding.
 
-        Without series: ``stable_rank`` (product, layer, head) and ``singular_value``
-        (…, mode). Coordinate ``name`` has the heads' components. Attribute ``special``:
-        the special tokens among the keys.
+        Of components, which are every head and MLP of the output stack:
+
+        - ``mean_shift`` (component, series): mean absolute change of the forecast
+          without it, in data units, with ``_acts`` and ``_floor``.
+        - ``spearman_distance`` (component, series): 1 - rank correlation of both
+          forecasts.
+        - ``forecast`` (component, series, step), ``baseline_forecast`` (series, step):
+          in data units, of a token model expected values along the run's one path.
+        - ``quantile_forecast`` (series, quantile, step): the library's own forecast.
+        - ``stable_rank`` (product, layer, head).
+        - ``singular_value`` (product, layer, head, mode).
+
+        Coordinate ``name`` has the heads' components. Attribute ``special`` lists the
+        special tokens among the keys.
 
     Source:
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT,
@@ -198,7 +207,7 @@ _EFFECT_VARIABLES = (
 
 
 def _select_effects(effects: xr.Dataset) -> xr.Dataset:
-    """Select what the linked view needs of an ablation.
+    """Return what the linked view needs of an ablation.
 
     Coordinates are renamed, since ``head`` is a dimension of the view.
     """
@@ -213,7 +222,7 @@ def _select_effects(effects: xr.Dataset) -> xr.Dataset:
 
 
 def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
-    """Join the attention of several series along one dimension.
+    """Return the attention of several series along one dimension.
 
     A short series has fewer tokens, which end where all others' end.
     """
@@ -228,7 +237,7 @@ def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
 
 
 def past_attention(maps: xr.Dataset) -> xr.Dataset:
-    """Measure which tokens of the past the heads of one series attend to.
+    """Return which tokens of the past the heads of one series attend to.
 
     The result holds the lag and the token where the mean over forecast steps is
     largest.

@@ -99,19 +99,24 @@ def induction_scores(
         decoding: "rollout" continues with the decoder's own most probable token, as in
             the paper, and leaves out positions whose token is not in the context.
             "forced" teacher-forces the motif.
-        prefix_from, copy_from: scores from which a head is an induction head.
+        prefix_from: prefix-matching score from which a head is an induction head.
+        copy_from: copy score from which it is one.
         seed: of the motifs.
 
     Returns:
-        Dataset of kind "induction_scores" over (layer, head): ``prefix_matching``, mean
-        attention to the key, and ``copy_score``, the head's own logit of the right
-        token in standard deviations over the vocabulary (0 for a head that writes
-        nothing), with what :func:`.estimates.add_estimates` adds over sequences,
-        against an even spread and the copy score of the average token; ``entropy`` of
-        its attention rows in nats; ``induction``, whether both scores reach their
-        thresholds; ``copy_accuracy``, share of positions at which the model's most
-        probable token is the right one, and ``matched``, share of positions that have a
-        right token.
+        Dataset of kind "induction_scores":
+
+        - ``prefix_matching`` (layer, head): mean attention to the key.
+        - ``copy_score`` (layer, head): the head's own logit of the right token, in
+          standard deviations over the vocabulary; 0 for a head that writes nothing.
+        - ``entropy`` (layer, head): of its attention rows, in nats.
+        - ``induction`` (layer, head): whether both scores reach their thresholds.
+        - ``copy_accuracy``: share of positions at which the model's most probable token
+          is the right one.
+        - ``matched``: share of positions that have a right token.
+
+        Both scores come with what :func:`.estimates.add_estimates` adds over sequences,
+        against an even spread and the copy score of the average token.
 
     Source:
         tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY); Olsson et al. 2022.
@@ -284,7 +289,7 @@ def _sequences(
 
 
 def _continue_prompts(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
-    """Continue the prompts to (sequence, motif) by their most probable tokens.
+    """Return prompts continued to (sequence, motif) by their most probable tokens.
 
     The search is the library's own greedy one.
     """
@@ -340,7 +345,7 @@ def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
 
 
 def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
-    """Average scores over the valid positions of each sequence, (head, sequence).
+    """Return mean scores over the valid positions of a sequence, (head, sequence).
 
     The scores are (sequence, position, head).
     """
@@ -357,7 +362,7 @@ def _copy_scores(
     unembedding: tuple[Tensor, Tensor],
     pool: Tensor,
 ) -> Tensor:
-    """Compute how far each head's write raises the right token, as a z-score.
+    """Return how far each head's write raises the right token, as a z-score.
 
     The result (batch, pos, head, 2) has the right token, and the average token of a
     pool.
@@ -443,25 +448,36 @@ def induction_overlap(
     a grid.
 
     Args:
-        induction: of kind "induction_scores", from
-            :func:`tsfm_lens.probes.induction_scores`.
-        entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None
-            means the entropies along the repeated tokens in ``induction`` (the paper's
-            text).
-        prefix_from, copy_from, sharp_below: the thresholds of the table.
+        induction: result of kind "induction_scores".
+        entropy: result of kind "head_entropy", of the same heads (the paper's figure
+            5); None means the entropies along the repeated tokens in ``induction`` (the
+            paper's text).
+        prefix_from: prefix-matching score of the table.
+        copy_from: copy score of the table.
+        sharp_below: normalised entropy of the table, below which a head is sharp.
 
     Returns:
-        Dataset of kind "induction_overlap". Over (layer, head): ``prefix_matching``,
-        ``copy_score`` and ``normalised`` (entropy), ``induction``, ``sharp``, and the
-        statistics of the first two. The table: ``count`` and ``proportion``
-        (induction_state, sharp_state), totals ``proportion_induction`` and
-        ``proportion_sharp``, ``p_sharp_given_induction``, ``p_induction_given_sharp``.
-        The sweeps: ``sweep_sharp_given_induction`` and ``sweep_induction_given_sharp``
-        (copy_threshold, entropy_threshold), their denominators
-        ``sweep_induction_count`` and ``sweep_sharp_count``, and
-        ``sweep_proportion_induction`` (copy_threshold, prefix_threshold).
-        ``correlation`` (score, other_score) is Pearson's over heads. A share of no
-        heads is NaN.
+        Dataset of kind "induction_overlap". A share of no heads is NaN. Over (layer,
+        head):
+
+        - ``prefix_matching``, ``copy_score``: with their statistics.
+        - ``normalised``: entropy, min-max scaled.
+        - ``induction``, ``sharp``: whether the head is one.
+
+        The table:
+
+        - ``count``, ``proportion`` (induction_state, sharp_state).
+        - ``proportion_induction`` (induction_state), ``proportion_sharp``
+          (sharp_state): totals.
+        - ``p_sharp_given_induction``, ``p_induction_given_sharp``: shares of heads.
+
+        The sweeps over thresholds:
+
+        - ``sweep_sharp_given_induction``, ``sweep_induction_given_sharp``
+          (copy_threshold, entropy_threshold): shares of heads.
+        - ``sweep_induction_count``, ``sweep_sharp_count``: their denominators.
+        - ``sweep_proportion_induction`` (copy_threshold, prefix_threshold).
+        - ``correlation`` (score, other_score): Pearson's, over heads.
 
     Source:
         tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).

@@ -49,7 +49,7 @@ def spectral_kernel(
 def concentration_bound(
     queries: Tensor, keys: Tensor, product: Product, rank: int | None = None
 ) -> dict[str, Tensor]:
-    """Bound the weight outside one key, from leading singular directions alone.
+    """Return a bound of the weight outside one key, from leading directions alone.
 
     All entries of the result are (query,); :func:`kernel_regression` says what they
     are.
@@ -130,14 +130,20 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             not zero if None.
 
     Returns:
-        Dataset of kind "kernel_regression" over (layer, head): ``bandwidth`` (…, mode),
-        1/√ of the singular values; ``tilt_share``, the variance over keys of the tilt
-        over that of tilt and kernel together, near 0 if the query determines weights;
-        ``identity_error``, the largest difference of the kernel's weights from the
-        model's own pattern. By query: ``missing``, 1 minus the weight of the key with
-        the largest truncated score, its upper ``bound``, ``applicable``, whether the
-        margin condition holds, and ``vacuous``, whether the bound says nothing.
-        Attribute ``beta``.
+        Dataset of kind "kernel_regression":
+
+        - ``bandwidth`` (layer, head, mode): 1/√ of the singular values.
+        - ``tilt_share`` (layer, head): variance over keys of the tilt over that of tilt
+          and kernel together, near 0 if the query determines weights.
+        - ``identity_error`` (layer, head): largest difference of the kernel's weights
+          from the model's own pattern.
+        - ``missing`` (layer, head, query): 1 minus the weight of the key with the
+          largest truncated score.
+        - ``bound`` (layer, head, query): its upper bound.
+        - ``applicable`` (layer, head, query): whether the margin condition holds.
+        - ``vacuous`` (layer, head, query): whether the bound says nothing.
+
+        Attribute ``beta`` is the paper's β.
 
     Source:
         tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2,

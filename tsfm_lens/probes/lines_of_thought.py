@@ -111,21 +111,36 @@ def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
             multiple of the context's largest step; ``height=0.05`` and
             ``prominence=0.05``, those that a mode must have, as shares of the
             distribution's maximum; ``distance=2``, fewest bins between two modes;
-            ``jump=1.0`` and ``overlap=0.5``, see above; ``gap=1``, most steps without a
-            mode inside a line, each of which adds a ``jump`` to the reach;
+            ``jump=1.0``, reach as a multiple of the context's largest step;
+            ``overlap=0.5``, least share of steps in common; ``gap=1``, most steps
+            without a mode inside a line, each of which adds a ``jump`` to the reach;
             ``min_steps=2``, fewest modes of a line.
 
     Returns:
         Dataset of kind "lines_of_thought", with the maps, the series and forecasts.
-        Over (layer, series): ``count`` of lines, ``spurious_count``, and
-        ``spurious_mass``, the probability on spurious lines, mean over steps. Along
-        ``line``: ``line_layer``, ``line_series``, ``start`` and ``stop`` (steps, the
-        last one excluded), ``length`` (modes), ``mean_value`` (data units), ``mass``
-        (mean over all steps), ``continuous``, ``survives``, ``spurious``, ``thread``,
-        and ``birth`` and ``death``, the thread's first and last layer. ``path`` and
-        ``path_mass`` (line, step), NaN and 0 without a mode; ``largest_step`` (series),
-        ``jump`` times the context's largest step or a bin's width, whichever is larger,
-        in data units.
+        Over (layer, series):
+
+        - ``count``: number of lines.
+        - ``spurious_count``: number of spurious ones.
+        - ``spurious_mass``: probability on spurious lines, mean over steps.
+
+        Along ``line``:
+
+        - ``line_layer``, ``line_series``: where it is.
+        - ``start``, ``stop``: steps, the last one excluded.
+        - ``length``: number of modes.
+        - ``mean_value``: in data units.
+        - ``mass``: probability, mean over all steps.
+        - ``continuous``, ``survives``, ``spurious``: whether it is so.
+        - ``thread``: number of its thread.
+        - ``birth``, ``death``: the thread's first and last layer.
+        - ``path``, ``path_mass`` (line, step): value in data units and probability; NaN
+          and 0 without a mode.
+
+        By series:
+
+        - ``largest_step`` (series): ``jump`` times the context's largest step or a
+          bin's width, whichever is larger, in data units.
 
     Source:
         tsfm-lens paper, section 2.3 and figure 1C, in words.
@@ -313,7 +328,7 @@ def _join_modes(
 
 
 def _pair_nearest(cost: np.ndarray) -> list[tuple[int, int]]:
-    """Pair rows and columns one to one, the cheapest of all pairs first.
+    """Return pairs of rows and columns, the cheapest of all pairs first.
 
     Pairs of infinite cost are never made.
     """

@@ -63,16 +63,26 @@ def logit_lens(
         logits: also the ``logit`` of every value bin, of a token model.
 
     Returns:
-        Dataset of kind "logit_lens" over ``layer`` (-1 for the embedding, named in
-        ``layer_label``), ``series`` and ``step``; forecasts are in data units. Token
-        models: ``probability`` of every value bin, its ``value``, ``entropy`` in nats
-        over the full vocabulary, ``n_peaks``,
-        ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most
-        probable bin). Patch models: ``quantile_forecast``, and as ``point_forecast``
-        its median, or the mean if the head emits a distribution. The last layer is the
-        model's own output, in a token model after the tokens of the run's path. All
-        models: ``native_median`` (series, step), the median of the library's forecast,
-        and ``rounding`` (series), a bound of the rounding error of that median.
+        Dataset of kind "logit_lens". ``layer`` is -1 for the embedding, named in
+        ``layer_label``; the last layer is the model's own output, in a token model
+        after the tokens of the run's path.
+
+        - ``quantile_forecast`` (layer, series, quantile, step): in data units.
+        - ``point_forecast`` (layer, series, step): in data units, the most probable bin
+          of a token model; of others the median, or the mean if the head emits a
+          distribution.
+        - ``native_median`` (series, step): median of the library's forecast, in data
+          units.
+        - ``rounding`` (series): a bound of the rounding error of that median, in data
+          units.
+
+        Of token models also:
+
+        - ``probability`` (layer, series, step, bin): of every value bin.
+        - ``value`` (series, bin): of each bin, in data units.
+        - ``entropy`` (layer, series, step): in nats over the full vocabulary.
+        - ``n_peaks`` (layer, series, step): number of modes.
+        - ``effective_vocabulary`` (layer, series, step).
 
     Raises:
         InputError: a horizon longer than one pass, hooks that change the model after
@@ -184,7 +194,7 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
 
 
 def count_peaks(probability: np.ndarray) -> np.ndarray:
-    """Count modes of distributions over bins, (…, bin) -> (…).
+    """Return the number of modes of distributions over bins, (…, bin) -> (…).
 
     A mode is a peak of at least 0.02, at least two bins from the next one.
     """
@@ -201,7 +211,7 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
 def bin_quantiles(
     probability: np.ndarray, values: np.ndarray, levels: Sequence[float]
 ) -> np.ndarray:
-    """Compute quantiles of distributions over bins.
+    """Return quantiles of distributions over bins.
 
     A quantile is the first value whose cumulative probability reaches the level.
     """
@@ -218,7 +228,7 @@ METRICS = ("sMAPE", "MAE", "RMSE")
 
 
 def _reference(results: Any) -> dict[str, str]:
-    """Choose the reference of the gain.
+    """Return the reference of the gain, as options.
 
     It is the model's own forecast where there is no truth.
     """
@@ -252,16 +262,20 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     layer has no gain: its error is 0 by definition.
 
     Args:
-        lens_result: from :func:`tsfm_lens.probes.logit_lens`.
+        lens_result: result of kind "logit_lens".
         reference: "truth" measures against the values after the context, "model"
             against the model's own forecast.
 
     Returns:
-        Dataset of kind "layer_gain": ``error`` and ``gain`` in percent (metric, layer,
-        series), NaN for the first layer and after an error within rounding, with what
-        :func:`.estimates.add_estimates` adds for each metric (MAE, RMSE, and sMAPE,
-        ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error``
-        (layer, series); the context and the truth that errors are measured against.
+        Dataset of kind "layer_gain", with the context and the truth that errors are
+        measured against. ``metric`` is MAE, RMSE and sMAPE, ``100 mean(|x - y| / (|x| +
+        |y|))``.
+
+        - ``error`` (metric, layer, series): in data units, sMAPE in percent.
+        - ``gain`` (metric, layer, series): in percent, NaN for the first layer and
+          after an error within rounding, with what :func:`.estimates.add_estimates`
+          adds for each metric.
+        - ``first_step_error`` (layer, series): of token models, in data units.
 
     Source:
         tsfm-lens paper, appendix F (S3-GAIN).
@@ -348,7 +362,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
 
 def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Compute sMAPE in percent, MAE and RMSE over known steps.
+    """Return sMAPE in percent, MAE and RMSE over known steps.
 
     (layer, series, step) -> (metric, layer, series).
     """

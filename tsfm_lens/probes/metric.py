@@ -41,7 +41,7 @@ class Metric:
     function: MetricFunction
 
     def measure(self, run: Run, forecasts: np.ndarray) -> np.ndarray:
-        """Compute the metric of forecasts (…, series, step), which gives (…, series).
+        """Return the metric (…, series) of forecasts (…, series, step).
 
         It is NaN for covariates, which have no forecast, and where a forecast is NaN.
 
@@ -98,7 +98,7 @@ class Metric:
 
 
 def as_metric(given: Any) -> Metric:
-    """Check a function, or a mapping of one name to a function.
+    """Return the metric that a function, or a mapping of one name to it, gives.
 
     Raises:
         InputError: it is neither, or the function has no name to be called by.
@@ -185,7 +185,8 @@ def metric_shares(
     Args:
         metric: of a forecast; it is given the series and the truth of the clean run.
         clean: the run to explain, which is one of the next two.
-        base, source: the run that is patched, and the one that it is patched from.
+        base: the run that is patched.
+        source: the run that it is patched from.
         forecasts: (…, series, step).
 
     Returns:

@@ -68,18 +68,23 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
             earlier match.
 
     Returns:
-        Dataset of kind "context_parroting". ``lag_error`` (series, lag): mean absolute
-        difference of the forecast from the context repeated at a lag, in standard
-        deviations of the context. ``best_lag`` (series): the shortest lag at which the
-        copy is as good as at any other, but for chance; ``copy_error`` (series): its
-        error. The copy may also go on with the context's straight line; it must be
-        exact, or better than copies, at any lag, of 99 random orders of the context's
-        values. ``parrot_error`` (series): the same difference from what followed the
-        best earlier match of the last ``motif`` steps; ``parrot_match`` (series): how
-        many steps back that begins. ``forecast`` and ``parrot`` (series, step). NaN
-        where a context is too short or constant, or is copied at no lag. For both
-        errors what :func:`.estimates.add_estimates` adds, against the distance of two
-        forecasts of the unchanged model.
+        Dataset of kind "context_parroting". NaN stands where a context is too short or
+        constant, or is copied at no lag.
+
+        - ``lag_error`` (series, lag): mean absolute difference of the forecast from the
+          context repeated at a lag, in standard deviations of the context.
+        - ``best_lag`` (series): shortest lag, in steps, at which the copy is as good as
+          at any other, but for chance. The copy must be exact, or better than copies,
+          at any lag, of 99 random orders of the context's values.
+        - ``copy_error`` (series): its error. The copy may also go on with the context's
+          straight line.
+        - ``parrot_error`` (series): the same difference from what followed the best
+          earlier match of the last ``motif`` steps.
+        - ``parrot_match`` (series): how many steps back that begins.
+        - ``forecast``, ``parrot`` (series, step): in data units.
+
+        Both errors come with what :func:`.estimates.add_estimates` adds, against the
+        distance of two forecasts of the unchanged model.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; analogue
@@ -148,14 +153,19 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
         run: the forecast to explain, of exactly one series.
         lag: steps.
         width: steps on either side that still count.
-        options: see :func:`tsfm_lens.probes.autoregressive_attention`.
+        options: ``kind``, ``stack`` and ``keys``: the kind of attention ("cross_attn",
+            "self_attn" …, the last one over time if None), its stack (the output stack
+            if None), and whether keys are steps of "time" or places in the "window" of
+            a pass.
 
     Returns:
-        Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of
-        attention on such tokens; ``chance``, that of uniform attention over the context
-        tokens that a query may see; ``vacuous``, whether all of these are at the lag,
-        so that the mass says nothing: for example if one token forecasts as many steps
-        as the lag or more.
+        Dataset of kind "lag_attention":
+
+        - ``mass`` (layer, head): mean share of attention on such tokens.
+        - ``chance``: that of uniform attention over the context tokens that a query may
+          see.
+        - ``vacuous``: whether all of these are at the lag, so that the mass says
+          nothing. It is so if one token forecasts as many steps as the lag or more.
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -195,7 +205,7 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
-    """Compute the error of the forecast as a copy of the context at each lag, (lag,).
+    """Return the error of the forecast as a copy of the context at each lag, (lag,).
 
     It is the mean absolute difference from the context's last ``lag`` values, repeated.
     """
@@ -265,7 +275,7 @@ def best_lags(run: Run) -> np.ndarray:
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
-    """Find the shortest lag at which a forecast copies its context best; 0 for none.
+    """Return the shortest lag at which a forecast copies its context best; 0 for none.
 
     Lags whose copies are as good as the best one, but for chance, count as equal. A
     copy repeats the values themselves, or their distances from a straight line through
@@ -304,7 +314,7 @@ def _subtract_line(
 def _beats_random_order(
     context: np.ndarray, forecast: np.ndarray, error: float
 ) -> bool:
-    """Test whether a copy is exact, or nearer than any copy of a shuffled context.
+    """Return whether a copy is exact, or nearer than any of a shuffled context.
 
     ``error`` is that of the copy. Each of 99 shuffled contexts is copied at every lag.
     """
@@ -329,7 +339,7 @@ def _rounding_distance(context: np.ndarray) -> float:
 
 
 def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray) -> int:
-    """Find the shortest lag that copies as well as the best one, but for chance.
+    """Return the shortest lag that copies as well as the best one, but for chance.
 
     Lags whose ``errors`` (lag,) are equal within chance are compared once more, by
     :func:`_folded_gaps`.
@@ -367,7 +377,7 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
 def _folded_gaps(
     context: np.ndarray, forecast: np.ndarray, lags: np.ndarray
 ) -> np.ndarray:
-    """Compare values with the context folded at each lag, (lag, time).
+    """Return gaps of values to the context folded at each lag, (lag, time).
 
     The values are those of the context's second half and of the forecast. The result is
     their absolute difference from the mean of the context values 1, 2, … lags before.
@@ -391,7 +401,7 @@ def _folded_gaps(
 
 
 def compute_spread(context: np.ndarray) -> float:
-    """Compute the standard deviation of a context.
+    """Return the standard deviation of a context.
 
     It is NaN if the context is constant or has no value.
     """
@@ -439,37 +449,47 @@ def head_parroting(
 
     Args:
         run: the forecast to explain.
-        lag: steps, for every series; if None each series' own ``best_lag``, as in
-            :func:`context_parroting`.
+        lag: steps, for every series; if None each series' own best one, at which its
+            context is copied best.
         motif: length of the last stretch, of which the naive parrot finds the best
             earlier match.
         width: steps on either side of the lag that still count.
         kind: kind of attention; the last one over time of the output stack if None.
-        how, reference: see :func:`tsfm_lens.probes.ablation_effects`.
+        how: "zero", "mean", "resample" or "noise", which replaces the head.
+        reference: activations, or series to record them on, from which "mean" and
+            "resample" take their values.
         progress: called with (done, of) after each head.
 
     Returns:
-        Dataset of kind "head_parroting" over (layer, head, series). ``mass``: share of
-        attention at the lag and its multiples. ``copy_error_change``,
-        ``parrot_error_change`` and, with a truth, ``truth_error_change``: how much
-        ablating the head adds to the mean absolute difference of the forecast from the
-        copy, the naive parrot and the truth, in standard deviations of the context. A
-        change of the first two above 0 says that the head supports the copy, one of the
-        third that the forecast is better with the head. For each what
-        :func:`.estimates.add_estimates` adds. Over ``series``: ``lag``; ``chance``, the
-        mass of uniform attention, and ``vacuous``, see :func:`lag_attention`;
-        ``copy_error`` and so on, the errors without ablation. ``forecast``, ``copy``
-        and ``parrot`` (series, step). The attribute ``statistic`` names the statistic
-        of the forecast. NaN where a context is constant, too short, incomplete, or
-        copied at no lag.
+        Dataset of kind "head_parroting". NaN stands where a context is constant, too
+        short, incomplete, or copied at no lag.
 
-    Source:
-        tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
+        - ``mass`` (layer, head, series): share of attention at the lag and its
+          multiples.
+        - ``copy_error_change`` (layer, head, series): how much ablating the head adds
+          to the mean absolute difference of the forecast from the copy, in standard
+          deviations of the context. Above 0 the head supports the copy.
+        - ``parrot_error_change`` (layer, head, series): the same, from the naive
+          parrot.
+        - ``truth_error_change`` (layer, head, series): the same, from the truth where
+          there is one. Above 0 the forecast is better with the head.
+        - ``lag`` (series): in steps.
+        - ``chance`` (series): mass of uniform attention.
+        - ``vacuous`` (series): whether every token is at the lag, so that the mass says
+          nothing.
+        - ``copy_error``, ``parrot_error``, ``truth_error`` (series): without ablation.
+        - ``forecast``, ``copy``, ``parrot`` (series, step): in data units.
+
+        The first four come with what :func:`.estimates.add_estimates` adds. The
+        attribute ``statistic`` names the statistic of the forecast.
 
     Raises:
         InputError: several variates, a motif below 2, a lag that is not shorter than
-            every context, or as in :func:`tsfm_lens.probes.autoregressive_attention`.
+            every context, or a horizon beyond one pass where nothing is re-read.
         UnknownNameError: no such kind of attention.
+
+    Source:
+        tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
 
     Example:
         >>> probes.head_parroting(run)["mass"].dims
@@ -587,18 +607,28 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         run: the forecast to explain; the median of the library's own forecast is used.
 
     Returns:
-        Dataset of kind "seasonality_bias" over ``series``: ``period``, the strongest of
-        the context; ``context_amplitude``, ``forecast_amplitude`` and, with a truth,
-        ``truth_amplitude`` of the sine at that period, in data units;
-        ``amplitude_ratio``, forecast over context, and ``amplitude_change``, the ratio
-        less 1; ``spread_ratio``, standard deviation of the forecast over the context's.
-        For models that read patches: ``patch_amplitude``, the forecast's amplitude at
-        the patch length, in data units, and ``patch_pull``, this less the context's
-        one, in standard deviations of the context. For change and pull what
-        :func:`.estimates.add_estimates` adds. ``amplitude`` (part, series,
-        trial_period): amplitude of each part (the last horizon of the context, the
-        forecast, the truth) at periods from 3 steps to the horizon, in standard
-        deviations of the context. NaN where a part is shorter than the period.
+        Dataset of kind "seasonality_bias". NaN stands where a part is shorter than the
+        period.
+
+        - ``period`` (series): the strongest of the context, in steps.
+        - ``context_amplitude``, ``forecast_amplitude`` and, with a truth,
+          ``truth_amplitude`` (series): of the sine at that period, in data units.
+        - ``amplitude_ratio`` (series): forecast over context.
+        - ``amplitude_change`` (series): the ratio less 1.
+        - ``spread_ratio`` (series): standard deviation of the forecast over the
+          context's.
+        - ``amplitude`` (part, series, trial_period): of the last horizon of the
+          context, the forecast and the truth, at periods from 3 steps to the horizon,
+          in standard deviations of the context.
+
+        Of models that read patches also:
+
+        - ``patch_amplitude`` (series): the forecast's amplitude at the patch length, in
+          data units.
+        - ``patch_pull`` (series): this less the context's one, in standard deviations
+          of the context.
+
+        Change and pull come with what :func:`.estimates.add_estimates` adds.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and
@@ -694,7 +724,7 @@ def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.
 
 
 def fit_amplitude(values: np.ndarray, period: float) -> float:
-    """Fit a sine of one period to values (time,), and return its amplitude.
+    """Return the amplitude of a sine of one period fitted to values (time,).
 
     A constant and a straight line are fitted together with it.
     """
@@ -715,7 +745,7 @@ def fit_amplitude(values: np.ndarray, period: float) -> float:
 
 
 def dominant_period(values: np.ndarray) -> float:
-    """Find the period with the largest amplitude, in steps.
+    """Return the period with the largest amplitude, in steps.
 
     It is at least 2 steps and at most a third of the series.
     """

@@ -109,17 +109,25 @@ def activation_patching(
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "activation_patching" over (component, position, series):
-        ``recovered``, the share of the way from the unpatched forecast to the source's
-        (a projection, so it may lie outside 0 and 1); with a metric, the share of the
-        way between the metrics of both, NaN where these are the same up to noise, and
-        ``metric_value``, the metric itself; ``effect``, the mean distance
-        from the unpatched forecast in data units; for both what
-        :func:`.estimates.add_estimates` adds, with the noise of both runs; ``forecast``
-        (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
-        ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in
-        steps, and ``position_special``. The attribute ``path`` says whose path both
-        decoders read, such as "corrupted"; others have none.
+        Dataset of kind "activation_patching":
+
+        - ``recovered`` (component, position, series): share of the way from the
+          unpatched forecast to the source's. It is a projection, so it may lie outside
+          0 and 1. With a metric it is the share of the way between both metrics, NaN
+          where these are the same up to noise.
+        - ``effect`` (component, position, series): mean distance from the unpatched
+          forecast, in data units.
+        - ``metric_value`` (component, position, series): the metric itself, where there
+          is one.
+        - ``forecast`` (component, position, series, step): in data units.
+        - ``clean_forecast``, ``corrupted_forecast`` (series, step): in data units.
+        - ``corrupted_context`` (series, time): in data units.
+
+        ``recovered`` and ``effect`` come with what :func:`.estimates.add_estimates`
+        adds, with the noise of both runs. Coordinates ``position_start`` and
+        ``position_stop`` are in steps; ``position_special`` marks other tokens. The
+        attribute ``path`` says whose path both decoders read, such as "corrupted";
+        others have none.
 
     Source:
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
@@ -287,7 +295,7 @@ class RunPair:
         return result
 
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
-        """Measure the share of the difference that forecasts cover, (…, series).
+        """Return the share of the difference that forecasts cover, (…, series).
 
         It is how far forecasts (…, series, step) have moved from the base's to the
         source's.
@@ -330,7 +338,7 @@ class RunPair:
     def test_effects(
         self, data: xr.Dataset, floor: np.ndarray | None = None
     ) -> xr.Dataset:
-        """Test the effects that a result holds, with the noise floors of both runs.
+        """Return a result with tests of its effects, by the noise of both runs.
 
         ``floor`` (series,) is that of shares where they are not of the forecast.
         """
@@ -404,7 +412,7 @@ def contrast(
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
 ) -> RunPair:
-    """Record both runs, the source at the sites.
+    """Return both runs, with activations of the source at the sites.
 
     A pair whose forecasts are the same is refused.
     """
@@ -516,17 +524,30 @@ def attribution_patching(
     gradient, so the estimate misses its part.
 
     Args:
-        clean, corrupted, at, stack, positions, direction: see
-            :func:`tsfm_lens.probes.activation_patching`.
+        clean: the run to explain.
+        corrupted: a run of the same series with something removed, of equal ids,
+            starts, lengths and options.
+        at: "stream" (residual stream around each layer), "branches", "heads", or names
+            and globs of sites.
+        stack: the stack whose tokens are patched; the first if None.
+        positions: "all" tokens at once, "each" token, or that many tokens at a time;
+            None makes at most 32 groups.
+        direction: "denoise" puts clean activations into the corrupted run, "noise" does
+            the reverse.
         exact: also patch, to measure the estimate's error.
-        progress: of the exact patching.
+        progress: called with (done, of), of the exact patching.
 
     Returns:
-        Dataset of kind "attribution_patching" over (component, position, series):
-        ``first_order``, the estimated share recovered; with ``exact`` also
-        ``recovered``, ``error`` = first_order - recovered, and attributes
-        ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares
-        what :func:`.estimates.add_estimates` adds, with the noise of both runs.
+        Dataset of kind "attribution_patching":
+
+        - ``first_order`` (component, position, series): estimated share recovered.
+        - ``recovered`` (component, position, series): the share itself, with ``exact``.
+        - ``error`` (component, position, series): the first less the second, with
+          ``exact``.
+
+        Both shares come with what :func:`.estimates.add_estimates` adds, with the noise
+        of both runs. With ``exact`` the attributes ``mean_absolute_error`` and
+        ``rank_correlation`` are over all cells.
 
     Source:
         Nanda 2023; Syed et al. 2023.
@@ -575,7 +596,7 @@ def _points(sites: Sequence[PatchSite]) -> list[str]:
 
 
 def slopes(pair: RunPair, sites: Sequence[PatchSite]) -> Activations:
-    """Record the base run with the gradients of the share recovered.
+    """Return activations of the base run, with gradients of the share recovered.
 
     Gradients are under ``name + "_grad"``.
     """
@@ -612,7 +633,7 @@ def slopes(pair: RunPair, sites: Sequence[PatchSite]) -> Activations:
 def with_gradients(
     run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]
 ) -> Activations:
-    """Record activations of one forward pass, and a loss's gradients at them.
+    """Return activations of one forward pass, with a loss's gradients at them.
 
     Weights get no gradients, to save time.
     """
@@ -623,7 +644,7 @@ def with_gradients(
     check_recordable(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
-        """Continue the forward pass from a leaf tensor.
+        """Return a leaf tensor, from which the forward pass goes on.
 
         The model's weights may be frozen or not.
         """
@@ -671,7 +692,7 @@ def with_gradients(
 def _products(
     site: PatchSite, source: Activations, base: Activations, group: Sequence[int] | None
 ) -> np.ndarray:
-    """Sum change times gradient over the tokens of a group, (series,).
+    """Return the sum of change times gradient over a group's tokens, (series,).
 
     A group of None is all tokens.
     """

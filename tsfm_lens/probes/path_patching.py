@@ -86,25 +86,41 @@ def path_patching(
     et al. freeze attention only.)
 
     Args:
-        clean, corrupted, direction, metric: see
-            :func:`tsfm_lens.probes.activation_patching`.
+        clean: the run to explain.
+        corrupted: a run of the same series with something removed, of equal ids,
+            starts, lengths and options.
         senders: heads and branches; the heads and MLPs of the output stack if None.
         receivers: the same, and "output" for the direct path to the forecast; if None,
             the heads and MLPs of the output stack and "output".
+        direction: "noise" puts corrupted activations into the clean run, "denoise" does
+            the reverse.
+        metric: what to measure instead of the whole forecast: a function of (forecast,
+            truth, series) that returns a number, named by its ``__name__``, or a name
+            with it, ``{"peak": function}``.
         progress: called with the number of senders done, and of all.
 
     Returns:
-        Dataset of kind "path_patching" over (sender, receiver, series): ``recovered``
-        and ``effect``, with the statistics that activation patching adds to them, with
-        a metric ``metric_value``, and ``forecast`` (…, step). All are NaN where a
-        receiver does not come after the sender.
+        Dataset of kind "path_patching". NaN stands where a receiver does not come after
+        the sender.
+
+        - ``recovered`` (sender, receiver, series): share of the way from the unpatched
+          forecast, or its metric, to the source's.
+        - ``effect`` (sender, receiver, series): mean distance from the unpatched
+          forecast, in data units.
+        - ``metric_value`` (sender, receiver, series): the metric itself, where there is
+          one.
+        - ``forecast`` (sender, receiver, series, step): in data units.
+
+        The first two come with what :func:`.estimates.add_estimates` adds, with the
+        noise of both runs.
+
+    Raises:
+        InputError: the runs have other options, ids, lengths or starts, the corruption
+            does nothing, or the metric is no finite number or is not corrupted.
+        UnknownNameError: no such component.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
-
-    Raises:
-        InputError: as in activation patching.
-        UnknownNameError: no such component.
 
     Example:
         >>> data = probes.path_patching(
@@ -163,7 +179,7 @@ def sender_contrast(
     *,
     direction: Direction = "noise",
 ) -> RunPair:
-    """Record what paths from senders need of both runs.
+    """Return what paths from senders need of both runs.
 
     That is the senders' activations in the source run, and what every later branch
     writes in the base run.
@@ -271,24 +287,31 @@ def edge_attribution(
     receiver. Edges to the output are exact.
 
     Args:
-        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`;
-            each run forecasts in one forward pass.
+        clean: the run to explain, in one forward pass.
+        corrupted: a run of the same series with something removed, of equal ids,
+            starts, lengths and options.
         nodes: heads and branches; the heads and MLPs of the output stack if None.
+        direction: "noise" puts corrupted activations into the clean run, "denoise" does
+            the reverse.
 
     Returns:
-        Dataset of kind "edge_attribution" over (sender, receiver, series): ``score``,
-        the estimated share of the way to the source's forecast, 0 where the receiver
-        does not come after the sender. For all other edges there is what
-        :func:`.estimates.add_estimates` adds, with the noise of both runs. The last
-        receiver is "output".
+        Dataset of kind "edge_attribution":
+
+        - ``score`` (sender, receiver, series): estimated share of the way to the
+          source's forecast, 0 where the receiver does not come after the sender.
+
+        All other edges have what :func:`.estimates.add_estimates` adds, with the noise
+        of both runs. The last receiver is "output".
+
+    Raises:
+        InputError: a library that rescales gradients, a multivariate batch, a horizon
+            beyond one pass, runs that differ in options, ids, lengths or starts, or a
+            corruption that does nothing.
+        UnknownNameError: no such component.
 
     Source:
         Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the
         receiver to first order.
-
-    Raises:
-        InputError: a library that rescales gradients, a multivariate batch, or as in
-            activation patching.
 
     Example:
         >>> data = probes.edge_attribution(
@@ -320,7 +343,7 @@ def edge_attribution(
 
 
 def edge_scores(pair: RunPair, sites: Sequence[PatchSite]) -> np.ndarray:
-    """Score the edges between sites, as (sender, receiver, series).
+    """Return scores of the edges between sites, (sender, receiver, series).
 
     The last receiver is the output. ``pair`` is from :func:`sender_contrast`.
     """

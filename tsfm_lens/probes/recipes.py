@@ -78,6 +78,9 @@ def heads_by_stable_rank(
         paired: also ablate the heads of the same index in the layer's other attentions
             over time, as the paper does.
 
+    Returns:
+        Components, layer by layer, those of a layer in the order of their index.
+
     Source:
         tsfm-lens paper, definition 5.2 and appendix B (S3-ORD, S3-H1PP, S3-ZA-H).
 
@@ -120,8 +123,15 @@ def random_heads(
     Each layer loses as many as :func:`heads_by_stable_rank` takes.
 
     Args:
-        lens, keep, kind, paired: see :func:`heads_by_stable_rank`.
+        lens: the model; layers are those of the output stack.
+        keep: layer -> number of heads kept.
         seed: of the draw.
+        kind: kind of attention that is drawn from; the last one over time if None.
+        paired: also take the heads of the same index in the layer's other attentions
+            over time.
+
+    Returns:
+        Components, layer by layer.
 
     Raises:
         InputError: ``keep`` exceeds the number of heads.
@@ -146,9 +156,11 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
     """Return the heads of lowest attention entropy, the sharpest first.
 
     Args:
-        entropy: from :func:`tsfm_lens.probes.head_entropy` or
-            :func:`tsfm_lens.probes.autoregressive_attention`.
-        count: heads.
+        entropy: result of kind "head_entropy" or "autoregressive_attention".
+        count: number of heads.
+
+    Returns:
+        ``count`` components, the sharpest first.
 
     Raises:
         InputError: the result has no entropy of heads, or fewer heads than ``count``.
@@ -163,7 +175,15 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
     """Return the heads of highest attention entropy, the most diffuse first.
 
-    Arguments are those of :func:`sharp_heads`.
+    Args:
+        entropy: result of kind "head_entropy" or "autoregressive_attention".
+        count: number of heads.
+
+    Returns:
+        ``count`` components, the most diffuse first.
+
+    Raises:
+        InputError: the result has no entropy of heads, or fewer heads than ``count``.
 
     Example:
         >>> len(probes.diffuse_heads(probes.head_entropy(run), 2))
@@ -300,20 +320,31 @@ def ablation_recipes(
             own. Errors need a truth.
         recipes: name -> components or globs. The plain forecast is "original" and
             always there.
-        how, reference: the replacement; see :meth:`Lens.ablate`.
+        how: "zero", "mean", "resample" or "noise", which replaces the components.
+        reference: activations, or series to record them on, from which "mean" and
+            "resample" take their values.
         quantiles: levels of the forecasts; those of the run's own forecast if None.
         progress: called with (done, of) after each forecast.
 
     Returns:
-        Dataset of kind "ablation_recipes" over ``recipe`` ("original" first) and
-        ``series``: ``quantile_forecast`` (…, quantile, step) and, of sampling models,
-        ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean distance of
-        the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``,
-        the median forecast's standard deviation over that of as many last context
-        steps; with a truth ``mae``, ``mase``, and ``mae_change``, ablated over original
-        less 1; for distance and change what :func:`.estimates.add_estimates` adds. Per
-        recipe ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of
-        attention that it touches, and ``n_mlps``.
+        Dataset of kind "ablation_recipes"; ``recipe`` begins with "original".
+
+        - ``quantile_forecast`` (recipe, series, quantile, step): in data units.
+        - ``sample`` (recipe, series, draw, step): in data units, of sampling models.
+        - ``mean_shift`` (recipe, series): mean distance of the medians from the
+          original's, in data units.
+        - ``spearman_distance`` (recipe, series): 1 - rank correlation with the
+          original.
+        - ``spread_ratio`` (recipe, series): standard deviation of the median forecast
+          over that of as many last context steps.
+        - ``mae`` (in data units), ``mase`` (recipe, series): with a truth.
+        - ``mae_change`` (recipe, series): ablated over original, less 1, with a truth.
+        - ``components`` (recipe): their names.
+        - ``n_heads``, ``n_mlps`` (recipe): how many of them are ablated.
+        - ``heads_share`` (recipe): share of all heads of the kinds of attention that it
+          touches.
+
+        Distance and change come with what :func:`.estimates.add_estimates` adds.
 
     Source:
         tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY, S3-SPEAR).
@@ -392,7 +423,7 @@ def ablation_recipes(
 def ablated_share(
     wiring: Wiring, components: Sequence[Component]
 ) -> tuple[int, int, int]:
-    """Count the heads and MLPs that a recipe ablates, and all heads of these kinds.
+    """Return how many heads and MLPs a recipe ablates, and all heads of these kinds.
 
     The result is the ablated heads, all heads of the kinds of attention concerned, and
     the MLPs.
@@ -447,7 +478,7 @@ def _resolve(
 
 
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
-    """Add distances, spreads and errors of median forecasts, with tests.
+    """Return a result with distances, spreads and errors of medians, and tests.
 
     Medians are (recipe, series, step).
     """

@@ -107,17 +107,22 @@ def repeated_motif(
         seed: of motifs and forecasts.
 
     Returns:
-        Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head):
-        mean attention to the tokens that followed the last match ("after_last"), to the
-        match itself ("last"), and to what followed any match ("after_any");
-        ``control``, the same in series that repeat nothing; ``advantage``, the
-        difference, with what :func:`.estimates.add_estimates` adds for each target;
-        ``chance`` (target) of uniform attention over the keys that a query may see;
-        ``entropy_share`` (layer, head), the entropy over that of uniform attention;
-        ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean
-        absolute errors of the forecast and of the context's mean against the motif's
-        continuation, and their ratio (not for models of token ids); ``motif_length``
-        (series) in steps; ``context``, ``truth``, ``forecast``.
+        Dataset of kind "repeated_motif":
+
+        - ``prefix_matching`` (target, layer, head): mean attention to the tokens that
+          followed the last match ("after_last"), to the match itself ("last"), and to
+          what followed any match ("after_any").
+        - ``control`` (target, layer, head): the same in series that repeat nothing.
+        - ``advantage`` (target, layer, head): the difference, with what
+          :func:`.estimates.add_estimates` adds for each target.
+        - ``chance`` (target): of uniform attention over the keys that a query may see.
+        - ``entropy_share`` (layer, head): entropy over that of uniform attention.
+        - ``motif_length`` (series): in steps.
+        - ``context`` (series, time), ``truth``, ``forecast`` (series, step): values.
+        - ``copy_error``, ``naive_error`` (series): mean absolute errors of the forecast
+          and of the context's mean against the motif's continuation. Models of token
+          ids have none.
+        - ``relative_copy_error`` (series): their ratio.
 
     Source:
         Olsson et al. 2022; tsfm-lens paper, appendix G, which tests tokens only
@@ -242,7 +247,7 @@ def _lengths(
 
 
 def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw independent random values.
+    """Return independent random values.
 
     They are standard normal, or token ids where a model takes those.
     """
@@ -254,7 +259,7 @@ def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
 def _draw(
     lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw contexts (series, time), continuations (series, step) and motif lengths.
+    """Return contexts (series, time), continuations (series, step), motif lengths.
 
     Lengths are (series,), in steps. If not ``repeating``, all values are noise.
     """
@@ -281,7 +286,7 @@ def _targets(
     plan: _Plan,
     queries: str | None,
 ) -> np.ndarray:
-    """Mark the keys that each query should attend to, (target, series, query, key).
+    """Return the keys that each query should attend to, (target, series, query, key).
 
     A query has none if it has nothing to match.
     """
@@ -369,7 +374,7 @@ def _mark(
 def _masses(
     run: Run, points: list[str], targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Measure attention to targets, its entropy, and what uniform attention would give.
+    """Return attention to targets, its entropy, and what uniform attention would give.
 
     They are (target, layer, head, series), shares (layer, head), and (target,).
     """
@@ -421,22 +426,31 @@ def training_history(
         losses: training loss by step, at these steps or others.
         name: of the model that was trained; that of its last checkpoint if "".
         seed: of the motifs.
-        options: of the probe above.
+        options: of the probe: ``motif`` and ``repeats``; of token models with
+            cross-attention ``n_sequences``, ``offset``, ``positions``, ``within``,
+            ``prefix_from`` and ``copy_from``; of others ``n_series``, ``horizon``,
+            ``kind``, ``queries`` and ``num_samples``.
 
     Returns:
-        Dataset of kind "training_history" over (training_step, layer, head). Token
-        models: ``prefix_matching``, ``copy_score`` and ``prefix_floor``
-        (training_step). Others: ``advantage``. Each with ``_low``, ``_high`` and
-        ``_significant``. ``entropy_share``, the entropy of attention rows over that of
-        uniform attention. ``copying`` (training_step), the share of right tokens for
-        token models, 1 less the relative copy error for others. ``loss`` over
-        (loss_step).
+        Dataset of kind "training_history". Scores have ``_low``, ``_high`` and
+        ``_significant``.
+
+        - ``prefix_matching``, ``copy_score`` (training_step, layer, head): of token
+          models.
+        - ``prefix_floor`` (training_step): of token models.
+        - ``advantage`` (training_step, layer, head): of other models.
+        - ``entropy_share`` (training_step, layer, head): entropy of attention rows over
+          that of uniform attention.
+        - ``copying`` (training_step): share of right tokens for token models, 1 less
+          the relative copy error for others.
+        - ``loss`` (loss_step): training loss.
+
+    Raises:
+        InputError: no checkpoints, they are not of one shape, or the motifs do not fit
+            the model.
 
     Source:
         After Olsson et al. 2022, who watch induction heads form over training.
-
-    Raises:
-        InputError: no checkpoints, they are not of one shape, or as in the probe.
 
     Example:
         >>> data = probes.training_history({0: lens}, n_sequences=4, motif=8)

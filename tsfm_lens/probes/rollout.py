@@ -77,12 +77,15 @@ def autoregressive_attention(
             the paper. Within one pass both are the same.
 
     Returns:
-        Dataset of kind "autoregressive_attention": ``attention`` (layer, head, key,
-        query), columns summing to 1; ``entropy`` (layer, head) in nats, mean over
-        columns; ``sharpness_rank`` (layer, head), 0 for the sharpest of all.
-        Coordinates ``key_start``, ``key_stop`` in steps from the forecast start,
-        ``key_special`` for tokens that cover no step (and for queries), and
-        ``pass_start`` (query), the forecast steps that the pass has read.
+        Dataset of kind "autoregressive_attention":
+
+        - ``attention`` (layer, head, key, query): weights; each column sums to 1.
+        - ``entropy`` (layer, head): in nats, mean over columns.
+        - ``sharpness_rank`` (layer, head): 0 for the sharpest of all.
+
+        Coordinates ``key_start`` and ``key_stop`` are in steps from the forecast start,
+        ``key_special`` marks tokens that cover no step (queries have the same), and
+        ``pass_start`` (query) counts the forecast steps that the pass has read.
 
     Source:
         tsfm-lens paper, appendix D.2 (S3-ROLL).
@@ -192,7 +195,7 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
 
 
 def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
-    """Join the keys of all passes to one axis, by the steps that they cover.
+    """Return the keys of all passes on one axis, by the steps that they cover.
 
     The result is the axis, and the indices of each pass's keys on it.
     """
@@ -217,7 +220,7 @@ def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
 
 
 def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
-    """Label each token on the common axis.
+    """Return a label for each token on the common axis.
 
     The label is the steps that it covers, or which special token it is.
     """
@@ -266,6 +269,9 @@ def _fill(
     """Write a layer's pattern into (head, key, query), and add to the entropies.
 
     Entropies are (head,).
+
+    Returns:
+        An empty tensor, since what a reducer returns is stored.
     """
     # head by head, as the entropy needs double precision
     for head, rows in enumerate(pattern[0]):
@@ -301,8 +307,9 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
             several tokens if None.
 
     Returns:
-        Dataset of kind "attention_rollout": ``flow`` (layer, query, key), after each
-        layer; rows sum to 1.
+        Dataset of kind "attention_rollout":
+
+        - ``flow`` (layer, query, key): shares after each layer; each row sums to 1.
 
     Source:
         Abnar and Zuidema 2020, equation 1.
@@ -339,7 +346,7 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
 
 
 def rolled(patterns: list[Tensor]) -> list[Tensor]:
-    """Multiply (A + I) / 2 over layers.
+    """Return the products of (A + I) / 2 over layers.
 
     A is the mean over heads, with its rows normalised.
     """
@@ -376,9 +383,13 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         kind: kind of attention of the output stack; its last one over time if None.
 
     Returns:
-        Dataset of kind "norm_weighted_attention": ``norm`` (layer, head, query, key),
-        the length of ``pattern * (v W_O)`` in units of the residual stream, before a
-        post-norm; coordinates as of :func:`attention_patterns`.
+        Dataset of kind "norm_weighted_attention":
+
+        - ``norm`` (layer, head, query, key): length of ``pattern * (v W_O)``, in units
+          of the residual stream, before a post-norm.
+
+        Coordinates ``key_start``, ``key_stop`` and ``key_special``, and the same for
+        queries, are the steps that a token covers, from the forecast start.
 
     Source:
         Kobayashi et al. 2020, equation 4.
@@ -424,7 +435,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
 
 
 def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
-    """Compute the lengths of v · W_O of values (key, head, …), (head, query, key).
+    """Return lengths of v · W_O, (head, query, key), of values (key, head, …).
 
     If the values are gated, the gates are by query; else all queries have one row.
     """
@@ -488,19 +499,26 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         kind: kind of attention of the output stack; its last one over time if None.
 
     Returns:
-        Dataset of kind "patch_attention": ``attention`` (layer, head, query, key), rows
-        summing to 1; ``stable_rank`` (layer, head) of W_Q W_Kᵀ; ``entropy`` (layer,
-        head) in nats; ``argmax_key`` (layer, head), the key over time of the largest
-        mean weight over the tokens that forecast, ``argmax_weight``, that weight, and
-        ``argmax_start``, the first step that the key covers in the first pass; the
-        context, the truth, and the library's ``quantile_forecast``.
+        Dataset of kind "patch_attention":
+
+        - ``attention`` (layer, head, query, key): weights; each row sums to 1.
+        - ``stable_rank`` (layer, head): of W_Q W_Kᵀ.
+        - ``entropy`` (layer, head): in nats.
+        - ``argmax_key`` (layer, head): the key over time of the largest mean weight
+          over the tokens that forecast.
+        - ``argmax_weight`` (layer, head): that weight.
+        - ``argmax_start`` (layer, head): first step that the key covers in the first
+          pass.
+        - ``context`` (series, time), ``truth`` (series, step), ``quantile_forecast``
+          (series, quantile, step): in data units.
+
+    Raises:
+        InputError: several series or variates, or a horizon beyond one pass where
+            nothing is re-read.
+        UnknownNameError: no such kind of attention.
 
     Source:
         tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK).
-
-    Raises:
-        InputError, UnknownNameError: see
-            :func:`tsfm_lens.probes.autoregressive_attention`.
 
     Example:
         >>> bolt = tsfm_lens.load("bolt-nano").run(run.batch, 12)

@@ -110,7 +110,7 @@ class Secants(TorchFunctionMode):
         return bool(differences.abs().max() > rounding)
 
     def apply(self, parts: Tensor, at_once: int) -> Tensor:
-        """Apply the mean derivative to parts of the stream (part, …).
+        """Return the mean derivative applied to parts of the stream (part, …).
 
         ``at_once`` parts are taken at a time.
         """
@@ -177,7 +177,7 @@ class Secants(TorchFunctionMode):
 
 
 def push_forward(function: Readout, at: Tensor, parts: Tensor, at_once: int) -> Tensor:
-    """Apply the derivative of a readout at a stream to parts of it (part, …).
+    """Return a readout's derivative at a stream, applied to parts of it (part, …).
 
     ``at_once`` parts are taken at a time.
     """

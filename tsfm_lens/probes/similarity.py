@@ -40,11 +40,16 @@ __all__ = ["entropic_rank", "layer_similarity"]
 def layer_similarity(run: Run) -> xr.Dataset:
     """Compare the layers of the output stack.
 
+    Args:
+        run: the forecast to explain.
+
     Returns:
-        Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer)
-        between what two layers add to the stream at a token, mean over tokens and
-        series; ``cka`` (stream, other_stream), linear centred kernel alignment of the
-        streams over all tokens (-1 is the embedding, then after every layer).
+        Dataset of kind "layer_similarity":
+
+        - ``update_cosine`` (layer, other_layer): cosine between what two layers add to
+          the stream at a token, mean over tokens and series.
+        - ``cka`` (stream, other_stream): linear centred kernel alignment of the streams
+          over all tokens. -1 is the embedding, then after every layer.
 
     Source:
         tsfm-lens paper, section 4; Kornblith et al. 2019, equation 6, for CKA.
@@ -81,7 +86,7 @@ def layer_similarity(run: Run) -> xr.Dataset:
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:
-    """Compute linear CKA of every pair of representations (sample, feature).
+    """Return linear CKA of every pair of representations (sample, feature).
 
     It is ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred features (Kornblith et al. 2019).
     """
@@ -110,7 +115,7 @@ EPSILON = 1e-8
 def entropic_rank(
     run: Run, *, kind: str | None = None, batch_size: int = 8
 ) -> xr.Dataset:
-    """Compute the entropic rank of the head outputs of every layer of the output stack.
+    """Compute the entropic rank of the head outputs of every layer of a stack.
 
     The writes of a layer's heads at one token, after the output projection and before a
     post-norm, are scaled to length 1 and stacked. The entropy of their normalised
@@ -123,9 +128,12 @@ def entropic_rank(
         batch_size: series in a group, or items where they have several variates.
 
     Returns:
-        Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats
-        (layer, series), mean over tokens; ``tokens`` (series), their number without
-        padding, by which the rank weights the series.
+        Dataset of kind "entropic_rank":
+
+        - ``rank`` (layer): from 1 to the number of heads.
+        - ``entropy`` (layer, series): in nats, mean over tokens.
+        - ``tokens`` (series): their number without padding, by which the rank weights
+          the series.
 
     Source:
         tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
@@ -159,7 +167,7 @@ def mean_over_tokens(
     batch_size: int = 8,
     normed: bool = False,
 ) -> xr.Dataset:
-    """Average a function of head writes over tokens.
+    """Return the mean over tokens of a function of head writes.
 
     The result has ``mean`` (layer, series, …), ``over_all`` series, and ``tokens``,
     their number.
@@ -236,7 +244,7 @@ def item_groups(run: Run, size: int) -> Iterator[Run]:
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:
-    """Compute the entropy of the singular values of head writes.
+    """Return the entropy of the singular values of head writes.
 
     Writes (…, head, d_model) are scaled to length 1, and singular values normalised;
     the result is (…).

@@ -87,8 +87,8 @@ def embedding_ranks(
 
     Args:
         run: gives the model, and its series are the family "own series".
-        signals: series by name of the family, as of :func:`tsfm_lens.data.as_series`;
-            :func:`signal_families` if None.
+        signals: series by name of the family, such as lists of arrays, frames or
+            batches; sinusoids, exponentials, white noise and zeros if None.
         epsilon: one or several; a singular value counts if it is above ε times the
             largest.
         tokens: number of tokens with angles per family, evenly over its first 4096.
@@ -97,13 +97,22 @@ def embedding_ranks(
 
     Returns:
         Dataset of kind "embedding_ranks" over ``family``: "own series", the families,
-        and "vocabulary", all rows of the embedding, where tokens are looked up. Spectra
-        and ranks (epsilon, family) as of :func:`tsfm_lens.probes.weight_ranks`;
-        ``tokens`` (family); ``full``, the largest possible rank; ``signal_rank``
-        (epsilon, family, signal), NaN beyond the last, with ``signal_rank_estimate``,
-        ``_low`` and ``_high`` (epsilon, family), mean and 95 % interval over signals;
-        ``angle`` (family, token, other_token) between tokens as lines, 0 to 90 degrees,
-        and ``mean_angle`` (family). ``attrs["random_angle"]`` is that of random lines.
+        and "vocabulary", all rows of the embedding, where tokens are looked up.
+
+        - ``singular_value`` (family, mode): descending, NaN beyond the last.
+        - ``epsilon_rank`` (epsilon, family), and ``told``, whether it is certain in
+          spite of rounding.
+        - ``stable_rank``, ``effective_rank``, ``participation_ratio`` (family).
+        - ``full`` (family): largest possible rank.
+        - ``tokens`` (family): their number.
+        - ``signal_rank`` (epsilon, family, signal): NaN beyond the last.
+        - ``signal_rank_estimate``, ``_low``, ``_high`` (epsilon, family): mean and 95 %
+          interval over signals.
+        - ``angle`` (family, token, other_token): between tokens as lines, 0 to 90
+          degrees.
+        - ``mean_angle`` (family): in degrees.
+
+        ``attrs["random_angle"]`` is the angle of random lines.
 
     Source:
         Flow of ranks, sections 2 and 3, figures 2, 3 and 13 (S0-F2, S0-F3, S0-F13,
@@ -172,6 +181,9 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     Args:
         run: gives the model and the length of series.
         seed: of phases and noise.
+
+    Returns:
+        Series by name of the family.
 
     Example:
         >>> list(probes.signal_families(run))
@@ -285,7 +297,7 @@ def _signal_ranks(
 
 
 def _token_angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
-    """Compute angles of a few tokens in degrees, and their means.
+    """Return angles of a few tokens in degrees, and their means.
 
     Means are over pairs of different tokens.
     """
@@ -354,19 +366,32 @@ def flow_of_ranks(
 
     Returns:
         Dataset of kind "flow_of_ranks". Over ``stream`` (-1 is the embedding, then
-        after each layer) spectra and ranks (epsilon, stream) as of
-        :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series)
-        of ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``,
-        the same less that of the embedding, with what :func:`.estimates.add_estimates`
-        adds. Over ``layer`` ``weight_singular_value`` (layer, mode) and ``weight_rank``
-        (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and
-        ``value_norm``, the largest spectral norms over heads of W_Q W_Kᵀ over √d_head
-        and of W_V W_O; ``bound`` (layer, mode) of the relative singular values by
-        theorem 4, NaN where a norm is above 1 or there are fewer than
-        ``attrs["least_depth"]`` layers; ``attention_value`` and ``attention_bound``
-        (layer, mode): those of the stream after the first attention, and their bound by
-        the inequality behind the theorem, with measured values for its constants; NaN
-        where an attention does more than weigh values, or regroups rows.
+        after each layer):
+
+        - ``singular_value`` (stream, mode): descending.
+        - ``epsilon_rank`` (epsilon, stream), ``rank_share``, the same over the largest
+          possible, and ``told``, whether it is certain in spite of rounding.
+        - ``stable_rank``, ``effective_rank``, ``participation_ratio`` (stream).
+        - ``series_rank`` (epsilon, stream, series): of ``apart`` series, evenly over
+          the batch, NaN elsewhere.
+        - ``rank_rise`` (epsilon, stream, series): the same less that of the embedding,
+          with what :func:`.estimates.add_estimates` adds.
+
+        Over ``layer``, of the first attention:
+
+        - ``weight_singular_value`` (layer, weight_mode): of W_Q.
+        - ``weight_rank`` (epsilon, layer): of W_Q.
+        - ``query_key_norm`` (layer): largest spectral norm over heads of W_Q W_Kᵀ over
+          √d_head.
+        - ``value_norm`` (layer): largest spectral norm over heads of W_V W_O.
+        - ``bound`` (layer, mode): of the relative singular values by theorem 4, NaN
+          where a norm is above 1 or there are fewer than ``attrs["least_depth"]``
+          layers.
+        - ``attention_value`` (layer, mode): relative singular values of the stream
+          after it.
+        - ``attention_bound`` (layer, mode): their bound by the inequality behind the
+          theorem, with measured values for its constants. Both are NaN where an
+          attention does more than weigh values, or regroups rows.
 
     Source:
         Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4), without
@@ -478,7 +503,7 @@ def flow_of_ranks(
 def _weight_spectra(
     lens: Lens, column: Stack, levels: list[float], streams: np.ndarray
 ) -> dict[str, object]:
-    """Compute spectra of W_Q, the norms of theorem 4, and its bound.
+    """Return spectra of W_Q, the norms of theorem 4, and its bound.
 
     The bound follows from the singular values of the streams (stream, mode).
     """
@@ -513,7 +538,7 @@ def _weight_spectra(
 
 
 def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, float]:
-    """Compute the largest spectral norms over the heads of a layer.
+    """Return the largest spectral norms over the heads of a layer.
 
     They are of W_Q W_Kᵀ over √d_head, and of W_V W_O.
     """
@@ -524,7 +549,7 @@ def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, flo
 
 
 def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
-    """Apply theorem 4 to the singular values before a layer.
+    """Return theorem 4's bound from the singular values before a layer.
 
     The bound is NaN where the theorem does not apply.
     """
@@ -665,7 +690,7 @@ class StreamedSpectrum:
         self._factor = torch.linalg.qr(torch.cat([self._factor, part]), mode="r").R
 
     def singular_values(self, map_of_rows: Tensor | None = None) -> np.ndarray:
-        """Compute all singular values, descending.
+        """Return all singular values, descending.
 
         They are as many as the shorter side of the matrix is long, or of its product
         with ``map_of_rows``.
@@ -677,7 +702,7 @@ class StreamedSpectrum:
         return result
 
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
-        """Bound how far rounding moves singular values, relative to the largest.
+        """Return how far rounding moves singular values, relative to the largest.
 
         The rounding is that of a forward pass of so many blocks.
         """
@@ -694,7 +719,7 @@ def ranks_of_rows(
     dim: str,
     blocks: Sequence[int],
 ) -> xr.Dataset:
-    """Compute the ranks of matrices that came in parts.
+    """Return the ranks of matrices that came in parts.
 
     Each comes from a stream after as many ``blocks``.
     """

@@ -50,7 +50,7 @@ _SOURCE = (
 def weight_effects(
     base: Any, tuned: Any, run: Run, *, progress: Progress | None = None
 ) -> Result:
-    """Compare a fine-tuned model with its base: which weights differ, and what they do.
+    """Compare a fine-tuned model with its base: what differs, and what it does.
 
     Components are heads, MLPs and other branches; norms, the embedding, the output head
     and what is left ("rest") have entries too. Each is set back to the base's weights
@@ -59,32 +59,45 @@ def weight_effects(
     model by itself: a token model follows its own path, unless the run gives one.
 
     Args:
-        base, tuned: lenses, or anything that :func:`tsfm_lens.load` takes; the tuned
-            model also with adapters of peft that are not merged, which are read as what
-            they add to their matrices.
+        base: lens, name or folder of the model, or the model of its own library.
+        tuned: the same; also with adapters of peft that are not merged, which are read
+            as what they add to their matrices.
         run: series, horizon, truth and seed; of any lens.
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "weight_effects", over (component), the largest ``share_size``
-        first: ``norm`` of the change and ``relative_norm``, over that of the base's
-        weights; ``rank`` of the change of its matrices, the largest, and ``full_rank``,
-        what it could be. Over (component, series, step), in data units: ``forecast``
-        with the component set back, and ``effect``, that minus the tuned forecast.
-        ``share`` (component, series): mean size of the effect over the range of context
-        and forecast, NaN where that is 0. ``tuned_forecast`` and ``base_forecast``
-        (series, step); ``cumulative_forecast`` (back, series, step) with so many
-        components set back, in the order of ``component``. With a truth
-        ``cumulative_error`` (back, series) and ``base_error`` (series), the mean
-        absolute errors in data units. Free of units, as natural logarithms of errors
-        over those of the tuned model, ``error_change`` (component, series),
-        ``cumulative_error_change`` (back, series), median over series
-        ``cumulative_error_change_size``, and of the base model ``base_error_change``
-        (series). ``share``, ``error_change`` and ``base_error_change`` come with what
+        Dataset of kind "weight_effects" over ``component``, the largest ``share_size``
+        first:
+
+        - ``norm`` (component): of the change of the weights.
+        - ``relative_norm`` (component): this over the norm of the base's weights.
+        - ``rank`` (component): of the change of its matrices, the largest.
+        - ``full_rank`` (component): what it could be.
+        - ``forecast`` (component, series, step): with the component set back, in data
+          units.
+        - ``effect`` (component, series, step): that minus the tuned forecast, in data
+          units.
+        - ``share`` (component, series): mean size of the effect over the range of
+          context and forecast, NaN where that is 0.
+        - ``tuned_forecast``, ``base_forecast`` (series, step): in data units.
+        - ``cumulative_forecast`` (back, series, step): with so many components set
+          back, in the order of ``component``, in data units.
+
+        With a truth also, of which changes are natural logarithms of errors over those
+        of the tuned model:
+
+        - ``cumulative_error`` (back, series), ``base_error`` (series): mean absolute
+          errors in data units.
+        - ``error_change`` (component, series).
+        - ``cumulative_error_change`` (back, series), and its median over series
+          ``cumulative_error_change_size`` (back).
+        - ``base_error_change`` (series): of the base model.
+
+        ``share``, ``error_change`` and ``base_error_change`` come with what
         :func:`.estimates.add_estimates` adds. Attributes: ``statistic`` of all
-        forecasts; ``identical`` is 1 where no weight differs: then there is no
-        component; ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files``
-        are what was read.
+        forecasts; ``identical``, 1 where no weight differs and there is no component;
+        ``adapters``, the number of unmerged ones; ``base_files`` and ``tuned_files``,
+        what was read.
 
     Raises:
         InputError: the two models are not of one architecture and size.
@@ -205,7 +218,7 @@ def _with_effects(
     forecasts: np.ndarray,
     plain: np.ndarray,
 ) -> xr.Dataset:
-    """Label the sizes of the change by component, the forecasts, and their shares.
+    """Return a result with sizes of the change, forecasts and their shares.
 
     Each forecast is with one component set back.
     """
@@ -429,7 +442,7 @@ class _Ownership:
 
 
 def _owners(lens: Lens) -> dict[Owner, Slices]:
-    """Divide every entry of every parameter among owners.
+    """Return every entry of every parameter by its owner.
 
     Owners are components, norms, the embedding, the output head, and the rest.
     """

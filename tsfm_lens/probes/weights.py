@@ -70,10 +70,13 @@ def head_spectra(
         fold_norm: fold the gain of the norm before the branch into the matrices.
 
     Returns:
-        Dataset of kind "head_spectra": ``singular_value`` (product, layer, head, mode),
-        descending; ``stable_rank`` (product, layer, head), the squared Frobenius over
-        the squared spectral norm, NaN for zero weights; ``order`` (product, layer,
-        head), the rank of a head in its layer by ascending stable rank.
+        Dataset of kind "head_spectra":
+
+        - ``singular_value`` (product, layer, head, mode): descending.
+        - ``stable_rank`` (product, layer, head): squared Frobenius over squared
+          spectral norm, NaN for zero weights.
+        - ``order`` (product, layer, head): place of a head in its layer by ascending
+          stable rank.
 
     Source:
         tsfm-lens paper, definition 5.1 (S3-SRANK); factors of 1/sqrt(d_head) change no
@@ -135,9 +138,13 @@ def head_spectra(
 
 
 def stable_rank(singular_values: np.ndarray) -> np.ndarray:
-    """Compute ‖A‖_F² / ‖A‖₂² from singular values, (…, mode) -> (…).
+    """Compute stable ranks ‖A‖_F² / ‖A‖₂² from singular values.
 
-    Singular values are descending; the rank is NaN for zero matrices.
+    Args:
+        singular_values: (…, mode), descending.
+
+    Returns:
+        (…), without a unit; NaN for zero matrices.
 
     Example:
         >>> float(probes.stable_rank(np.array([1.0, 1.0, 1.0])))
@@ -162,7 +169,7 @@ def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the singular value decomposition of ``left @ right``, in float64.
+    """Return the singular value decomposition of ``left @ right``, in float64.
 
     The product itself is never made.
     """
@@ -226,15 +233,20 @@ def weight_ranks(
 
     Returns:
         Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of
-        one head "decoder.3.cross_attn.5.W_Q"), with coordinates ``stack``, ``layer``,
-        ``layer_kind``, ``part``, ``head`` ("" for the full matrix), ``rows`` and
-        ``columns`` (it acts from the right), and ``full``, the largest possible rank.
-        ``singular_value`` (matrix, mode), descending, NaN beyond the last;
-        ``epsilon_rank`` (epsilon, matrix), ``rank_share``, the same over the largest
-        possible, and ``told``; ``stable_rank``, ``effective_rank``,
-        ``participation_ratio`` and ``rounding_floor`` (matrix), NaN for a matrix of
-        zeros; ``decade_count`` (matrix, decade), the relative singular values up to
-        each power of ten and above the next.
+        one head "decoder.3.cross_attn.5.W_Q"):
+
+        - ``singular_value`` (matrix, mode): descending, NaN beyond the last.
+        - ``epsilon_rank`` (epsilon, matrix): number of those above ε times the largest.
+        - ``rank_share`` (epsilon, matrix): this over the largest possible rank.
+        - ``told`` (epsilon, matrix): whether the rank is certain in spite of rounding.
+        - ``stable_rank``, ``effective_rank``, ``participation_ratio``,
+          ``rounding_floor`` (matrix): NaN for a matrix of zeros.
+        - ``decade_count`` (matrix, decade): number of relative singular values up to
+          each power of ten and above the next.
+
+        Coordinates are ``stack``, ``layer``, ``layer_kind``, ``part``, ``head`` ("" for
+        the full matrix), ``rows`` and ``columns`` (it acts from the right), and
+        ``full``, the largest possible rank.
 
     Source:
         Flow of ranks, equation 1 and figures 4, 5, 6, 9 and 10 (S0-ERANK, S0-FOR,
@@ -369,7 +381,7 @@ def _list_weights(
 
 
 def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
-    """Compute singular values, and how far rounding of the entries moves them.
+    """Return singular values, and how far rounding of the entries moves them.
 
     The latter is relative to the largest.
     """
@@ -433,7 +445,7 @@ def compute_ranks(
 def rounding_floor(
     values: np.ndarray, longest: float, error: float, size: int
 ) -> float:
-    """Bound how far errors of the entries move singular values.
+    """Return how far errors of the entries move singular values, at most.
 
     The bound is relative to the largest, and NaN for a matrix of zeros.
     """
@@ -536,12 +548,18 @@ def row_angles(
         seed: of the shuffles.
 
     Returns:
-        Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row),
-        with coordinates ``row_head`` and ``row_dimension``, NaN with rows of zeros;
-        ``block_angle`` (layer, head, other_head), ``within`` and ``between`` (layer),
-        means over pairs of different rows; ``closer`` (layer), between less within,
-        with ``closer_floor`` and ``closer_significant``. Heads that share keys and
-        values are one. ``attrs["random_angle"]`` is that of random lines.
+        Dataset of kind "row_angles", in degrees. Heads that share keys and values are
+        one.
+
+        - ``angle`` (layer, row, other_row): NaN with rows of zeros. Coordinates
+          ``row_head`` and ``row_dimension`` place the rows.
+        - ``block_angle`` (layer, head, other_head): mean over pairs of different rows.
+        - ``within``, ``between`` (layer): means over pairs within a head, and between
+          heads.
+        - ``closer`` (layer): between less within, with ``closer_floor`` and
+          ``closer_significant``.
+
+        ``attrs["random_angle"]`` is the angle of random lines.
 
     Source:
         Flow of ranks, equation 2 with the arccos of appendix H, figures 9 and 12
@@ -654,7 +672,7 @@ class _Rows:
         return cls(angle, heads, np.flatnonzero(np.linalg.norm(lines, axis=0)))
 
     def _sums(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sum angles over pairs of different nonzero rows, and count the pairs.
+        """Return sums of angles over pairs of different nonzero rows, and their number.
 
         Both are (label, label).
         """
@@ -671,7 +689,7 @@ class _Rows:
         return ratio(sums, counts)
 
     def average_angles(self, labels: np.ndarray) -> tuple[float, float]:
-        """Average angles over pairs of one label, and over pairs of two labels.
+        """Return mean angles over pairs of one label, and over pairs of two labels.
 
         An average over no pairs is NaN.
         """
@@ -682,7 +700,7 @@ class _Rows:
         return float(ratio(*same)), float(ratio(*different))
 
     def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
-        """Compute between less within for shuffled rows, (permutation,).
+        """Return between less within for shuffled rows, (permutation,).
 
         Rows are shuffled among the heads.
         """
@@ -718,7 +736,7 @@ def _shuffle_floors(
 
 
 def random_angle(dimensions: int) -> float:
-    """Compute the mean angle in degrees of two random lines.
+    """Return the mean angle in degrees of two random lines.
 
     The density of the angle is sin(θ)^(d − 2) from 0 to 90 degrees.
     """

@@ -82,7 +82,7 @@ def ablation_effects(
         run: the forecast to explain; errors are computed if it has a truth.
         components: names or globs; if None every head, MLP and layer of the
             output stack.
-        how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
+        how: "zero", "mean", "resample" or "noise", which replaces the component.
         reference: activations, or series to record them on, from which "mean" and
             "resample" take their values. Random choices use the run's seed.
         metric: a measure of one's own beside these: a function of (forecast, truth,
@@ -93,17 +93,30 @@ def ablation_effects(
         progress: called with (done, of) after each component.
 
     Returns:
-        Dataset of kind "ablation_effects" over ``component`` and ``series``:
-        ``spearman_distance`` from the plain forecast, and ``mean_shift``, the mean
-        absolute difference from it in data units. With a truth also ``mae``, ``mase``,
-        their baselines and relative changes (``mae_change`` = ablated / baseline - 1).
-        With a metric ``metric_value``, ``metric_baseline`` and ``metric_change``, their
-        difference as a share of the baseline's size, NaN where that is noise.
-        Distances and changes have what :func:`.estimates.add_estimates` adds.
-        ``forecast`` and ``baseline_forecast`` are the statistic that the attribute
-        ``statistic`` names. At a token model's first step the decoder reads no value,
-        so all measures but a metric leave it out (:attr:`.Run.first_step`); its shift
-        is ``first_step_shift``.
+        Dataset of kind "ablation_effects":
+
+        - ``spearman_distance`` (component, series): 1 - rank correlation with the plain
+          forecast.
+        - ``mean_shift`` (component, series): mean absolute difference from it, in data
+          units.
+        - ``forecast`` (component, series, step), ``baseline_forecast`` (series, step):
+          in data units, of the statistic that the attribute ``statistic`` names.
+        - ``first_step_shift`` (component, series): shift at a token model's first step,
+          where the decoder reads no value. All other measures but a metric leave this
+          step out.
+
+        With a truth, or a metric:
+
+        - ``mae`` (in data units), ``mase`` (component, series), and ``mae_baseline``,
+          ``mase_baseline`` (series).
+        - ``mae_change``, ``mase_change`` (component, series): ablated over baseline,
+          less 1.
+        - ``metric_value`` (component, series), ``metric_baseline`` (series): in the
+          metric's unit.
+        - ``metric_change`` (component, series): their difference as a share of the
+          baseline's size, NaN where that is noise.
+
+        Distances and changes come with what :func:`.estimates.add_estimates` adds.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -251,7 +264,7 @@ def forecast_ablations(
     progress: Progress | None = None,
     further: Sequence[Variant] = (),
 ) -> np.ndarray:
-    """Forecast without each component, then with further variants.
+    """Return forecasts without each component, then with further variants.
 
     The result is (variant, series, step). Forecasts of zero ablations are stored for
     other probes of the run.

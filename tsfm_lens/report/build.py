@@ -134,7 +134,7 @@ def render_page(
     notes: Sequence[str] = (),
     lead: Sequence[str] = (),
 ) -> bytes:
-    """Render the page as a file's content.
+    """Return the page as a file's content.
 
     ``panels`` come from :func:`draw_results`.
     """
@@ -266,6 +266,9 @@ def _extract_common(sections: list[Section]) -> list[str]:
     """Remove from all figures the sentences that many results share.
 
     Each is returned once, after the headings of the sections that had it.
+
+    Returns:
+        The sentences.
     """
     repeated: dict[str, list[str]] = {}
     for section in sections:
@@ -388,7 +391,7 @@ def _sort_figures(section: Section, series: Sequence[str]) -> None:
 
 
 def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
-    """Build one figure in the form of the template.
+    """Return one figure in the form of the template.
 
     ``spec`` is compressed JSON, which is safe inside a script element.
     """
@@ -416,7 +419,7 @@ def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
 
 
 def _shorten(spec: str) -> str:
-    """Round the arrays of a figure, as JSON, to five significant digits.
+    """Return a figure as JSON, with arrays rounded to five significant digits.
 
     That is more than any figure writes, and half as long once it is compressed.
     """
@@ -452,7 +455,7 @@ def _round(values: np.ndarray) -> np.ndarray:
 
 
 def download(table: pd.DataFrame, name: str) -> dict[str, str]:
-    """Write a table as CSV with six significant digits, gzipped where long.
+    """Return a table as CSV with six significant digits, gzipped where long.
 
     Returns its name, href (a data URI), and a note.
     """

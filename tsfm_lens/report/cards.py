@@ -54,7 +54,7 @@ Card = dict[str, Any]
 def make_cards(
     results: Mapping[str, Any], anchors: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Make the cards for which there are results.
+    """Return the cards for which there are results.
 
     Each has a title, the anchor of its chapter, and what it says of each series.
     """
@@ -91,7 +91,7 @@ def _kind(ds: Any) -> str:
 
 
 def _accuracy(ds: xr.Dataset, series: int) -> Card:
-    """State the error of the median, beside that of the last season repeated.
+    """Return the card on the median's error, beside the last season repeated.
 
     The note counts the steps at which the truth lies in the widest band. Without a
     truth there is no such card.
@@ -149,7 +149,7 @@ def _widest_band(ds: xr.Dataset, series: int) -> tuple[np.ndarray, np.ndarray, s
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
-    """Follow the error of the forecast that is read after each layer.
+    """Return the card on the error of the forecast that is read after each layer.
 
     Without a truth there is no such card: what each layer adds then has no measure but
     the last layer itself.
@@ -195,7 +195,7 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
 
 
 def _needs(ds: xr.Dataset, series: int) -> Card:
-    """Rank heads and MLPs by how far the forecast moves without them.
+    """Return the card on how far the forecast moves without heads and MLPs.
 
     Those that are significant over series are marked.
     """
@@ -258,7 +258,7 @@ def _describe_improvement(ds: xr.Dataset, series: int, index: int) -> str:
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
-    """Say where the heads with the largest effects attend most, largest first.
+    """Return the card on where the heads with the largest effects attend most.
 
     The headline is of the first that reads a part of the series.
     """
@@ -333,7 +333,7 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
 
 
 def _trust(ds: xr.Dataset, _: int) -> Card:
-    """State the verdict of all faithfulness tests of the page.
+    """Return the card on the verdict of all faithfulness tests of the page.
 
     The note is of the test that decides.
     """
@@ -347,7 +347,7 @@ def _trust(ds: xr.Dataset, _: int) -> Card:
 
 
 def _worth(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by the rise of the error if their values are shuffled.
+    """Return the card on how far shuffled covariates raise the error.
 
     The rise is over all series. Without a truth there is no such card.
     """
@@ -363,7 +363,7 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
 
 
 def _shuffling(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by how far forecasts move if their values are shuffled.
+    """Return the card on how far shuffled covariates move the forecast.
 
     This card is made where no truth says what the covariates are worth.
     """

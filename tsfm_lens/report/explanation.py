@@ -194,23 +194,33 @@ def explain(
             is written if None.
         item: whose forecast is explained, by position or name; the only one if None.
             Effects over items and the use of covariates are measured over all.
-        method: of input attribution, see :func:`tsfm_lens.explain.input_attribution`;
-            Shapley values if None.
-        reference: values of masked steps, see
-            :func:`tsfm_lens.explain.reference_values`.
+        method: of input attribution: "shapley", "occlusion", "inclusion", "integrated
+            gradients", "gradient × input", "attention rollout" or "attention flow";
+            "shapley" if None.
+        reference: values of masked steps: one of :data:`tsfm_lens.explain.REFERENCES`,
+            a dict with one for each role ("target", "past", "known"), or (time +
+            horizon,) for each series.
         parts: units of the explanation, such as 6 stretches, "adaptive" (also if None)
-            or "components", see :func:`tsfm_lens.explain.input_attribution`.
-        changes, start, stop: what if the input were another, see
-            :func:`tsfm_lens.explain.what_if`.
-        since: an earlier run, from which the change is explained, see
-            :func:`tsfm_lens.explain.explain_change`.
+            or "components".
+        changes: what if the input were another: new values by series or variate of the
+            item, such as ``{"temperature": "+5"}``.
+        start: first step that changes, counted from the forecast start, or a date; the
+            forecast start if None.
+        stop: step at which the change ends, itself excluded, or a date; the end of the
+            series if None.
+        since: an earlier run, from which the change is explained.
+        sections: kinds of measurements, in the order of the page.
+        options: of the probes, by kind of measurement.
+        title: of the page; the model's and the series' names if None.
+        sources: where the series come from, in words or as ``bundled:NAME``.
         pdf: print the page of ``out`` to index.pdf as well, in the browser at hand.
-        sections, options, title, sources, progress, left_out: see
-            :func:`tsfm_lens.report.pipeline.report`.
+        progress: called as (name of the result, done, total) before, within and after
+            each. None shows a display in a terminal or notebook.
+        left_out: gets the headings of sections that these series do not allow, with the
+            reasons.
 
     Returns:
-        Labelled results by name, as :func:`tsfm_lens.report.pipeline.analyse` gives
-        them.
+        Labelled results by kind, their tests corrected together.
 
     Raises:
         UnknownNameError: no such item, method, reference or section.
@@ -316,7 +326,7 @@ def explain(
 def _name_page(
     results: Mapping[str, xr.Dataset], lead: Sequence[str], subject: str
 ) -> str:
-    """Name a page by the subject of its answer, which is that of the result in front.
+    """Return a page's name: the subject of its answer, of the result in front.
 
     ``subject`` is what the page is about where no result is in front.
     """

@@ -103,7 +103,7 @@ class DrawnFigure:
     others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
-        """Write title, content, all parameters and provenance.
+        """Return title, content, all parameters and provenance.
 
         ``sources`` is where the series come from.
         """
@@ -172,6 +172,9 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
         name: of the figure.
         run: of the first model.
         others: further models, on the same series and horizon.
+
+    Returns:
+        The figure, with what stands beside it.
     """
     entry = find_figure(name)
     check_figure(entry, run.lens)
@@ -281,7 +284,7 @@ def _size(figure: go.Figure) -> str:
 
 
 def file_word(name: str) -> str:
-    """Turn a name into a part of a file name.
+    """Return a name as a part of a file name.
 
     It is the end of a path, without what file systems or shells refuse.
     """

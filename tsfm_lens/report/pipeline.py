@@ -76,8 +76,7 @@ def analyse(
 
     Args:
         run: what every section looks at; at most one pass of the model.
-        sections: kinds of measurements, in the order of the report; see
-            :func:`tsfm_lens.core.registry.measurements`.
+        sections: kinds of measurements, in the order of the report.
         options: of the probes, by kind of measurement.
         progress: called as (name of the result, done, total) before, within and after
             each. None shows a display in a terminal or notebook.
@@ -134,7 +133,13 @@ def select_defined(
 ) -> list[str]:
     """Select the sections whose definition allows a model.
 
-    ``left_out`` gets the headings of the others, with the reasons.
+    Args:
+        lens: the model.
+        sections: kinds of measurements.
+        left_out: gets the headings of the others, with the reasons.
+
+    Returns:
+        The kinds that are allowed, in their order.
 
     Raises:
         InputError: it allows none.
@@ -202,19 +207,24 @@ def report(
         run: what every section looks at; at most one pass of the model. Where it says
             nothing of twins, sections of at most
             :data:`tsfm_lens.core.estimates.TWIN_WORK` compare their effects with 24.
+        out: folder for index.html.
         item: whose forecast the sections of one item are of, by position or name; the
             page says which they are.
-        out: folder for index.html.
         title: of the report; the model's and the series' names if None.
-        sections, options, progress, left_out: see :func:`analyse`.
+        sections: kinds of measurements, in the order of the report.
+        options: of the probes, by kind of measurement.
         sources: where the series come from, in words or as ``bundled:NAME``.
+        progress: called as (name of the result, done, total) before, within and after
+            each. None shows a display in a terminal or notebook.
+        left_out: gets the headings of sections that these series do not allow, with the
+            reasons; the page names them in any case.
 
     Returns:
         The file.
 
     Raises:
-        InputError: no section can be computed, see :func:`analyse`; or, before that,
-            the folder cannot be written.
+        InputError: no section can be computed or, before that, the folder cannot be
+            written.
         UnknownNameError: no measurement has this kind, or no item this name.
 
     Example:
@@ -243,7 +253,7 @@ def report(
 
 
 def with_item_first(run: Run, item: Item) -> Run:
-    """Move an item to the front of a run.
+    """Return a run with one item moved to its front.
 
     Sections of one item are of the first. Errors are those of ``item_rows``.
     """
@@ -276,6 +286,9 @@ def write_page(
 
     Missing sections are named in it. ``lead`` names the results that answer the page's
     question, which stand first.
+
+    Returns:
+        The file.
     """
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
@@ -317,7 +330,7 @@ def _of_first_steps(run: Run, results: Mapping[str, xr.Dataset]) -> list[str]:
 
 
 def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[str]:
-    """Say which chapters are of one item of several.
+    """Return a sentence on which chapters are of one item of several.
 
     The note has the item, and how another is chosen.
     """
@@ -355,6 +368,13 @@ def list_steps(lens: Lens, sections: Sequence[str] = SECTIONS) -> list[str]:
 def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     """Collect the origin of a report's numbers, in the order of its head.
 
+    Args:
+        run: the forecast that the report is of.
+        sources: where the series come from, in words or as ``bundled:NAME``.
+
+    Returns:
+        Texts by heading, such as "model" and "horizon".
+
     Example:
         >>> pipeline.provenance(run, ["bundled:co2"])["horizon"]
         '12 steps, held out as the truth'
@@ -387,6 +407,13 @@ def hook_shapes(
     """Return the hook points that match a glob: name, axes and shape.
 
     The shape is that in a run on one short series.
+
+    Args:
+        lens: the model.
+        pattern: glob over names of hook points.
+
+    Returns:
+        A triple (name, axes, shape) for each hook point.
 
     Raises:
         UnknownNameError: nothing matches; the message has the nearest names.
@@ -425,6 +452,12 @@ def as_plain(result: xr.Dataset) -> dict[str, Any]:
     """Convert a labelled result to JSON-able values.
 
     These are attributes, coordinates and variables; missing values are None.
+
+    Args:
+        result: any labelled result.
+
+    Returns:
+        A dict of "attrs", "dims" (sizes by dimension), "coords" and "data_vars".
 
     Example:
         >>> pipeline.as_plain(run.forecast.to_dataset())["dims"]["step"]

@@ -46,6 +46,9 @@ def build_sweep_report(
     """Write the report of a sweep.
 
     It is a page that opens offline, with its figures and tables as files.
+
+    Returns:
+        The folder's page.
     """
     for name, ds in results.items():
         if isinstance(ds, pd.DataFrame):
@@ -139,7 +142,7 @@ def _stems(names: Iterable[str]) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """Write a value of the provenance as lines of text.
+    """Return a value of the provenance as lines of text.
 
     A list or mapping has one line for each member.
     """
@@ -176,7 +179,7 @@ Cell = Callable[[dict[str, Any]], str]
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Write a result of a sweep as a LaTeX table with rules of booktabs.
+    """Return a result of a sweep as a LaTeX table with rules of booktabs.
 
     Long ones run over pages (longtable).
     """
@@ -214,7 +217,7 @@ def latex(table: pd.DataFrame) -> str:
 def _to_latex(
     cells: pd.DataFrame, text_columns: list[str], bold: pd.DataFrame, caption: str
 ) -> str:
-    """Write cells as LaTeX.
+    """Return cells as LaTeX.
 
     ``text_columns`` are columns of text, which is escaped; the others hold LaTeX
     already.
@@ -243,7 +246,7 @@ def _to_latex(
 
 
 def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """Build tables 1 and 4 of the paper.
+    """Return tables 1 and 4 of the paper.
 
     They have one row per recipe, and one column per metric; then resilient and improved
     datasets.
@@ -286,7 +289,7 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
 
 
 def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """Build one row for each dataset.
+    """Return a table with one row for each dataset.
 
     It has for each layer the largest number of heads within the tolerance, and its
     MASE relative to that of the seasonal naive forecast.

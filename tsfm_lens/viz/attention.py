@@ -125,7 +125,7 @@ def _commonest(values: np.ndarray) -> tuple[int, int]:
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of every head, mean over queries.
+    """Return the entropy in nats of every head, mean over queries.
 
     ``pattern`` is (layer, head, query, key).
     """
@@ -137,7 +137,7 @@ def head_entropy(pattern: np.ndarray) -> np.ndarray:
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate entropy, largest weight and weight on special tokens, a row per head.
+    """Return entropy, largest weight and weight on special tokens, a row per head.
 
     All are means over queries.
     """
@@ -190,6 +190,20 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     """Draw which steps a head reads: its weights, query × key.
 
     Tokens are as wide as the time that they cover.
+
+    Args:
+        ds: result of kind "attention_patterns".
+        layer: label or number; a negative number that is no label counts from the last.
+        head: number of the head.
+
+    Returns:
+        Two panels on one time axis: the context in data units, and the map of weights
+        below it. Each row of the map sums to 1.
+
+    Example:
+        >>> fig = viz.attention_map(probes.attention_patterns(run), head=2)
+        >>> fig.layout.meta["title"]
+        'Decoder cross-attention, layer 0, head 2 of chronos-nano'
     """
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
@@ -299,7 +313,18 @@ def attention_grid(
     distance back, mean over the steps of the forecast.
 
     Args:
-        layers, heads: labels and numbers to draw, all unless given.
+        ds: result of kind "attention_patterns".
+        layers: labels or numbers of the layers, all if None.
+        heads: numbers of the heads, all if None.
+
+    Returns:
+        A row of panels for each layer, with a panel for each head. Axes are in steps
+        from the forecast's start, and weights have one colour scale.
+
+    Example:
+        >>> fig = viz.attention_grid(probes.attention_patterns(run), layers=[0, 1])
+        >>> len(fig.data)  # 2 layers × 4 heads
+        8
     """
     selected = ds.isel(
         layer=positions(ds, "layer", layers), head=positions(ds, "head", heads)
@@ -546,7 +571,19 @@ def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
     ),
 )
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
-    """Draw the layer × head map of the attention entropy, dark where it is low."""
+    """Draw the layer × head map of the attention entropy, dark where it is low.
+
+    Args:
+        ds: result of kind "head_entropy".
+
+    Returns:
+        One map, layer × head, of entropies in nats. Sharp heads are outlined.
+
+    Example:
+        >>> fig = viz.head_entropy_map(probes.head_entropy(run))
+        >>> fig.data[0].z.shape  # 3 layers × 4 heads
+        (3, 4)
+    """
     normalised = array(ds, "normalised", "layer", "head")
     sharp = array(ds, "sharp", "layer", "head") > 0
     # a line for each hover box, (layer, head)

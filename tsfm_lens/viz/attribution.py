@@ -162,7 +162,7 @@ def read_attribution_steps(
 
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
-    """Tabulate contributions, a row per component.
+    """Return a table of contributions, a row per component.
 
     Columns are the mean size, the signed mean, and the contribution at every step.
     """
@@ -194,6 +194,21 @@ def attribution_bars(
     component moves the mean forecast. A line is the range over all series, of shares of
     all sizes, on the scale of this series. Components stand in the order of the model;
     the last row is the sum of all others.
+
+    Args:
+        ds: result of kind "attribution".
+        decomposition: label of the decomposition, the first if None.
+        series: id of the series, or its place counted from 0.
+        quantile: level; the median if None.
+        top: number of components that are drawn, the largest ones.
+
+    Returns:
+        Two panels with a row for each component. The left one has mean sizes in the
+        unit of the decomposition, the right one the sign at every forecast step.
+
+    Example:
+        >>> viz.attribution_bars(probes.attribution(run)).layout.meta["title"]
+        'Contributions to the forecast of co2 by chronos-nano: logit attribution'
     """
     chosen = _select_contributions(ds, decomposition, series, quantile)
     order = np.argsort(-np.nan_to_num(chosen.size), kind="stable")
@@ -301,7 +316,24 @@ def attribution_heatmap(
     quantile: float | None = None,
     top: int = 40,
 ) -> go.Figure:
-    """Draw the component × forecast step map of contributions."""
+    """Draw the component × forecast step map of contributions.
+
+    Args:
+        ds: result of kind "attribution".
+        decomposition: label of the decomposition, the first if None.
+        series: id of the series, or its place counted from 0.
+        quantile: level; the median if None.
+        top: number of components that are drawn, the largest ones.
+
+    Returns:
+        One map, component × forecast step, of signed contributions in the unit of the
+        decomposition.
+
+    Example:
+        >>> fig = viz.attribution_heatmap(probes.attribution(run), top=5)
+        >>> fig.data[0].z.shape  # 5 components × 12 steps
+        (5, 12)
+    """
     chosen = _select_contributions(ds, decomposition, series, quantile)
     time = timeline(ds, series_position(ds, series))
     size = np.nan_to_num(chosen.size)
@@ -380,7 +412,7 @@ def _select_contributions(
     series: str | int,
     quantile: float | None = None,
 ) -> _Contributions:
-    """Cut an attribution to one series, decomposition and quantile.
+    """Return an attribution's one series, decomposition and quantile.
 
     Layers as a whole are left out: they are sums of the other components.
     """

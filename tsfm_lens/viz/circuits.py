@@ -101,8 +101,18 @@ def circuit_graph(
     There is a column of nodes for each branch of a layer; the forecast is at the right.
 
     Args:
+        ds: result of kind "minimal_circuit".
         edges: result of kind "edge_attribution" over the same components.
         most: number of edges that are drawn, the strongest by the mean over series.
+
+    Returns:
+        One panel without units: a node for each component and, with ``edges``, a line
+        for each edge, the thicker the stronger.
+
+    Example:
+        >>> ds = probes.minimal_circuit(run, nodes=["decoder.*.mlp"], ranking="effects")
+        >>> viz.circuit_graph(ds).layout.meta["title"]
+        'Circuit of chronos-nano for the forecast of co2: 1 of 3 components'
     """
     sites = find_positions(ds)
     in_circuit = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
@@ -268,6 +278,9 @@ def _draw_edges(
     """Draw the strongest edges, and return how many.
 
     The weakest are drawn first, so that stronger ones lie above them.
+
+    Returns:
+        How many are drawn.
     """
     check(edges, "edge_attribution", "score")
     nodes = {

@@ -135,7 +135,12 @@ def removal_curves(ds: xr.Dataset, *, model: str | int | None = None) -> go.Figu
     stable rank. Errors are multiples of the complete model's, medians over series.
 
     Args:
-        model: one model by name or place, all if None.
+        ds: result of kind "compare_models".
+        model: name of one model, or its place counted from 0; all if None.
+
+    Returns:
+        A panel for each model: the error as a multiple of the complete model's, by the
+        share of heads or MLPs that are removed.
 
     Example:
         >>> truth = [[1.0, 2.0, 3.0]]

@@ -88,6 +88,15 @@ def compressed_forecasts(
 ) -> go.Figure:
     """Draw forecasts of a model and of a smaller one over each other.
 
+    Args:
+        ds: result of kind "compression_quality".
+        series: id of the series, or its place counted from 0.
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        One panel in data units by step: the context, the truth where known, and both
+        medians with their intervals.
+
     Example:
         >>> fig = viz.compressed_forecasts(compress.quality(run, lens))
         >>> fig.layout.meta["title"].startswith("Forecasts of co2 by chronos-nano")

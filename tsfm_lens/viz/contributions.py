@@ -115,6 +115,7 @@ def horizon_sheet(
     """Make a sheet whose left column has the context, the right one the forecast steps.
 
     Args:
+        window: the series and its steps.
         heights: of the rows above the last one, in pixels.
         ranked: number of contributions, for which the last row has room.
 
@@ -202,7 +203,11 @@ def draw_contributions(
     The bars of sizes are the legend of the steps.
 
     Args:
+        ranking: panel of the sizes.
+        stack: panel of the steps.
+        parts: contributions, in the order drawn.
         total: (step,), the sum of the contributions, drawn as a line.
+        window: the series and its steps.
         between: what the total is, such as "forecast − reference".
         mean: whether sizes are means with their sign; see :func:`contributions`.
     """
@@ -340,7 +345,7 @@ def line_shape(values: np.ndarray) -> str:
 
 
 def direction(mean: float, size: float) -> str:
-    """Say which way an effect goes, by its mean and its mean size over steps.
+    """Return which way an effect goes, by its mean and its mean size over steps.
 
     It is "up" or "down" where nearly all of the size is in the mean, else "both ways".
     """

@@ -24,7 +24,7 @@ _IDLE = "removing it changes no forecast beyond rounding, so the model does not 
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
-    """State the worth, the response and the share of each covariate.
+    """Return sentences on the worth, the response and the share of each covariate.
 
     The covariate that moves the forecast most comes first; those that could not be
     measured come last.
@@ -38,7 +38,7 @@ def read_use(ds: xr.Dataset) -> list[str]:
 
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List worth, response and share of each covariate, medians over series in MASE.
+    """Return worth, response and share of each covariate, medians over series in MASE.
 
     ``worth`` is the rise of the error with its values shuffled, ``worth_removed``
     without it, which alone says whether it helps. What was not measured is None.
@@ -105,7 +105,7 @@ def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
 
 
 def _describe_tests(worth: EffectEstimate, ways: list[str]) -> str:
-    """Say by which ways of leaving a covariate out its worth is significant.
+    """Return by which ways of leaving a covariate out its worth is significant.
 
     A covariate helps if the error rises without it. Shuffled values may raise the
     error of a model that would do better without the covariate.
@@ -133,7 +133,7 @@ def _steps(ds: xr.Dataset, covariate: int) -> str:
 
 
 def _direction(ds: xr.Dataset, covariate: int) -> str:
-    """State in how many series forecasts rise with a covariate.
+    """Return in how many series forecasts rise with a covariate.
 
     The text says too where the response bends.
     """

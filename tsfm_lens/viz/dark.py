@@ -31,6 +31,9 @@ def dark(fig: go.Figure) -> go.Figure:
     Args:
         fig: any figure of ``tsfm_lens.viz``.
 
+    Returns:
+        A copy of the figure, with the same panels and a transparent ground.
+
     Example:
         >>> viz.dark(viz.forecast_fan(run)).layout.paper_bgcolor
         'rgba(0,0,0,0)'
@@ -43,7 +46,7 @@ def dark(fig: go.Figure) -> go.Figure:
 
 
 def _turned(match: re.Match[str]) -> str:
-    """Write a colour with its lightness inverted.
+    """Return a colour with its lightness inverted.
 
     The result lies between the lightness of the page and that of its text.
     """

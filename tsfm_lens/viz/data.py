@@ -33,6 +33,12 @@ def figure_data(fig: go.Figure) -> pd.DataFrame:
     axis there), "z" (of a map), "x_end" and "y_end" (of cells, which then begin at x
     and y), and "x_minus", "x_plus", "y_minus", "y_plus" (of intervals).
 
+    Args:
+        fig: any figure of :mod:`tsfm_lens.viz`, or of plotly.
+
+    Returns:
+        A table with a row for each point of the figure.
+
     Raises:
         InputError: the figure has no traces with data.
 

@@ -45,6 +45,10 @@ def compare(
         names: over each half.
         title: if "", that of the first figure.
 
+    Returns:
+        The panels of the first figure at the left, and those of the second at the
+        right. Units are those of the figures.
+
     Raises:
         InputError: they cannot share a figure.
 

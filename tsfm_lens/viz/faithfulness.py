@@ -42,7 +42,7 @@ _TICKS = (0.0, 0.5, 1.0, 1.5)
 
 
 def read_tests(ds: xr.Dataset) -> list[str]:
-    """State which tests fail, the verdict on the explanation, and the rules.
+    """Return sentences on failed tests, the verdict on the explanation, the rules.
 
     The verdict is that of all tests of a page, where the page has left it in the
     attributes.
@@ -91,7 +91,21 @@ def checks_table(ds: xr.Dataset) -> pd.DataFrame:
     sentences=read_tests,
 )
 def input_tests(ds: xr.Dataset) -> go.Figure:
-    """Draw each test of the inputs' effects with the values that pass."""
+    """Draw each test of the inputs' effects with the values that pass.
+
+    Args:
+        ds: result of kind "deletion_curves".
+
+    Returns:
+        One panel with a row for each test: its value as a dot, without a unit, and the
+        values that pass shaded.
+
+    Example:
+        >>> found = explain.input_attribution(run, parts=3)
+        >>> curves = explain.deletion_curves(run, found, orders=4, twin=False)
+        >>> viz.input_tests(curves).layout.meta["title"]
+        "Tests of the inputs' effects on the forecast of co2 by chronos-nano"
+    """
     checks = list_checks(_named(ds))
     canvas = sheet([_ROW * len(checks)], min_width=560, below=34)
     panel = canvas.panel()
@@ -113,6 +127,20 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     """Draw how far the forecast moves as segments are masked, and as they are shown.
 
     There is a curve for each explanation, which orders the segments by their effect.
+
+    Args:
+        ds: result of kind "deletion_curves".
+
+    Returns:
+        Two panels: segments masked, and segments shown. Each has the distance from the
+        whole forecast, in data units, by their number; a band holds 95 % of random
+        orders.
+
+    Example:
+        >>> scores = {"newest first": [0, 1, 2]}
+        >>> curves = explain.deletion_curves(run, scores, parts=3, orders=4)
+        >>> viz.deletion_lines(curves).layout.meta["title"]
+        'Deletion and insertion on chronos-nano'
     """
     explanations = names(ds, "explanation")
     unit = find_unit(ds) or "data units"
@@ -182,7 +210,23 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_tests,
 )
 def route_tests(ds: xr.Dataset) -> go.Figure:
-    """Draw how much of each segment's effect cutting and restoring its route moves."""
+    """Draw how much of each segment's effect cutting and restoring its route moves.
+
+    Args:
+        ds: result of kind "route_faithfulness".
+
+    Returns:
+        Three panels with a row for each segment: the share of the effect that cutting
+        removes, the share that restoring recovers, and the error of the prediction, in
+        percent.
+
+    Example:
+        >>> mlps = ["decoder.*.mlp"]
+        >>> routes = explain.input_routes(run, parts=2, components=mlps)
+        >>> tested = explain.route_faithfulness(run, routes, controls=4)
+        >>> [panel.text for panel in viz.route_tests(tested).layout.annotations][:2]
+        ['cutting the route removes', 'restoring it recovers']
+    """
     rows: dict[str, list[Check]] = {}
     for check in list_checks(_named(ds)):
         rows.setdefault(check.subject, []).append(check)

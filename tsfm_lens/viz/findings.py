@@ -188,7 +188,7 @@ class EffectEstimate:
     def told(
         self, flat: int, write: Callable[[float], str] = num, *, over: bool = False
     ) -> str:
-        """Write the size of a member, with its range where there is one.
+        """Return the size of a member, with its range where there is one.
 
         With ``over`` the number of series that the range spans is added.
         """
@@ -212,7 +212,7 @@ class EffectEstimate:
         return ""
 
     def for_others(self, flat: int = 0) -> str:
-        """Say whether a member is significant, and for which other series.
+        """Return whether a member is significant, and for which other series.
 
         Where there are too few series for a test, the text says how many are needed.
         """
@@ -230,7 +230,7 @@ class EffectEstimate:
     def standing(
         self, labels: Sequence[str], noun: str, among: np.ndarray | None = None
     ) -> list[str]:
-        """Say on how many series members act, and which are significant and learned.
+        """Return sentences on how many series members act, and which are significant.
 
         Args:
             labels: names of the flattened members.
@@ -271,7 +271,7 @@ class EffectEstimate:
         return [f"{subject} left out: flat, or with a flat forecast."]
 
     def lead(self, flat: int) -> str:
-        """Say in how many bootstrap samples of series a member is largest.
+        """Return in how many bootstrap samples of series a member is largest.
 
         The text also says whether it is significantly larger than the rest. It is ""
         for one series.
@@ -398,7 +398,7 @@ def mean_of_seeds(values: np.ndarray) -> EffectEstimate:
 def find_estimate(
     ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int
 ) -> EffectEstimate | None:
-    """Read a tested effect over ``dims``; None where the result has no test of it.
+    """Return a tested effect over ``dims``; None where the result has no test of it.
 
     ``at`` selects a position along each other dimension.
     """

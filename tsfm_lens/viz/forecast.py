@@ -38,7 +38,7 @@ _MAX_SERIES = 24  # series with a figure of their own
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe direction and width of the forecast of one series.
+    """Return sentences on direction and width of the forecast of one series.
 
     Its error is stated, beside the naive one, where the truth is known.
     """
@@ -150,6 +150,17 @@ def forecast_fan(
         ds: a run, a forecast, or a dataset of kind "forecast": ``quantile_forecast``
             (series, quantile, step), ``context`` (series, time), where known ``truth``
             (series, step) and ``sample`` (series, draw, step).
+        series: id of the series, or its place counted from 0.
+        context_steps: steps of the context that are drawn, a few horizons if None.
+        samples: number of sample paths that are drawn.
+
+    Returns:
+        One panel in data units by step: the end of the context, the median with its
+        quantile bands, and the truth where known.
+
+    Example:
+        >>> viz.forecast_fan(run, samples=2).layout.meta["title"]
+        'Forecast of co2 by chronos-nano'
     """
     view = series_window(ds, series, context_steps)
     sheet = blank()
@@ -201,7 +212,7 @@ def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def as_html(thing: Any) -> str:
-    """Draw the fan of the first series of a run or forecast, as HTML.
+    """Return the fan of the first series of a run or forecast, as HTML.
 
     A line above it says what it is.
     """

@@ -67,7 +67,10 @@ _DOCUMENTATION = """\
 Draw ``{variable}`` by its dimensions: a map, lines, or dots with intervals.
 
 Args:
-    selection: a label, or a place counted from 0, by dimension: ``layer=3``."""
+    selection: a label, or a place counted from 0, by dimension: ``layer=3``.
+
+Returns:
+    One panel over one or two dimensions of the variable, in its unit."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,9 @@ def draw_variable(
         selection: a label, or an index counted from 0, by dimension: ``layer=3,
             series="co2"``.
 
+    Returns:
+        One panel: a map, lines or rows of dots, in the unit of the variable.
+
     Raises:
         InputError: the variable holds text, or more than two dimensions are left.
         UnknownNameError: the result has no such variable, dimension or label.
@@ -184,6 +190,9 @@ def generic_figure(
             unless given.
         facts: ``variables``, ``table``, ``sentences``, ``options`` …; see
             :func:`tsfm_lens.core.registry.figure`.
+
+    Returns:
+        The function that draws it.
     """
 
     def draw(result: Any, **selection: Any) -> go.Figure:
@@ -229,7 +238,7 @@ def first_variable(ds: xr.Dataset) -> str:
 
 
 def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the first variable of a result, and the tests of it.
+    """Return a table of the first variable of a result, and the tests of it.
 
     Tests whose dimensions differ from those of the variable are left out.
     """
@@ -260,7 +269,7 @@ default_figure(draw_variable, table_of_first, panel_of_first)
 def _select(
     ds: xr.Dataset, name: str, title: str, about: str, selection: Mapping[str, Any]
 ) -> _Drawn:
-    """Select the values to draw, which are medians over series where there is a test.
+    """Return the values to draw, medians over series where there is a test.
 
     ``selection`` holds labels or positions by dimension.
     """
@@ -349,7 +358,7 @@ def _find_indices(
 
 
 def _drop_unused_labels(ds: xr.Dataset, name: str, at: Mapping[str, int]) -> xr.Dataset:
-    """Drop labels that have no value in the selection, but have some outside of it.
+    """Return a result without labels that have a value outside the selection alone.
 
     Where one of two models is selected, these are the layers that only the deeper one
     has.
@@ -380,7 +389,7 @@ def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
 def _read_effect(
     ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
 ) -> EffectEstimate | None:
-    """Read a test over series, or the interval or significance of each value itself.
+    """Return a test over series, or the interval or significance of each value.
 
     The second is for variables without a dimension of series.
     """
@@ -460,7 +469,7 @@ def _labels(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
-    """Name the members along a dimension for a legend, as "head 3".
+    """Return names of the members along a dimension for a legend, as "head 3".
 
     A legend has no axis title that says what a bare "3" counts.
     """
@@ -483,7 +492,7 @@ def _axis_title(ds: xr.Dataset, dim: str) -> str:
 
 
 def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
-    """Order dimensions as they are drawn.
+    """Return dimensions in the order in which they are drawn.
 
     The axis of a curve comes last, and heads come after their layers.
     """
@@ -614,6 +623,9 @@ def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     """Draw a line for each member of ``across``.
 
     Lines of up to 40 points, and lines with a test or an interval, have dots.
+
+    Returns:
+        The figure.
     """
     ds = drawn.ds
     effect = drawn.effect
@@ -699,6 +711,9 @@ def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
     """Draw a row of dots for each member of the first dimension.
 
     The dots of a row are the members of the second one; without it there is one dot.
+
+    Returns:
+        The figure.
     """
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")

@@ -22,7 +22,7 @@ _TYPE = 11
 
 
 def choose_columns(panels: int, most: int = 5) -> int:
-    """Choose how many panels, at most ``most``, stand side by side.
+    """Return how many panels, at most ``most``, stand side by side.
 
     Few cells of the grid stay empty.
     """
@@ -53,8 +53,13 @@ def panel_grid(
 
     Args:
         titles: lines of each panel's title.
-        row_height, least: pixels of a panel, and of the narrowest that its marks need.
+        row_height: pixels of a panel.
         most: panels side by side.
+        least: pixels of the narrowest panel that its marks need.
+        own_x: whether each panel has a horizontal axis of its own.
+
+    Returns:
+        The sheet, with a panel for each title.
     """
     # long names take a second line
     texts = [

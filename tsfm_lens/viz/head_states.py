@@ -211,7 +211,7 @@ class Reading:
 
 
 def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
-    """Read the attention of one head; all arguments are positions.
+    """Return a reading of one head's attention; all arguments are positions.
 
     The reading is along the lag or at the place, whichever has more of the attention.
     """
@@ -286,7 +286,7 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
 def _share_of_cycle(
     one: xr.Dataset, origins: np.ndarray, length: int
 ) -> tuple[float, float]:
-    """Sum the attention at whole cycles from origins (query,), as a mean over steps.
+    """Return attention at whole cycles from origins (query,), mean over steps.
 
     The second number is the sum if the same attention were on every token.
     """
@@ -338,7 +338,7 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
-    """Name the heads of the largest ablation effect.
+    """Return a sentence on the heads of the largest ablation effect.
 
     Further sentences say what the first of them reads, and which heads write most.
     """
@@ -376,7 +376,7 @@ def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
 
 
 def component_name(ds: xr.Dataset, index: int) -> str:
-    """Name a component's layer, and its head.
+    """Return the name of a component's layer, and its head.
 
     The kind of attention is named where the stack has several.
     """

@@ -29,7 +29,7 @@ _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads above both thresholds, and those that are undecided.
+    """Return the heads above both thresholds, and those that are undecided.
 
     Returns two boolean arrays (layer, head). Heads of the first are significantly above
     both thresholds. Those of the second are not, but are significantly below neither.
@@ -78,6 +78,18 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     """Draw layer × head maps of prefix matching and copy score.
 
     The entropy is a third map where it is known.
+
+    Args:
+        ds: result of kind "induction_scores".
+
+    Returns:
+        Two or three maps, layer × head: prefix matching as a share of attention, the
+        copy score in standard deviations, and the entropy in nats.
+
+    Example:
+        >>> scores = probes.induction_scores(lens, motif=8, n_sequences=8)
+        >>> [panel.name for panel in viz.induction_maps(scores).data]
+        ['prefix matching', 'copying', 'attention entropy']
     """
     is_induction, is_undecided = past_both(ds)
     target = "the last instance"
@@ -164,6 +176,19 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     """Draw every head by its prefix matching and its copy score.
 
     The shaded corner holds the heads past both thresholds.
+
+    Args:
+        ds: result of kind "induction_overlap".
+
+    Returns:
+        One panel with a point for each head: prefix matching as a share of attention,
+        and the copy score in standard deviations.
+
+    Example:
+        >>> scores = probes.induction_scores(lens, motif=8, n_sequences=8)
+        >>> fig = viz.induction_corner(probes.induction_overlap(scores))
+        >>> fig.layout.meta["title"]
+        'Prefix matching and copying of the heads of chronos-nano'
     """
     prefix, copy = (array(ds, name, *_DIMS).ravel() for name in _THRESHOLDS)
     prefix_from, copy_from = (float(ds.attrs[key]) for key in _THRESHOLDS.values())

@@ -157,7 +157,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
 
 
 def _describe_course(ds: xr.Dataset, forecast: np.ndarray) -> str:
-    """Say how the second half of a forecast (step,) lies to its first.
+    """Return how the second half of a forecast (step,) lies to its first.
 
     It is "" for a single step.
     """
@@ -191,7 +191,7 @@ def _read_width(ds: xr.Dataset) -> list[str]:
 
 
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
-    """Group segments by the known covariate they belong to, and sort the groups.
+    """Return groups of segments by the known covariate they belong to, sorted.
 
     The group of largest mean absolute effect comes first; ``effect`` is (segment,
     step).
@@ -212,7 +212,7 @@ def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
 
 
 def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List by how much each covariate and each segment moves the median.
+    """Return by how much each covariate and each segment moves the median.
 
     Means are over steps, in data units; the largest comes first.
     """
@@ -239,7 +239,7 @@ def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 def group_name(
     labels: list[str], group: list[int], words: list[str] | None = None
 ) -> str:
-    """Name a group: one segment by its name, several by their covariate.
+    """Return a group's name: one segment by its name, several by their covariate.
 
     ``words`` are names of the segments that are used in place of ``labels`` for one
     segment.
@@ -252,7 +252,7 @@ def group_name(
 
 
 def _say_moves(ds: xr.Dataset, effects: np.ndarray, groups: list[list[int]]) -> str:
-    """State which groups of segments move the forecast most, how far and which way.
+    """Return which groups of segments move the forecast most, how far and which way.
 
     ``effects`` are (segment, step); the largest group comes first.
     """
@@ -329,8 +329,19 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     A segment is coloured by what it does to the forecast.
 
     Args:
+        ds: result of kind "input_attribution".
         quantile: whose effects are shown, the median's if None. Of two quantiles, the
             effects on the width of the interval between them are shown.
+
+    Returns:
+        Panels on one time axis: the series with both forecasts, a strip of segments for
+        each series, the size of each effect and what all add to each step. Values are
+        in data units.
+
+    Example:
+        >>> fig = viz.input_timeline(explain.input_attribution(run, parts=3))
+        >>> fig.layout.meta["title"]
+        'Input effects on the forecast of co2 by chronos-nano'
     """
     view = _QuantileView(ds, quantile)
     window = series_window(ds, view.id, context_steps=ds.sizes["time"])
@@ -399,7 +410,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
 
 
 def _name_groups(ds: xr.Dataset, effects: np.ndarray) -> list[tuple[str, list[int]]]:
-    """Name the inputs that move the forecast together, with their segments.
+    """Return names of the inputs that move the forecast together, with segments.
 
     ``effects`` are (segment, step); the largest group comes first.
     """
@@ -482,10 +493,20 @@ def input_waterfall(
     Effects are in data units.
 
     Args:
-        quantile: see :func:`input_timeline`; of two, bars lead from the width of the
-            interval in the reference forecast to that in the forecast. If None there
-            are two panels: the median, and the width between the outer quantiles.
+        ds: result of kind "input_attribution".
+        quantile: whose effects are shown. Of two quantiles, bars lead from the width of
+            the interval in the reference forecast to that in the forecast. If None
+            there are two panels: the median, and the width between the outer quantiles.
         top: number of inputs that have a bar of their own; the others are summed.
+
+    Returns:
+        One or two panels with a bar for each segment, in data units. Diamonds are the
+        reference forecast and the forecast.
+
+    Example:
+        >>> fig = viz.input_waterfall(explain.input_attribution(run, parts=3))
+        >>> fig.layout.meta["title"]
+        'Effects from the reference to the forecast of co2 by chronos-nano'
     """
     levels = np.sort(ds["quantile"].values.astype(float))
     views = [_QuantileView(ds, quantile)]
@@ -704,7 +725,7 @@ def describe_method(ds: xr.Dataset) -> str:
 
 
 def name_reference(ds: xr.Dataset) -> str:
-    """Name what replaces masked inputs.
+    """Return the name of what replaces masked inputs.
 
     Stretches are replaced by values of the reference; additive parts are taken out.
     """

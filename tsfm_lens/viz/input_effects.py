@@ -46,7 +46,7 @@ def read_effects(ds: xr.Dataset) -> list[str]:
 
 
 def item_overview(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the items: the error, and the segment that moves the forecast most.
+    """Return the items: the error, and the segment that moves the forecast most.
 
     Errors are in multiples of the context's mean absolute seasonal difference; the
     largest comes first. Without a truth the items are sorted by the largest effect. The
@@ -117,6 +117,18 @@ def item_map(ds: xr.Dataset) -> go.Figure:
     """Draw how far each segment moves the forecast of each item, as a map.
 
     The items stand as in the overview, at most so many that a row has room for numbers.
+
+    Args:
+        ds: result of kind "input_effects".
+
+    Returns:
+        One map, item × segment, of mean sizes at a step. They are in multiples of the
+        error of the seasonal-naive forecast.
+
+    Example:
+        >>> fig = viz.item_map(explain.input_effects(run, parts=3))
+        >>> fig.data[0].z.shape  # 1 item × 3 segments
+        (1, 3)
     """
     rows = item_overview(ds)["series"].head(_MAX_ROWS)
     sizes = ds["size"].sel(series=rows.values).transpose("series", "segment").values

@@ -18,7 +18,7 @@ _MAX_NAMES = 3
 
 
 def read_routes(ds: xr.Dataset) -> list[str]:
-    """Describe through which components the most influential segments act.
+    """Return sentences on through which components the most influential segments act.
 
     A sentence says what the parts sum to.
     """

@@ -46,6 +46,24 @@ def lens_logit_map(
     At each layer and step, the mean over the values drawn is subtracted. These are the
     values within ``value_range`` (in data units; the series and the central 98 % of the
     last layer's forecast if None), averaged over neighbours to at most ``rows`` rows.
+
+    Args:
+        ds: result of kind "logit_lens".
+        series: id of the series, or its place counted from 0.
+        layers: labels or numbers of the layers, all if None.
+        value_range: lowest and highest value, in data units; what the data need if
+            None.
+        rows: most rows of a map; adjacent values are averaged to keep to it.
+
+    Returns:
+        A value × forecast step map of logits for each layer. Values are in data units;
+        the title of a map has the range of its colours.
+
+    Example:
+        >>> logits = probes.logit_lens(run, logits=True)
+        >>> fig = viz.lens_logit_map(logits, layers=[-1, 2])
+        >>> [panel.text.partition("<br>")[0] for panel in fig.layout.annotations]
+        ['embedding', 'layer 2']
     """
     indices = positions(ds, "layer", layers)
     view = series_window(ds, series, ds.sizes["step"])

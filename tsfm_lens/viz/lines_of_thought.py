@@ -71,6 +71,19 @@ def thought_lines(
     """Draw the logit map of every layer with its lines of thought.
 
     Spurious lines have a colour and a symbol of their own.
+
+    Args:
+        ds: result of kind "lines_of_thought".
+        series: id of the series, or its place counted from 0.
+        layers: labels or numbers of the layers, all if None.
+
+    Returns:
+        A value × forecast step map of probabilities for each layer, with a line for
+        each line of thought. Values are in data units.
+
+    Example:
+        >>> viz.thought_lines(probes.lines_of_thought(run)).layout.meta["title"]
+        'Lines of thought of chronos-nano on co2: 6 of 10 spurious'
     """
     indices = positions(ds, "layer", layers)
     # as many context steps as the forecast has, but at least 12

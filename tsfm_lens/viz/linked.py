@@ -40,7 +40,7 @@ _FORECASTS = 128  # components of a series without which the forecast is in the 
 def linked_state(
     ds: xr.Dataset, *, whole: bool = False, command: str = ""
 ) -> dict[str, Any]:
-    """Collect what :file:`linked.js` shows of an "explore" result.
+    """Return what :file:`linked.js` shows of an "explore" result.
 
     Its size in bytes is bounded, unless it is ``whole``. ``command`` opens a view that
     forecasts anew; one without a model behind it names the command.
@@ -96,7 +96,7 @@ def linked_state(
 
 
 def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """Arrange the components as the stack computes them.
+    """Return the components as the stack computes them.
 
     Every layer has a row of heads for each kind of attention, and its MLP.
     """
@@ -193,7 +193,7 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
 
 
 def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any]:
-    """Describe a forecast (step,).
+    """Return the description of a forecast (step,).
 
     ``shift`` (step,) is its difference from the plain forecast, ``effect`` the mean
     size of that, ``up`` the number of steps that it is above 0, ``error`` the mean
@@ -217,7 +217,7 @@ def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any
 
 
 def _packed(weights: np.ndarray) -> list[Any]:
-    """Write weights as one byte each: [largest, base64].
+    """Return weights as one byte each: [largest, base64].
 
     A byte is the root of the weight's share of the largest.
     """

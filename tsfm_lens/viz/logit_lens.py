@@ -171,6 +171,21 @@ def logit_map(
     """Draw the lens probability of values by forecast step, a panel per layer.
 
     Colours are the logarithm of the probability.
+
+    Args:
+        ds: result of kind "logit_lens".
+        series: id of the series, or its place counted from 0.
+        layers: labels or numbers of the layers, all if None.
+        value_range: lowest and highest value, in data units; what the data need if
+            None.
+
+    Returns:
+        A value × forecast step map of probabilities for each layer. Values are in data
+        units.
+
+    Example:
+        >>> viz.logit_map(probes.logit_lens(run)).layout.meta["title"]
+        'Logit lens on co2: next-value probabilities by layer of chronos-nano'
     """
     indices = positions(ds, "layer", layers)
     view = series_window(ds, series, max(ds.sizes["step"], 12))
@@ -192,6 +207,9 @@ def logit_sheet(
     """Draw the panels of :func:`logit_map`, and write its subtitle.
 
     ``layers`` are positions; ``rows`` is the largest number of rows of values.
+
+    Returns:
+        The sheet, and the parts of the subtitle.
     """
     probability = array(
         ds.isel(layer=layers), "probability", "layer", "step", "bin", series=view.index
@@ -296,7 +314,7 @@ def logit_sheet(
 def visible_rows(
     centres: np.ndarray, probability: np.ndarray, bounds: tuple[float, float], rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut bins to ``bounds``, and add up adjacent ones to at most ``rows`` rows.
+    """Return bins within ``bounds``, adjacent ones added up to at most ``rows`` rows.
 
     ``centres`` (bin,) ascend; ``probability`` is (layer, step, bin). All rows have the
     same number of bins, but the last one may have fewer. Returns the edges of rows, the
@@ -348,6 +366,21 @@ def lens_forecast(
     """Draw what each layer would forecast, one fan per layer.
 
     The output head is applied to the residual stream after the layer.
+
+    Args:
+        ds: result of kind "logit_lens".
+        series: id of the series, or its place counted from 0.
+        layers: labels or numbers of the layers, all if None.
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        A panel for each layer, in data units by step: the median with its quantile
+        bands, the end of the context, and the truth where known.
+
+    Example:
+        >>> fig = viz.lens_forecast(probes.logit_lens(run))
+        >>> [panel.text for panel in fig.layout.annotations]
+        ['embedding', 'layer 0', 'layer 1', 'layer 2']
     """
     view = series_window(ds, series, context_steps)
     rows = positions(ds, "layer", layers)
@@ -496,6 +529,19 @@ def layer_errors(ds: xr.Dataset, *, series: str | int = 0) -> go.Figure:
 
     A dashed line is the error of the naive forecast. Without a truth the distance from
     the model's own forecast is drawn, of all layers but the last, which has none.
+
+    Args:
+        ds: result of kind "layer_gain".
+        series: id of the series, or its place counted from 0.
+
+    Returns:
+        One panel with a point for each layer: the mean absolute error, or the distance,
+        in data units.
+
+    Example:
+        >>> gain = probes.layer_gain(probes.logit_lens(run))
+        >>> viz.layer_errors(gain).layout.meta["title"]
+        'Error of the forecast of co2 by chronos-nano, read after each layer'
     """
     index = series_position(ds, series)
     error = array(ds.sel(metric="MAE"), "error", "layer", series=index)

@@ -183,6 +183,9 @@ def head_maps(
     """Draw maps on the same layer and head axes, each with its own colours.
 
     The colour bar stands at the side of a single map, and under each of several.
+
+    Returns:
+        A panel for each map.
     """
     layers = layer_names(ds)
     heads = names(ds, "head")

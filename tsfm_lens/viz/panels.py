@@ -143,8 +143,13 @@ def series_window(
     """Cut one series of a result to the last steps of its context and its forecast.
 
     Args:
+        ds: result with a context and a forecast.
+        series: id of the series, or its place counted from 0.
         context_steps: number of context steps. If None, one and a half times the length
             of the forecast, so that this has two fifths of the width, but at least 12.
+
+    Returns:
+        The window, from which panels are drawn.
     """
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
@@ -395,7 +400,7 @@ class Timeline:
 
 
 def name_segments(ds: xr.Dataset) -> list[str]:
-    """Name segments as figures do.
+    """Return the names of segments in figures.
 
     A stretch is named by its first and last date where these are known, and the same in
     all series or that of the one target; else by steps.
@@ -426,7 +431,7 @@ def name_segments(ds: xr.Dataset) -> list[str]:
 
 
 def _name_span(time: Timeline, start: int, stop: int, form: str, day: str) -> str:
-    """Write the first and the last date of steps [start, stop).
+    """Return the first and the last date of steps [start, stop).
 
     ``form`` is the format of a date with its clock; ``day``, that of whole days.
     """
@@ -484,7 +489,7 @@ def name_horizon(ds: xr.Dataset) -> str:
 
 
 def name_target(ds: xr.Dataset) -> str:
-    """Name the series that a result explains.
+    """Return the name of the series that a result explains.
 
     It is its variate alone where the item has no name of its own.
     """

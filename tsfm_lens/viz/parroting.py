@@ -112,7 +112,7 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
-    """Describe which series keep their season, and which lose it.
+    """Return sentences on which series keep their season, and which lose it.
 
     A sentence says what the patch length adds.
     """

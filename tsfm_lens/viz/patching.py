@@ -98,7 +98,7 @@ def _cell_labels(ds: xr.Dataset) -> list[str]:
 
 
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
-    """Write a component and a group of positions in words.
+    """Return a component and a group of positions in words.
 
     ``flat`` is an index into (component, position), flattened.
     """
@@ -117,7 +117,7 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
 
 
 def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """Tabulate variables with the steps that their positions cover.
+    """Return a table of variables with the steps that their positions cover.
 
     There is a row for each component, group of positions and series.
     """
@@ -134,8 +134,21 @@ def patching_map(
     The clean and the corrupted series stand above it, on the same time axis.
 
     Args:
+        ds: result of kind "activation_patching" or "attribution_patching".
         value: "recovered" or "effect"; of attribution patching also "first_order" or
             "error". If None "recovered", of attribution patching "first_order".
+        series: id of the series, or its place counted from 0.
+
+    Returns:
+        Panels on one time axis: both series and their forecasts in data units, and a
+        component × position map, with special tokens beside it. The map has shares, or
+        with "effect" data units. Where all positions were patched at once, one panel by
+        component.
+
+    Example:
+        >>> ds = probes.attribution_patching(run, corrupted, exact=False)
+        >>> viz.patching_map(ds).layout.meta["title"]
+        'Attribution patching of chronos-nano on co2: estimated share recovered'
     """
     kind = str(ds.attrs["kind"])
     available = [
@@ -314,7 +327,7 @@ def name_value(ds: xr.Dataset, value: str) -> str:
 
 
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
-    """Split positions into lists, in each of which no step is covered twice.
+    """Return positions as lists, in each of which no step is covered twice.
 
     There is one list, or one for each variate where variates share a sequence.
     """
@@ -498,7 +511,7 @@ class Contrast:
 
 
 def path_word(ds: xr.Dataset) -> str:
-    """Write whose path the decoders of both runs read.
+    """Return whose path the decoders of both runs read.
 
     An example is " on the corrupted path"; it is "" where each has its own.
     """
@@ -508,7 +521,7 @@ def path_word(ds: xr.Dataset) -> str:
 
 
 def when(ds: xr.Dataset, position: int) -> str:
-    """Write the steps of a group of tokens in words.
+    """Return the steps of a group of tokens in words.
 
     It is "" where all positions were patched at once.
     """
@@ -525,7 +538,7 @@ def when(ds: xr.Dataset, position: int) -> str:
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
-    """Find the first and the last index of every run of True.
+    """Return the first and the last index of every run of True.
 
     Runs are joined where their ends are at most ``gap`` steps apart.
     """

@@ -40,6 +40,10 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         options: of the figure's function; of a variable a label or an index by
             dimension, such as ``layer=3``; ``names=["one", "two"]`` of two things.
 
+    Returns:
+        The figure; of two things, both in it. Panels and units are those of the
+        figure's own function.
+
     Raises:
         InputError: more than two things, two that share no figure, or a variable of
             more dimensions than two.
@@ -108,7 +112,7 @@ def _sections(thing: Any) -> dict[str, Any]:
 def _draw(
     results: Mapping[str, Any], requested: str, options: Mapping[str, Any]
 ) -> go.Figure:
-    """Draw the figure of this name.
+    """Return the figure of this name.
 
     Without a name it is the first figure that takes the options; without options, the
     first that does not refuse the result.

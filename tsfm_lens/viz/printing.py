@@ -113,7 +113,7 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
 
 
 def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
-    """Copy a figure without its title, at a width in mm.
+    """Return a figure without its title, at a width in mm.
 
     Its layout keeps sizes as on the screen; ``print_scale`` in its metadata brings them
     to the width in print.

@@ -65,6 +65,9 @@ def overlay(
     """Draw forecasts of one series over each other.
 
     These are their medians, the interval of the first, and the bounds of the others'.
+
+    Returns:
+        One panel in data units by step.
     """
     # all are of the same series and steps, which the first stands for
     first, *_ = forecasts.values()
@@ -136,7 +139,21 @@ def recipe_forecasts(
     """Draw the forecast with many heads and MLPs ablated, a panel per recipe.
 
     Args:
+        ds: result of kind "ablation_recipes".
         recipes: names to draw, all if None.
+        series: id of the series, or its place counted from 0.
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        A panel for each recipe, in data units by step: the median with its quantile
+        bands, the end of the context, and the truth where known. A panel's title has
+        the recipe's distance and, with a truth, its MASE.
+
+    Example:
+        >>> ds = probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})
+        >>> fig = viz.recipe_forecasts(ds)
+        >>> [panel.text.partition("<br>")[0] for panel in fig.layout.annotations]
+        ['original', 'no MLPs']
     """
     indices = positions(ds, "recipe", recipes)
     view = series_window(ds, series, context_steps)

@@ -23,7 +23,7 @@ __all__ = ["training_history"]
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """Name the heads that attend to the motif's last instance.
+    """Return sentences on the heads that attend to the motif's last instance.
 
     They are compared with the same steps of a series without a motif.
     """
@@ -120,6 +120,13 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     """Draw the training of a model: its loss, how well it copies, and its heads.
 
     Every head has a line for what it does.
+
+    Args:
+        ds: result of kind "training_history".
+
+    Returns:
+        Panels over the training steps, on a logarithmic axis: the loss, how well the
+        model copies, and each score of its heads.
 
     Example:
         >>> checkpoints = {0: lens, 100: lens}

@@ -59,7 +59,7 @@ _LEAST = 0.01
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
-    """Name the sharpest or the most diffuse head.
+    """Return a sentence on the sharpest or the most diffuse head.
 
     Heads that read special tokens are named too.
     """
@@ -81,7 +81,7 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
 
 
 def read_flow(ds: xr.Dataset) -> list[str]:
-    """Describe how much a token keeps of itself.
+    """Return sentences on how much a token keeps of itself.
 
     A sentence names the input that most of the flow comes from.
     """
@@ -128,10 +128,20 @@ def autoregressive_attention_map(
     Each head has a panel.
 
     Args:
+        ds: result of kind "autoregressive_attention".
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
         count: number of panels; by default nine, or half of the heads where there are
             fewer than 18, so that no head is both among the sharpest and the most
             diffuse.
+
+    Returns:
+        A context step × forecast token map for each head, on one colour scale. Each
+        column sums to 1, and a panel's title has the head's entropy in nats.
+
+    Example:
+        >>> ds = probes.autoregressive_attention(run)
+        >>> [panel.name for panel in viz.autoregressive_attention_map(ds, count=2).data]
+        ['layer 2, head 0', 'layer 2, head 3']
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
@@ -214,6 +224,19 @@ def attention_rollout_map(
     """Draw how much of each input token may have reached each token.
 
     There is a map after every layer (Abnar and Zuidema).
+
+    Args:
+        ds: result of kind "attention_rollout".
+        layers: labels or numbers of the layers, all if None.
+
+    Returns:
+        A token × input token map after each layer, on one colour scale. Axes are in
+        steps, and each row sums to 1.
+
+    Example:
+        >>> fig = viz.attention_rollout_map(probes.attention_rollout(run))
+        >>> [panel.name for panel in fig.data]
+        ['after layer 0', 'after layer 1', 'after layer 2']
     """
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
@@ -266,6 +289,9 @@ def _draw_maps(
     """Draw maps (query, key), and return how many keys and queries share a cell.
 
     With ``upwards``, keys are on the y axis, and otherwise on the x axis.
+
+    Returns:
+        How many keys and queries share a cell.
     """
     # the maps share the cells of the figure, and none needs more than its panel shows
     most_cells = min(_MAX_CELLS // len(maps), _MAX_PANEL_CELLS)
@@ -302,7 +328,7 @@ def _draw_maps(
 
 
 def _special_share(weights: np.ndarray, keys: Ruler) -> str:
-    """Write how much of a head's attention goes to special tokens.
+    """Return how much of a head's attention goes to special tokens.
 
     It is "" below 1 %.
     """
@@ -354,6 +380,19 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     """Draw every head of a layer as a matrix.
 
     Forecast tokens go downwards, context tokens to the right.
+
+    Args:
+        ds: result of kind "patch_attention".
+        layer: label or number; a negative number that is no label counts from the last.
+
+    Returns:
+        A forecast token × context token map for each head, on one colour scale. Its
+        title has the head's stable rank.
+
+    Example:
+        >>> fig = viz.patch_attention_grid(probes.patch_attention(run), layer=1)
+        >>> len(fig.data)  # heads
+        4
     """
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
@@ -424,8 +463,19 @@ def selected_patch(
     A dashed line stands at the start of the patch.
 
     Args:
+        ds: result of kind "patch_attention".
+        layer: label or number; a negative number that is no label counts from the last.
         head: number of the head; by default the one with the largest mean weight on one
             patch.
+
+    Returns:
+        One panel in data units by step: the context, the forecast with its quantile
+        bands, and the patch.
+
+    Example:
+        >>> fig = viz.selected_patch(probes.patch_attention(run), head=2)
+        >>> fig.layout.meta["title"].partition(", and ")[2]
+        'the patch that layer 2, head 2 selects'
     """
     at = position(ds, "layer", layer)
     weights = array(ds, "argmax_weight", "layer", "head")[at]

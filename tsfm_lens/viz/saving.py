@@ -64,15 +64,18 @@ def save(
     It is written into a file beside ``path``, which then takes its place.
 
     Args:
-        path: its suffix is the format: .html, .json, .png, .svg or .pdf; .csv is of
-            the data behind the figure, see :func:`figure_data`. Missing folders are
-            made.
-        column: of print, as of :func:`for_print`: "single" (89 mm), "double" (183 mm),
-            or in mm.
-        width, height: in pixels of static images; the figure's own, else 800 and 500.
+        fig: any figure of :mod:`tsfm_lens.viz`, or of plotly.
+        path: its suffix is the format: .html, .json, .png, .svg or .pdf; .csv is the
+            table of the data behind the figure. Missing folders are made.
+        column: of print: "single" (89 mm), "double" (183 mm), or a width in mm.
+        width: of a static image in pixels; the figure's own, else 800.
+        height: of a static image in pixels; the figure's own, else 500.
         scale: dots of a png in a pixel; 2 suits screens, 6 print.
         self_contained: whether an html file carries plotly.js (4.6 MB) and opens
             offline, or fetches it.
+
+    Returns:
+        The file that was written.
 
     Raises:
         InputError: the suffix is none of these, or the file cannot be written.
@@ -205,6 +208,9 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
 
     Each is written beside its place, and all are moved, in the order given, once the
     last is whole.
+
+    Returns:
+        The files, in the order given.
     """
     with ExitStack() as parts:
         # the part that was entered first is moved last
@@ -216,7 +222,7 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
 
 
 def _with_dots(png: bytes, dots: float) -> bytes:
-    """Add to a PNG its resolution in dots an inch.
+    """Return a PNG with its resolution in dots an inch.
 
     Programs know the size of the picture by it.
     """
@@ -279,6 +285,9 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
     """Draw in a headless browser through kaleido.
 
     It goes without MathJax, which kaleido would fetch from the net.
+
+    Returns:
+        The image as a file's content.
     """
     with _browser(options["format"]), warnings.catch_warnings():
         import kaleido
@@ -319,6 +328,9 @@ def printed(page: bytes) -> bytes:
     """Print an HTML page to PDF in a headless browser.
 
     The scripts of the page have drawn by then.
+
+    Returns:
+        The PDF.
 
     Raises:
         RenderError: kaleido, which finds the browser, or a browser is missing, or it

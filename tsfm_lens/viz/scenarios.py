@@ -226,6 +226,14 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
 
     These are drawn below, before and after the change.
 
+    Args:
+        ds: result of kind "what_if".
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        Panels on one time axis: both forecasts above, a panel for each changed series
+        below, each in data units.
+
     Example:
         >>> fig = viz.what_if_lines(explain.what_if(driven, cause="+1", routes=False))
         >>> fig.layout.meta["title"]
@@ -389,7 +397,7 @@ def _level(value: float, unit: str) -> str:
 
 
 def _describe_start(ds: xr.Dataset) -> str | None:
-    """Say what a later start, or another length of the past, changes by itself.
+    """Return what a later start, or another length of the past, changes by itself.
 
     It is None where both forecasts start at the same step and their pasts begin at the
     same step.
@@ -429,7 +437,7 @@ ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
 
 
 def _parts(ds: xr.Dataset) -> list[Contribution]:
-    """Rank what is new since the earlier forecast by its mean effect.
+    """Return what is new since the earlier forecast, by its mean effect.
 
     The new values of a series, which the result has by stretches, are one part. What
     does not act is left out.
@@ -469,6 +477,14 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
     """Draw both forecasts of the same steps, and what moved one to the other.
 
     Parts are ordered by the size of their mean effect.
+
+    Args:
+        ds: result of kind "forecast_change".
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        Panels on one time axis: both forecasts above, and below them the size of each
+        part's effect and what all add to each step. All are in data units.
 
     Example:
         >>> fig = viz.change_bars(explain.explain_change(driven, driven))

@@ -90,7 +90,7 @@ def median_position(quantiles: np.ndarray) -> int:
 
 
 def name_statistic(ds: xr.Dataset) -> str:
-    """Name the central statistic of a forecast.
+    """Return the name of the central statistic of a forecast.
 
     It is "median", "mean", or "expected value" over tokens.
     """
@@ -165,7 +165,7 @@ def shown(ids: Sequence[str], limit: int = 3) -> str:
 
 
 def flat_series(ds: xr.Dataset) -> np.ndarray:
-    """Mark the series that are flat, or have a flat forecast, (series,).
+    """Return the series that are flat, or have a flat forecast, (series,).
 
     None is marked where the result does not say so.
     """

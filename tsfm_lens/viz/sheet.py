@@ -191,8 +191,13 @@ def sheet(
         title_type: size of the titles' type.
         row_gap: pixels between rows.
         column_gap: gap between columns, as a share of the width of all.
-        min_width: see :class:`Sheet`, as for above and below.
+        min_width: narrowest width of the figure, in pixels.
+        above: pixels above the panels; what the titles need if None.
+        below: pixels below the panels.
         options: further arguments of plotly's ``make_subplots``.
+
+    Returns:
+        The sheet, with a panel for each cell.
     """
     # plotly takes heights and gaps as shares of the whole, and the whole has the gaps
     total = int(sum(heights) + row_gap * (len(heights) - 1))
@@ -729,7 +734,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
-    """Break a text into lines of at most ``width`` pixels, in type of a ``size``.
+    """Return a text in lines of at most ``width`` pixels, in type of a ``size``.
 
     A text of more than ``lines`` lines is cut off with an ellipsis.
     """

@@ -19,7 +19,7 @@ from tsfm_lens.viz.words import layers
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
-    """Describe which layers are least and most alike by a measure.
+    """Return sentences on which layers are least and most alike by a measure.
 
     "cka" compares neighbours in the stream, "update_cosine" the updates of any two
     layers.

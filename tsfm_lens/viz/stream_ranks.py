@@ -20,7 +20,7 @@ from tsfm_lens.viz.words import listed, num
 
 
 def read_flow(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State the rank of the stream and of W_Q at both ends of the depth.
+    """Return sentences on the rank of the stream and of W_Q at both ends of the depth.
 
     A sentence says where the rank of single series rises.
     """
@@ -96,7 +96,7 @@ generic_figure(
 
 
 def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State how many directions families of signals use.
+    """Return sentences on how many directions families of signals use.
 
     Ranks of single signals have intervals.
     """

@@ -53,7 +53,7 @@ def summarize(
     side: int = 0,
     **fields: Any,
 ) -> list[str]:
-    """Fill sentences, then report a tested effect.
+    """Return filled sentences, then a report of a tested effect.
 
     The report says on how many series the members act, and which are significant and
     learned, that is, larger than in untrained models.
@@ -272,7 +272,7 @@ def labelled(ds: xr.Dataset, values: Any, *dims: str) -> xr.DataArray:
 
 
 def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
-    """Take the median over series and over steps, without flat series.
+    """Return the median over series and over steps, without flat series.
 
     A value without other dimensions keeps the first of these two.
     """

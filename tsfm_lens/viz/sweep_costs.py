@@ -154,7 +154,16 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
     arrow.
 
     Args:
+        table: of kind "sweep_costs".
         top: rows of all models together, the cheapest and the costliest of each.
+
+    Returns:
+        A panel for each model, with a row for each layer or head. The axis is the
+        change of MASE in percent.
+
+    Example:
+        >>> viz.cost_forest(tables["costs"]).layout.meta["title"]
+        'Cost of losing a layer or a head of alpha and beta'
     """
     sweep.check_finished("single layers and heads", table["median"])
     entries = _entries(table)

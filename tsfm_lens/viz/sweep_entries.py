@@ -90,7 +90,7 @@ def describe_methods(tables: Sequence[pd.DataFrame]) -> str:
 
 
 def describe_power(tables: Sequence[pd.DataFrame]) -> str:
-    """Say that units are too few for anything to be significant; "" where they suffice.
+    """Return a sentence that units are too few for any significance; "" else.
 
     Of several numbers of tests, the largest counts.
     """
@@ -146,7 +146,7 @@ def describe_sizes(rows: pd.DataFrame) -> str:
 
 
 def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:
-    """Say for each model how large changes are, which are significant, and which leads.
+    """Return sentences on how large changes are, which are significant, which leads.
 
     Args:
         rows: entries of a sweep, with a column "change".
@@ -189,7 +189,7 @@ def verdict(significant: Any) -> str:
 
 
 def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
-    """Name the entries that are most often first in bootstrap samples of units.
+    """Return the entries that are most often first in bootstrap samples of units.
 
     ``what`` is the column of their names, ``name`` that of the share of samples. An
     example is "layer 3 (62 % of resamples) and layer 0 (20 %)".
@@ -214,7 +214,7 @@ def counted(count: int, word: str) -> str:
 
 
 def change_text(share: float, digits: int = 1) -> str:
-    """Write a relative change in percent with its sign.
+    """Return a relative change in percent with its sign.
 
     0 has no sign; from 10 000 % on the number is in powers of ten.
     """
@@ -245,7 +245,7 @@ def describe_change(row: Mapping[str, Any]) -> str:
 
 
 def describe_order(order: str) -> str:
-    """Write an order of ablation in words.
+    """Return an order of ablation in words.
 
     Examples are "lowest stable rank first", "at random, seed 3" and "no head can go".
     """

@@ -57,7 +57,7 @@ measurement(
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
-    """State what single heads cost, and which changes are significant.
+    """Return sentences on what single heads cost, and which changes are significant.
 
     A sentence says whether one head costs significantly most.
     """

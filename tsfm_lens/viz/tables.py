@@ -14,7 +14,7 @@ from tsfm_lens.viz.select import find_unit, names
 
 
 def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
-    """Tabulate query–key pairs with at least ``least``, and the steps they cover.
+    """Return query–key pairs with at least ``least``, and the steps they cover.
 
     There is a row for each pair, of each layer and head where the variable has these.
     """
@@ -52,7 +52,7 @@ def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
 
 
 def quantile_table(ds: xr.Dataset, series: int, **at: int) -> pd.DataFrame:
-    """Tabulate the steps of one series, with a column for each quantile.
+    """Return the steps of one series, with a column for each quantile.
 
     ``at`` has positions along other dimensions; their labels are the first columns.
     """

@@ -149,7 +149,7 @@ _NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")
 
 
 def plain(text: object) -> str:
-    """Escape a string so that plotly shows it letter by letter.
+    """Return a string escaped, so that plotly shows it letter by letter.
 
     Markup, entities and ``%{…}`` lose their meaning.
     """
@@ -159,7 +159,7 @@ def plain(text: object) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """Write a number with so many significant digits.
+    """Return a number with so many significant digits.
 
     Numbers below a million are written out, with all digits before the point.
     """
@@ -169,7 +169,7 @@ def significant(value: float, digits: int) -> str:
 
 
 def true_minus(text: str) -> str:
-    """Write a minus sign before each negative number.
+    """Return a text with a minus sign before each negative number.
 
     Hyphens in names, dates and ranges stay.
     """
@@ -202,7 +202,7 @@ def mixed(colour: str, strength: float) -> str:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """Break ``text`` into lines that are safe for plotly.
+    """Return ``text`` in lines that are safe for plotly.
 
     A number keeps its percent sign.
     """
@@ -210,7 +210,7 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, length: float) -> str:
-    """Break a title that is safe for plotly into lines of a length in pixels.
+    """Return a title that is safe for plotly in lines of a length in pixels.
 
     Where it does not fit in one line, its unit starts a new one.
     """
@@ -268,6 +268,9 @@ def finalize(
     """Give ``fig`` the template, its title and its height.
 
     The height leaves ``plot_height`` pixels to the panels.
+
+    Returns:
+        ``fig`` itself.
     """
     heads = _lines(title, _TITLE_CHARACTERS)
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)

@@ -143,7 +143,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
 
 
 def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
-    """Tabulate the variables over runs, seeds and ``dims``, a row for each combination.
+    """Return the variables over runs, seeds and ``dims``, a row for each combination.
 
     Variables with any other dimension are left out.
     """
@@ -158,6 +158,12 @@ def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
 )
 def training_measures(ds: xr.Dataset) -> go.Figure:
     """Draw what was measured over a training, measure by measure.
+
+    Args:
+        ds: result of kind "training_watch".
+
+    Returns:
+        A panel for each measure, in its own unit, over the training steps.
 
     Example:
         >>> watch = training.Watch(torch.nn.Linear(2, 1), every=1)
@@ -319,12 +325,17 @@ def attention_snapshots(
     There is a row for each head, or, of several runs, a row for each run.
 
     Args:
+        ds: result of kind "training_watch".
         layer: label, or a negative integer from the last. If None all layers, up to 16
             rows; of several runs the first layer.
         head: number. If None all heads; of several runs the first head.
         row: position of the input whose attention is drawn.
         snapshots: steps to draw, all if None; of more than six, six are drawn at even
             distances.
+
+    Returns:
+        A column of maps for each step, and a row for each head or run. A map is query ×
+        key, and all share a colour scale.
 
     Example:
         >>> pattern = {"0": torch.eye(4)[None]}

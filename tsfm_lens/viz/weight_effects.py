@@ -67,7 +67,7 @@ def name_change(ds: xr.Dataset) -> str:
 
 
 def read_weight_effects(ds: xr.Dataset) -> list[str]:
-    """State what tuning changed, and what setting it back does to forecast and error.
+    """Return sentences on what tuning changed, and what setting it back does.
 
     Further sentences say where the weights moved most, and what is significant.
     """
@@ -104,7 +104,7 @@ def _most(ds: xr.Dataset) -> int:
 
 
 def _read_errors(ds: xr.Dataset) -> list[str]:
-    """State what tuning did to the error, and what a reset does.
+    """Return sentences on what tuning did to the error, and what a reset does.
 
     A sentence says how few components undo half of it.
     """
@@ -193,7 +193,12 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     moved, as a share of their norm.
 
     Args:
+        ds: result of kind "weight_effects".
         top: components that have a row; the rest are one step.
+
+    Returns:
+        One panel with a row for each component: the change of the error against the
+        tuned model's, in percent.
 
     Example:
         >>> import copy

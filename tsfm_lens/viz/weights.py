@@ -32,7 +32,7 @@ _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State the share of their directions that the matrices use.
+    """Return sentences on the share of their directions that the matrices use.
 
     A sentence names the matrix that uses the least.
     """
@@ -71,7 +71,7 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
 
 
 def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
-    """Divide singular values (…, mode), descending, by the largest.
+    """Return singular values (…, mode), descending, over the largest.
 
     They are NaN where they are not drawn, or below ``floor`` (…,).
     """
@@ -116,7 +116,7 @@ def _layer_labels(ds: xr.Dataset, matrices: list[int]) -> list[str]:
 
 
 def _column_labels(ds: xr.Dataset) -> list[str]:
-    """Name each matrix by its part.
+    """Return the name of each matrix, which is its part.
 
     The kind of attention is named where the model has several.
     """
@@ -133,7 +133,7 @@ def _column_labels(ds: xr.Dataset) -> list[str]:
 
 
 def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
-    """Lay out a variable of the matrices over all heads, layer × matrix.
+    """Return a variable of the matrices over all heads, layer × matrix.
 
     Shares of a rank that rounding hides are missing.
     """
@@ -172,6 +172,18 @@ def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figur
     """Draw the share of its directions that each matrix uses, layer × matrix.
 
     The share is that of its ε-rank.
+
+    Args:
+        ds: result of kind "weight_ranks".
+        epsilon: one of the result's, the middle one if None.
+
+    Returns:
+        One map, layer × matrix, of shares between 0 and 1.
+
+    Example:
+        >>> fig = viz.weight_rank_map(probes.weight_ranks(lens, epsilon=0.1))
+        >>> fig.layout.meta["title"]
+        'singular values above 0.1 of the largest: chronos-nano'
     """
     one = ds.isel(epsilon=level_position(ds, epsilon))
     about = f"singular values above {float(one['epsilon']):g} of the largest"

@@ -38,7 +38,7 @@ def num(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Write three significant digits with a true sign.
+    """Return three significant digits with a true sign.
 
     A negative zero has a plus.
     """

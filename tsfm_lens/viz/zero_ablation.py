@@ -81,7 +81,7 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
 
 
 def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
-    """Name the component that moves the forecast farthest, and the leader in shape.
+    """Return sentences on the components that move the forecast, or its shape, most.
 
     ``shape`` is the effect in Spearman distance, which ignores level and scale.
     """
@@ -165,7 +165,7 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
 def ablated_forecast_table(
     ds: xr.Dataset, series: int, components: list[str]
 ) -> pd.DataFrame:
-    """Tabulate truth, unablated forecast and the forecast without each component.
+    """Return truth, unablated forecast and the forecast without each component.
 
     There is a row per step.
     """
@@ -212,8 +212,18 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str | None = None) -> go.Figure:
     Effects are medians over series.
 
     Args:
+        ds: result of kind "ablation_effects".
         metric: "spearman_distance", or "mase_change", "mae_change" and "metric_change"
             (relative); the last if None and the result has it, else the first.
+
+    Returns:
+        A layer × component map for each kind of component: heads of each attention,
+        MLPs and whole layers. All share a colour scale, without a unit.
+
+    Example:
+        >>> effects = probes.ablation_effects(run, components="decoder.*.mlp")
+        >>> viz.ablation_heatmap(effects, metric="mae_change").layout.meta["title"]
+        'Ablation of single components of the decoder of chronos-nano: change of MAE'
     """
     available = [name for name in (*MEASURES, OWN) if name in ds]
     if metric is None:
@@ -250,8 +260,21 @@ def ablation_forecasts(
     """Draw the forecast with and without a component, one panel each.
 
     Args:
+        ds: result of kind "ablation_effects".
         components: names to draw; if None the six heads and MLPs of the largest
             Spearman distance.
+        series: id of the series, or its place counted from 0.
+        context_steps: steps of the context that are drawn, a few horizons if None.
+
+    Returns:
+        A panel for each component: both forecasts, the end of the context and, where
+        known, the truth, in data units by step. Its title has the Spearman distance.
+
+    Example:
+        >>> effects = probes.ablation_effects(run, components="decoder.*.mlp")
+        >>> fig = viz.ablation_forecasts(effects, components=["decoder.2.mlp"])
+        >>> fig.layout.meta["title"]
+        'Forecasts of co2 by chronos-nano without single components'
     """
     view = series_window(ds, series, context_steps)
     if components is None:
@@ -328,7 +351,7 @@ class Measure:
 
 
 def _blocks(sites: Sites) -> list[tuple[str, int]]:
-    """List the blocks of the map: a kind of component and its number of heads.
+    """Return the blocks of the map: a kind of component and its number of heads.
 
     Blocks of heads come first. Then come those of a single column (0 heads): attention
     as a whole, MLPs, and whole layers.
@@ -369,6 +392,9 @@ def _draw_blocks(
     """Draw all blocks, a row per stack and a column per kind of component.
 
     ``middle`` are the effects that are drawn, (component,).
+
+    Returns:
+        The sheet.
     """
     sites = find_positions(ds)
     with_heads = {

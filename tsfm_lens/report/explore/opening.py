@@ -37,7 +37,9 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
 
     Raises:
         MissingExtraError: the notebook libraries are not installed.
-        InputError, UnknownNameError: see :func:`tsfm_lens.probes.head_states`.
+        InputError: several variates, a horizon longer than one pass, or attention
+            between variates.
+        UnknownNameError: the stack has no such kind of attention.
 
     Example:
         >>> run.explore()  # doctest: +SKIP
@@ -60,16 +62,18 @@ def brush(run: Run, item: Item = None, *, reference: Reference = "mean") -> Brus
     Args:
         run: the forecast; forecasts without a stretch take its seed.
         item: whose forecast, by position or name; the only one if None.
-        reference: values of the steps that are left out, see
-            :func:`tsfm_lens.explain.reference_values`.
+        reference: values of the steps that are left out: one of
+            :data:`tsfm_lens.explain.REFERENCES`, a dict with one for each role
+            ("target", "past", "known"), or (time + horizon,) for each series.
 
     Returns:
         A widget, shown when it is the last line of a cell.
 
     Raises:
         MissingExtraError: the notebook libraries are not installed.
-        InputError, UnknownNameError: see :func:`tsfm_lens.explain.forecasts`; several
-            items, and none is chosen.
+        InputError: several items and none is chosen, the reference does not fit the
+            item, or the model cannot forecast the visible rest.
+        UnknownNameError: no such reference or item.
 
     Example:
         >>> explore.brush(run)  # doctest: +SKIP

@@ -44,6 +44,9 @@ def figure_widget(figure: go.Figure) -> go.FigureWidget:
     """Turn a figure into a widget, with all traces that it will have.
 
     Its title is left to the page around it.
+
+    Returns:
+        The widget.
     """
     bare = untitled(figure).update_layout(width=None, autosize=True)
     # before the widget is made: a browser gets its first state, whatever changes its
@@ -99,7 +102,7 @@ _NOTHING = np.zeros((1, 1), dtype=bool)
 def point_ablated(
     run: Run, row: int, start: int, stop: int, reference: Reference
 ) -> np.ndarray:
-    """Compute the run's point forecast (step,) without a stretch.
+    """Return the run's point forecast (step,) without a stretch.
 
     For a token model, it is the expected value on its path.
     """

@@ -67,7 +67,7 @@ class Unwelcome(Matcher):
             self._hosts |= set(_NAMES)
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
-        """Match a request that is to be refused.
+        """Return a match for a request that is to be refused.
 
         Its query, which holds the token, is removed from all that is logged about it.
         """
@@ -122,6 +122,7 @@ class Refusal(RequestHandler):
     """Answer to an unwelcome request of any method: status 403 and the reason."""
 
     def initialize(self, words: str) -> None:
+        """Keep the reason, which tornado gives."""
         self._words = words
 
     def prepare(self) -> None:

@@ -457,6 +457,9 @@ def _section(result: xr.Dataset) -> Iterator[widgets.Widget]:
     """Show a measurement as the report does.
 
     It has a title, a description, figures and their sentences.
+
+    Yields:
+        A widget for the title, each figure and each sentence.
     """
     measurement = find(str(result.attrs["kind"]))
     yield widgets.HTML(
