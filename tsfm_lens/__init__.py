@@ -16,7 +16,7 @@ from tsfm_lens import verbs  # noqa: F401  # adds methods to Lens, Run and resul
 from tsfm_lens.core import VERSION as __version__
 
 if TYPE_CHECKING:
-    from tsfm_lens.data import SeriesBatch, as_series, bundled
+    from tsfm_lens.data import SeriesBatch, as_series, bundled, windows
     from tsfm_lens.explain import explain_change
     from tsfm_lens.hooks import (
         Activations,
@@ -52,11 +52,14 @@ __all__ = [
     "explain_change",
     "load",
     "plot",
+    "windows",
 ]
 # package of each public name: those not named here are in ``hooks``. ``__version__`` is
 # defined above, so that no look-up of it comes here.
 _HOME = dict.fromkeys(__all__, "tsfm_lens.hooks") | {
-    **dict.fromkeys(("SeriesBatch", "as_series", "bundled"), "tsfm_lens.data"),
+    **dict.fromkeys(
+        ("SeriesBatch", "as_series", "bundled", "windows"), "tsfm_lens.data"
+    ),
     **dict.fromkeys(("Forecast", "Lens", "Run", "load"), "tsfm_lens.models"),
     "explain_change": "tsfm_lens.explain",
     "plot": "tsfm_lens.viz",

@@ -56,19 +56,22 @@ def test_induction_maps_frame_the_induction_heads() -> None:
         )
     ]
     surely = (holm(np.ravel(p)).reshape(2, 3, 4) <= 0.05).all(0)
-    assert 0 < surely.sum() < ds["induction"].values.sum()
+    is_induction = ds["induction"].values
+    assert 0 < surely.sum() < is_induction.sum()
     assert framed == {
         (x, *position)
         for x in ("x", "x2", "x3")
-        for position in map(tuple, np.argwhere(surely))
+        for position in map(tuple, np.argwhere(is_induction))
     }
-    count = f"{int(surely.sum())} of 12"
+    count = f"{int(is_induction.sum())} of 12"
     assert f"{count} cross-attention heads" in fig.layout.meta["title"]
     (read,) = [figure.sentences for figure in find_figures("induction_scores")[:1]]
-    assert "significantly above both thresholds" in read(ds)[0]
-    assert f"2: {count}" in read(ds)[0]
+    assert "Induction heads" in read(ds)[0]
+    assert count in read(ds)[0]
+    assert f"significantly above both thresholds: {surely.sum()} of 12" in read(ds)[1]
     assert "0.32" in fig.layout.meta["subtitle"]
-    assert "more are undecided" in fig.layout.meta["subtitle"]
+    significant = f"significant over all heads together: {surely.sum()}, undecided"
+    assert significant in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
     assert len(heatmaps(viz.induction_maps(ds.drop_vars("entropy")))) == 2
 

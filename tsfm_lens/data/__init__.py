@@ -10,6 +10,7 @@ from tsfm_lens.data.coerce import as_series
 from tsfm_lens.data.corruption import remove_motif, shift_phase, swap_season
 from tsfm_lens.data.files import read_series
 from tsfm_lens.data.frames import from_frame
+from tsfm_lens.data.origins import windows
 from tsfm_lens.data.sources import read_sources
 from tsfm_lens.data.variates import by_variate
 
@@ -27,6 +28,7 @@ __all__ = [
     "remove_motif",
     "shift_phase",
     "swap_season",
+    "windows",
 ]
 
 

@@ -21,6 +21,7 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, is_position, item_rows
+from tsfm_lens.data.origins import on_grid
 from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.run import Run
 
@@ -371,7 +372,7 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
             f"{batch.ids[row]!r} has no dates; give steps from the forecast start"
             f" instead of {where!r}"
         )
-    date = _on_grid(date, batch, stamps)
+    date = on_grid(date, batch, stamps)
     if not stamps[0] <= date <= stamps[-1]:
         dates = batch.dates(row, ahead=batch.lengths[row])
         assert dates is not None
@@ -381,43 +382,6 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
         )
     # a date between two steps is taken as the later step
     return int(stamps.searchsorted(date)) - batch.lengths[row]
-
-
-def _on_grid(
-    date: pd.Timestamp, batch: SeriesBatch, stamps: pd.DatetimeIndex
-) -> pd.Timestamp:
-    """Return a date as the timestamps of the series have it, without an offset.
-
-    Raises:
-        InputError: the date needs an offset and has none, or has one although the
-            timestamps have none.
-    """
-    if batch.clock:
-        if date.tzinfo is None and batch.clock == "UTC":
-            raise InputError(
-                f"the timestamps came with offsets; write one in {str(date)!r} too, as"
-                f" in '{date}+00:00'"
-            )
-        try:
-            return (
-                date.tz_localize(batch.clock) if date.tzinfo is None else date
-            ).tz_convert(None)
-        except Exception as error:
-            # any exception: where pandas uses pytz, it is one of pytz
-            raise InputError(
-                f"{str(date)!r} is no one instant in {batch.clock}; write its offset"
-                f" ({error})"
-            ) from error
-    if (
-        date.tzinfo is not None
-        and len(stamps) > 1
-        and stamps[1] - stamps[0] < pd.Timedelta("1D")
-    ):
-        raise InputError(
-            f"{str(date)!r} has an offset, and the timestamps have none; write it as"
-            " they are written"
-        )
-    return date.tz_localize(None)
 
 
 def check_segments(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:

@@ -2,8 +2,8 @@
 
 A sharp head has a low entropy of attention. :func:`past_both` decides which heads are
 significantly above both thresholds of induction; :func:`induction_maps` maps the scores
-and frames these heads, and :func:`induction_corner` draws the two scores
-against each other.
+and frames the heads whose means are above both. :func:`induction_corner` draws the two
+scores against each other.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     "Prefix-matching and copying of every head.",
     table=("prefix_matching", "copy_score", "induction"),
     sentences=summary(
-        "Heads significantly above both thresholds, prefix matching of {prefix_from} "
-        "and a copy score of {copy_from}: {surely:which}; undecided: "
+        "Induction heads, whose mean prefix matching is at least {prefix_from} and "
+        "mean copy score at least {copy_from}: {induction:which}.",
+        "Heads significantly above both thresholds: {surely:which}; undecided: "
         "{undecided:count}.",
         "The model predicts the motif's next token in {copy_accuracy:percent} of "
         "cases.",
@@ -91,7 +92,8 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         >>> [panel.name for panel in viz.induction_maps(scores).data]
         ['prefix matching', 'copying', 'attention entropy']
     """
-    is_induction, is_undecided = past_both(ds)
+    is_induction = array(ds, "induction", *_DIMS) > 0
+    is_significant, is_undecided = past_both(ds)
     target = "the last instance"
     if ds.attrs.get("offset", 1):
         target = "the token after the last instance"
@@ -139,9 +141,9 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         f" {is_induction.size} cross-attention heads",
         f"{motif} random tokens shown {repeats} times"
         + (f", scores read {position}" if position else ""),
-        f"framed: {thresholds or 'induction heads'}, significant over all heads"
-        " together",
-        f"{int(is_undecided.sum())} more are undecided" if is_undecided.any() else "",
+        f"framed: mean {thresholds or 'scores of induction heads'}",
+        f"significant over all heads together: {int(is_significant.sum())}, undecided:"
+        f" {int(is_undecided.sum())}",
         outlined=is_induction,
     )
 
