@@ -14,7 +14,7 @@ from tsfm_lens.studies.papers.reproduce import reproduce
 
 
 def test_sharp_minima_are_cured_by_sam() -> None:
-    notebook = executed(EXAMPLES / "08-sharp-minima.ipynb")
+    notebook = executed(EXAMPLES / "papers/sharp-minima.ipynb")
     assert figures(notebook) == 4
     runs = experiments.record("toy")
     messages = printed(notebook)
@@ -46,7 +46,7 @@ def test_sharp_minima_are_cured_by_sam() -> None:
 
 
 def test_structured_scores_match_the_runs() -> None:
-    notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
+    notebook = executed(EXAMPLES / "papers/structured-attention.ipynb")
     assert figures(notebook) == 4
     messages = printed(notebook)
     runs = experiments.record("in_context")
