@@ -217,3 +217,11 @@ def test_heads_emerge_in_training() -> None:
         r"finds (\d+) induction heads in the trained model, (\d+) in untrained ones",
     )
     assert trained > before == 0
+    together = re.search(
+        r"correlation of ([\d.]+) in chronos-nano, and of ([\d.]+) in bolt-nano",
+        " ".join(text.split()),
+    )
+    assert together is not None
+    path = EXAMPLES / "papers" / "when-heads-are-born.ipynb"
+    told = prose(nbformat.read(path, as_version=4))
+    assert f"correlate with it by {together[1]} and {together[2]}" in told

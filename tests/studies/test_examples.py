@@ -8,7 +8,7 @@ import re
 
 import xarray as xr
 
-from executing import EXAMPLES, executed, figures, printed
+from executing import EXAMPLES, executed, figures, printed, prose
 from tsfm_lens.studies import experiments, samformer
 from tsfm_lens.studies.papers.reproduce import reproduce
 
@@ -43,6 +43,7 @@ def test_sharp_minima_are_cured_by_sam() -> None:
     times = re.search(r"is (\d+) to (\d+) times as sharp", messages)
     assert times is not None
     assert int(times[1]) > 1
+    assert f"{times[1]} to {times[2]} times less sharp" in prose(notebook)
 
 
 def test_structured_scores_match_the_runs() -> None:
