@@ -18,7 +18,7 @@ import pandas as pd
 from sitepages.notebooks import PLOTLY
 
 import tsfm_lens
-from executing import EXAMPLES, executed, figures, printed
+from executing import EXAMPLES, executed, figures, frames, printed, prose
 from tsfm_lens.testing import ORACLES, last_digit
 from tsfm_lens.zoo import training_record
 
@@ -50,35 +50,33 @@ def test_pages_of_nbconvert_show_figures(tmp_path: Path) -> None:
     assert "Plotly.newPlot(" in (tmp_path / "one.html").read_text()
 
 
-def test_first_look_finds_important_heads() -> None:
-    """The last cells state a share for both models; three heads can never hold less
-    than an even spread.
+def test_own_model_is_wired_and_its_season_head_found() -> None:
+    """No wrong table passes, the head is the one that the prose names, and the wiring
+    is as short as it says.
     """
-    notebook = executed(EXAMPLES / "01-first-look.ipynb")
-    ratios = [
-        float(found)
-        for found in re.findall(r"([\d.]+) times an even spread", printed(notebook))
-    ]
-    assert len(ratios) == 2
-    assert all(ratio >= 1 for ratio in ratios)
-    assert figures(notebook) == 9
-
-
-def test_own_model_example_catches_wrong_wiring() -> None:
-    """The trained model forecasts about as well as the last season repeated, and no
-    wrong table passes.
-    """
-    notebook = executed(EXAMPLES / "02-your-own-model.ipynb")
-    text = printed(notebook)
-    assert f"{len(ORACLES)} of {len(ORACLES)} oracles passed" in text
-    assert float(re.findall(r"repeating the last season: ([\d.]+)", text)[0]) < 1.3
-    right, interleaved = re.findall(
-        r"my-forecaster: Forecaster.*?└", text, flags=re.DOTALL
+    notebook = executed(EXAMPLES / "6-your-own-model.ipynb")
+    text = prose(notebook)
+    (source,) = (cell.source for cell in notebook.cells if "class Wired" in cell.source)
+    _, wired = source.split("class Wired")
+    lines = len([line for line in wired.splitlines() if line.strip()])
+    assert f"A class of {lines} lines" in text
+    assert lines <= 30
+    (right,) = re.findall(
+        r"my-forecaster: Forecaster.*?└", printed(notebook), flags=re.DOTALL
     )
-    assert "failed" not in right.lower()
-    assert "failed" in interleaved.lower()
-    assert "10 head order: off by" in text
-    assert figures(notebook) == 4
+    assert right.count("passed") == len(ORACLES)
+    assert f"All {len(ORACLES)} oracles pass, and a wrong table fails four" in text
+    wrong, heads = frames(notebook)
+    assert (wrong["deviation"] > wrong["allowed"]).all()
+    assert len(wrong) == 4
+    effect, weight = (heads[name] for name in heads)
+    assert f"Without head `{effect.idxmax()}`" in text
+    (stated,) = numbers(text, r"this head puts (\d+ ?%) of its weight")
+    # another processor trains other last digits
+    assert abs(weight[effect.idxmax()] - stated) < 0.05
+    assert weight["1.attn.1"] > 0.95
+    assert effect["1.attn.1"] < effect.max() / 5
+    assert figures(notebook) == 3
 
 
 def numbers(text: str, pattern: str) -> list[float]:
@@ -88,7 +86,7 @@ def numbers(text: str, pattern: str) -> list[float]:
     if isinstance(match, str):
         groups = (match,)
     return [
-        float(value.rstrip("%")) / (100 if value.endswith("%") else 1)
+        float(value.rstrip(" %")) / (100 if value.endswith("%") else 1)
         for value in groups
     ]
 
@@ -282,7 +280,7 @@ def test_heads_emerge_in_training() -> None:
     """Steps are read off the records again; the model before its first step has no
     induction head.
     """
-    text = run("07-when-heads-are-born", 2)
+    text = run("papers/when-heads-are-born", 2)
     for name in ("chronos-nano", "bolt-nano"):
         record = training_record(name)
         steps = record["training_step"].values.tolist()
@@ -303,3 +301,11 @@ def test_heads_emerge_in_training() -> None:
         r"finds (\d+) induction heads in the trained model, (\d+) in untrained ones",
     )
     assert trained > before == 0
+    together = re.search(
+        r"correlation of ([\d.]+) in chronos-nano, and of ([\d.]+) in bolt-nano",
+        " ".join(text.split()),
+    )
+    assert together is not None
+    path = EXAMPLES / "papers" / "when-heads-are-born.ipynb"
+    told = prose(nbformat.read(path, as_version=4))
+    assert f"correlate with it by {together[1]} and {together[2]}" in told

@@ -26,6 +26,7 @@ from sitepages.pictures import static_pictures
 from sitepages.writing import write
 
 EXAMPLES = ROOT / "examples"
+PAPERS = "papers"  # folder of notebooks that show runs of a paper
 PLOTLY = "application/vnd.plotly.v1+json"
 _KEPT = CACHE / "notebooks"
 
@@ -91,20 +92,32 @@ def hash_code(notebook: nbformat.NotebookNode) -> str:
 
 
 def names() -> list[str]:
-    """Of all notebooks, in order."""
-    return sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
+    """Of all notebooks below ``examples/``: those to learn from, then the papers'."""
+    return [
+        path.relative_to(EXAMPLES).with_suffix("").as_posix()
+        for folder in (EXAMPLES, EXAMPLES / PAPERS)
+        for path in sorted(folder.glob("*.ipynb"))
+    ]
 
 
 def write_notebooks() -> None:
-    """All notebooks as pages, and one that lists them with their first sentences."""
+    """All notebooks as pages, and one that lists those to learn from with their first
+    sentences; the page on papers lists the others.
+    """
     listed = []
+    tutorials = []
     for name in names():
         notebook = executed(EXAMPLES / f"{name}.ipynb")
-        pictures = static_pictures(_specs(notebook, name), CACHE / "pictures")
+        stem = Path(name).name
+        pictures = static_pictures(_specs(notebook, stem), CACHE / "pictures")
+        root = "../" * len(Path("notebooks", name).parent.parts)
         write(
             f"notebooks/{name}.ipynb",
-            nbformat.writes(_to_touch(notebook, name, pictures)) + "\n",
+            nbformat.writes(_to_touch(notebook, stem, pictures, root)) + "\n",
         )
+        if name.startswith(f"{PAPERS}/"):
+            continue
+        tutorials.append(name)
         lines = notebook.cells[0].source.split("\n\n")
         reported = ""
         if len(lines) > 1:
@@ -112,10 +125,11 @@ def write_notebooks() -> None:
         listed.append(
             f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {reported}"
         )
-    toctree = "\n".join(names())
+    toctree = "\n".join(tutorials)
     opening = (
-        "# Notebooks\n\nThey use the embedded models and real series. The files are in"
-        " `examples/`."
+        "# Notebooks\n\nEach has one finding, and its tests compute it again. They use"
+        " embedded models and bundled series, and need no network. The files are in"
+        " `examples/`. [](../papers.md) has notebooks on training and architecture."
     )
     entries = "\n\n".join(listed)
     write(
@@ -200,9 +214,14 @@ def _specs(notebook: nbformat.NotebookNode, name: str) -> dict[str, str]:
 
 
 def _to_touch(
-    notebook: nbformat.NotebookNode, name: str, pictures: dict[str, bytes]
+    notebook: nbformat.NotebookNode,
+    name: str,
+    pictures: dict[str, bytes],
+    root: str,
 ) -> nbformat.NotebookNode:
-    """The notebook with figures drawn by the one plotly.js of the site."""
+    """The notebook with figures drawn by the one plotly.js of the site, whose root is
+    ``root`` from its page.
+    """
     page = copy.deepcopy(notebook)
     # the state of progress bars, for which scripts would be fetched from the net
     page.metadata.pop("widgets", None)
@@ -216,7 +235,7 @@ def _to_touch(
             _title(output),
             int(layout.get("height") or HEIGHT),
             wide,
-            "../",
+            root,
             slug in pictures,
         )
         output["data"] = {"text/html": html}

@@ -8,13 +8,13 @@ import re
 
 import xarray as xr
 
-from executing import EXAMPLES, executed, figures, printed
+from executing import EXAMPLES, executed, figures, printed, prose
 from tsfm_lens.studies import experiments, samformer
 from tsfm_lens.studies.papers.reproduce import reproduce
 
 
 def test_sharp_minima_are_cured_by_sam() -> None:
-    notebook = executed(EXAMPLES / "08-sharp-minima.ipynb")
+    notebook = executed(EXAMPLES / "papers/sharp-minima.ipynb")
     assert figures(notebook) == 4
     runs = experiments.record("toy")
     messages = printed(notebook)
@@ -43,10 +43,11 @@ def test_sharp_minima_are_cured_by_sam() -> None:
     times = re.search(r"is (\d+) to (\d+) times as sharp", messages)
     assert times is not None
     assert int(times[1]) > 1
+    assert f"{times[1]} to {times[2]} times less sharp" in prose(notebook)
 
 
 def test_structured_scores_match_the_runs() -> None:
-    notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
+    notebook = executed(EXAMPLES / "papers/structured-attention.ipynb")
     assert figures(notebook) == 4
     messages = printed(notebook)
     runs = experiments.record("in_context")
