@@ -81,7 +81,9 @@ def test_configurations_in_docs_are_valid() -> None:
     from tsfm_lens.sweep.planner.config import parse_config, read_config
 
     text = (ROOT / "docs" / "sweeps.md").read_text()
-    config = parse_config(yaml.safe_load(text.split("```yaml\n")[1].split("```")[0]))
+    configs = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    short, config = (parse_config(yaml.safe_load(each)) for each in configs[:2])
+    assert [*short.model_dump(exclude_defaults=True)] == ["models", "data", "variants"]
     assert len(config.data) >= 7
     assert config.variants.heads_at is not None
     assert (
@@ -196,8 +198,7 @@ def test_errors_explain_with_true_examples(
 @pytest.mark.parametrize("page", outputs.ROOTS)
 def test_first_pages_show_their_codes_figures(page: str) -> None:
     """The first pages show what their code draws."""
-    names: dict[str, object] = {}
-    drawn = [outputs.run_block(block, names) for block in outputs.find_python(page)]
+    drawn = outputs.run_blocks(page)
     named = page.replace("/", "-")
     visible = re.findall(
         rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text()
