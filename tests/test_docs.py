@@ -21,6 +21,7 @@ import yaml
 from sitepages import (
     agents,
     api,
+    capabilities,
     commands,
     drawing,
     failures,
@@ -35,9 +36,13 @@ from sitepages import (
 from typer.testing import CliRunner
 
 import tsfm_lens
-from tsfm_lens import data, sweep
+from tiny_lenses import OURS, archetypes
+from tsfm_lens import data, sweep, testing
 from tsfm_lens.cli import app
 from tsfm_lens.core import errors
+from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import measurements as measurements_by_kind
+from tsfm_lens.models import architectures, load
 from tsfm_lens.models.run import Run
 
 ROOT = Path(__file__).parent.parent
@@ -160,6 +165,27 @@ def test_gallery_compares_models_side_by_side() -> None:
         ]
         assert {"<b>chronos-nano</b>", "<b>bolt-nano</b>"} <= set(halves)
         assert drawn.title == entries[name][1].title.rstrip(".")
+
+
+@pytest.mark.parametrize("name", archetypes(OURS))
+def test_capabilities_are_those_of_the_cards(name: str) -> None:
+    """What a tiny model of a family can do is what is known before it is open."""
+    found = capabilities.describe_lens(load(testing.tiny(name)))
+    entry = architectures()[name]
+    assert found["meets"] == [
+        need for need in capabilities.COLUMNS if NEEDS[need].met(entry)
+    ]
+    assert found["covariates"] == [*entry.covariates]
+    assert ("heads" in found["branches"]) == ("attention" in entry.traits)
+
+
+def test_every_probe_of_a_run_stands_beside_its_models() -> None:
+    text = capabilities.probe_table()
+    for measurement in measurements_by_kind().values():
+        if measurement.of_run and "compression" not in measurement.kind:
+            known = measurement.needs in (*capabilities.COLUMNS, *capabilities.OTHERS)
+            listed = f".{measurement.function_name}`" in text
+            assert known == listed, measurement.kind
 
 
 @pytest.mark.parametrize("command", agents.COMMANDS.splitlines())

@@ -26,6 +26,7 @@ def setup(app: Any) -> None:
 def _write(app: Any) -> None:
     from sitepages.agents import write_agents
     from sitepages.api import write_api
+    from sitepages.capabilities import write_capabilities
     from sitepages.commands import write_commands
     from sitepages.failures import write_errors
     from sitepages.gallery import write_gallery
@@ -39,6 +40,7 @@ def _write(app: Any) -> None:
 
     write_agents()
     write_api()
+    write_capabilities()
     write_commands()
     write_errors()
     write_gallery()
