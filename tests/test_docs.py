@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from pkgutil import walk_packages
 
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import render_notebooks
@@ -23,6 +24,7 @@ from sitepages import (
     api,
     capabilities,
     commands,
+    costs,
     drawing,
     failures,
     gallery,
@@ -177,6 +179,13 @@ def test_capabilities_are_those_of_the_cards(name: str) -> None:
     ]
     assert found["covariates"] == [*entry.covariates]
     assert ("heads" in found["branches"]) == ("attention" in entry.traits)
+
+
+def test_costs_open_with_ten_models() -> None:
+    text = costs.answer(pd.read_csv(costs.SOURCE, dtype=str))
+    assert len(re.findall(r"^- ", text, re.MULTILINE)) == 4
+    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 1 + 10
+    assert "| 13 | 17 |" in text
 
 
 def test_every_probe_of_a_run_stands_beside_its_models() -> None:

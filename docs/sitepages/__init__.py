@@ -28,6 +28,7 @@ def _write(app: Any) -> None:
     from sitepages.api import write_api
     from sitepages.capabilities import write_capabilities
     from sitepages.commands import write_commands
+    from sitepages.costs import write_costs
     from sitepages.failures import write_errors
     from sitepages.gallery import write_gallery
     from sitepages.history import write_history
@@ -42,6 +43,7 @@ def _write(app: Any) -> None:
     write_api()
     write_capabilities()
     write_commands()
+    write_costs()
     write_errors()
     write_gallery()
     write_history()
