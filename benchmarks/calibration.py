@@ -345,7 +345,7 @@ def answer(tables: Tables) -> str:
     mean = np.mean([*kinds.values()])
     worst = max(kinds, key=kinds.__getitem__)
     few = false.iloc[:, : UNITS.index(8) + 1].max().max()
-    power = {n: float(pages.loc["normal", f"power, {n} series"]) for n in (16, 32)}
+    power = {n: float(pages[f"power, {n} series"]["normal"]) for n in (16, 32)}
     windows = stability.columns[-1]
     true, named = (int(parts[name].sum()) for name in parts.columns[1:3])
     others = int(parts["others named"].sum())

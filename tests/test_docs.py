@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 import pytest
 import render_notebooks
 import torch
+import xarray as xr
 import yaml
 from sitepages import (
     agents,
@@ -112,6 +113,25 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert file.exists() or file.relative_to(DOCS).as_posix() in WRITTEN, (
             f"{page.name} links to {target}"
         )
+
+
+def test_reference_and_gallery_are_one_tree() -> None:
+    """A function of viz has one entry, beside its figure; its probe links there."""
+    pictured = api.pictured_names()
+    assert set(pictured) <= set(gallery.slugs())
+    pages = "".join(page for page in api.pages("viz").values())
+    for name in pictured:
+        assert f":: tsfm_lens.viz.{name}\n" not in pages
+        assert f"<tsfm_lens.viz.{name}>" in pages
+    probes = "".join(api.pages("probes").values())
+    for slug, (measurement, _) in gallery.slugs().items():
+        if measurement.function_name in api.find_module("probes").__all__:
+            assert f":link: figure-{slug}\n" in probes
+
+
+def test_results_are_described() -> None:
+    result = xr.Dataset({"size": (("series", "head"), [[1.0]], {"units": "°C"})})
+    assert drawing.describe_result(result) == [["size", "series, head", "°C"]]
 
 
 def test_gallery_says_what_marks_are() -> None:
@@ -276,6 +296,32 @@ def test_reference_lists_every_public_name() -> None:
     }
     assert offering <= set(api.PACKAGES)
     listed = [api.pages(package).values() for package in ("", *api.PACKAGES)]
+    listed.append([*map(api.entry_of_figure, api.pictured_names())])
     text = "".join(page for pages in listed for page in pages)
     documented = set(re.findall(r":: (\S+)$", text, flags=re.MULTILINE))
     assert set(api.homes().values()) <= documented
+
+
+SEARCHES = (
+    *("anomaly", "backtest", "Colab", "activation cache", "embedding", "SHAP"),
+    *("logit lens", "multivariate", "sparse autoencoder", "GPU", "attention map"),
+    *("API reference", "FAQ", "troubleshoot", "batch size", "reproducibility"),
+    *("feature importance", "induction head", "covariate", "zero ablation"),
+    *("mean ablation", "LoRA"),
+)
+"""What people type into the search of a site like this one."""
+
+
+@pytest.mark.parametrize("word", SEARCHES)
+def test_searches_land(word: str) -> None:
+    """What people type is in a heading, or a term of the glossary."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    glossary = (DOCS / "reference" / "glossary.md").read_text()
+    terms = re.findall(r"^(\w.*)$", glossary.split("{glossary}")[1], re.MULTILINE)
+    assert any(word.lower() in found.lower() for found in (*headings, *terms))
+
+
+def test_pages_for_language_models_exist() -> None:
+    for page in agents.PAGES:
+        assert (DOCS / f"{page}.md").exists() or f"{page}.md" in WRITTEN, page

@@ -39,13 +39,14 @@ def _write(app: Any) -> None:
     from sitepages.wirings import write_wirings
     from sitepages.writing import remove_others
 
+    # its pictures stand in the reference, too
+    write_gallery()
     write_agents()
     write_api()
     write_capabilities()
     write_commands()
     write_costs()
     write_errors()
-    write_gallery()
     write_history()
     write_measurements()
     write_notebooks()

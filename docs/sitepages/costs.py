@@ -30,7 +30,8 @@ def answer(rows: pd.DataFrame) -> str:
     of = {device: own.set_index("model") for device, own in rows.groupby("device")}
     worst, worst_gpu = (own[IDLE].astype(float).idxmax() for own in of.values())
     lines = [
-        f"- **A forecast through a lens**, relative to the native one: {_ratio(of, IDLE)}.",
+        "- **A forecast through a lens**, relative to the native one, in the median:"
+        f" {_ratio(of, IDLE)}.",
         "- **A pass that records every stream and head**, relative to a native one:"
         f" {_ratio(of, CAPTURE)}.",
         "- **Ablating every head**, times faster than one pass per head:"
