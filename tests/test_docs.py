@@ -28,7 +28,6 @@ from sitepages import (
     history,
     measurements,
     notebooks,
-    outputs,
     questions,
     scenes,
 )
@@ -193,19 +192,23 @@ def test_errors_explain_with_true_examples(
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
 
 
-@pytest.mark.parametrize("page", outputs.ROOTS)
-def test_first_pages_show_their_codes_figures(page: str) -> None:
-    """The first pages show what their code draws."""
-    names: dict[str, object] = {}
-    drawn = [outputs.run_block(block, names) for block in outputs.find_python(page)]
-    named = page.replace("/", "-")
-    visible = re.findall(
-        rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text()
+def test_error_rates_are_those_of_the_calibration() -> None:
+    """Error rates beside the words of results are the measured ones."""
+    measured = (DOCS / "calibration.md").read_text()
+    untrained, moved = (
+        [float(rate) for rate in re.findall(r"(?<=\| )[\d.]+(?= \|)", table)]
+        for table in re.findall(
+            r"^(?:Pages of untrained|Significant members).*\n\n((?:\|.*\n)+)",
+            measured,
+            flags=re.MULTILINE,
+        )
     )
-    assert [int(number) for number in visible] == [
-        number for number, item in enumerate(drawn, 1) if item is not None
-    ]
-    assert visible
+    untrained_range = f"{min(untrained):g} to {max(untrained):g} %"
+    moved_range = f"{min(moved):g} to {max(moved):g} %"
+    findings = (DOCS / "concepts" / "findings.md").read_text()
+    assert moved_range in findings
+    for page in (findings, (DOCS / "decisions" / "noise.md").read_text()):
+        assert untrained_range in page
 
 
 @pytest.mark.parametrize("name", notebooks.names())
