@@ -32,7 +32,7 @@ from sitepages import (
     history,
     measurements,
     notebooks,
-    outputs,
+    printing,
     questions,
     scenes,
 )
@@ -250,18 +250,27 @@ def test_errors_explain_with_true_examples(
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
 
 
-@pytest.mark.parametrize("page", outputs.ROOTS)
-def test_first_pages_show_their_codes_figures(page: str) -> None:
-    """The first pages show what their code draws."""
-    drawn = outputs.run_blocks(page)
-    named = page.replace("/", "-")
-    visible = re.findall(
-        rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text()
+def test_error_rates_are_those_of_the_calibration() -> None:
+    """Error rates beside the words of results are the measured ones."""
+    untrained = pd.read_csv(DOCS / "calibration.learned.csv").iloc[:, 2:]
+    moved = pd.read_csv(DOCS / "calibration.stability.csv").iloc[:, 1:]
+    untrained_range, moved_range = (
+        f"{rates.min(axis=None):g} to {rates.max(axis=None):g} %"
+        for rates in (untrained, moved)
     )
-    assert [int(number) for number in visible] == [
-        number for number, item in enumerate(drawn, 1) if item is not None
-    ]
-    assert visible
+    findings = (DOCS / "concepts" / "findings.md").read_text()
+    assert moved_range in findings
+    for page in (findings, (DOCS / "decisions" / "noise.md").read_text()):
+        assert untrained_range in page
+
+
+@pytest.mark.parametrize("command", printing.PAGES.values())
+def test_commands_shown_with_their_output_print(command: str) -> None:
+    """A command that is shown with what it prints is the first one of its page."""
+    (page,) = (page for page in printing.PAGES if printing.PAGES[page] == command)
+    text = (DOCS / f"{page}.md").read_text()
+    assert f"```{{include}} {printing.FOLDER}/{page}.md\n" in text
+    assert command in text
 
 
 @pytest.mark.parametrize("name", notebooks.names())

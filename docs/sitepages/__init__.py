@@ -35,6 +35,7 @@ def _write(app: Any) -> None:
     from sitepages.measurements import write_measurements
     from sitepages.notebooks import write_notebooks
     from sitepages.outputs import write_outputs
+    from sitepages.printing import write_printed
     from sitepages.questions import write_questions
     from sitepages.wirings import write_wirings
     from sitepages.writing import remove_others
@@ -51,6 +52,7 @@ def _write(app: Any) -> None:
     write_measurements()
     write_notebooks()
     write_outputs()
+    write_printed()
     write_questions()
     write_wirings()
     remove_others()
