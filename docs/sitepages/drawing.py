@@ -222,7 +222,11 @@ def describe_result(result: Any) -> list[list[str]]:
     """Name, axes and unit of each variable of a dataset, or column of a table."""
     if isinstance(result, xr.Dataset):
         return [
-            [str(name), ", ".join(map(str, item.dims)), item.attrs.get("units", "")]
+            [
+                str(name),
+                ", ".join(map(str, item.dims)),
+                str(item.attrs.get("units", "")),
+            ]
             for name, item in result.data_vars.items()
         ]
     if isinstance(result, pd.DataFrame):

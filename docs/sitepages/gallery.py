@@ -224,7 +224,7 @@ def _result(measurement: Measurement, drawn: list[Drawn]) -> list[str]:
     if measurement.theme == "Sweeps":
         of = "The table has these columns"
     shown = [
-        (f"`{name}`", ", ".join(f"`{axis}`" for axis in axes.split(", ")), plain(unit))
+        (f"`{name}`", ", ".join(re.findall(r"\w+", axes)), plain(unit))
         for name, axes, unit in rows
     ]
     return ["## The result", f"{of}:", table(("name", "axes", "unit"), shown)]
