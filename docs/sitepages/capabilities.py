@@ -44,7 +44,13 @@ def write_capabilities() -> None:
 
 def family_table() -> str:
     """A row per architecture: what can be ablated, ticks, covariates and precision."""
-    header = ("model", "ablation, patching", *COLUMNS.values(), "covariates", "runs in")
+    header = (
+        "model",
+        "ablation, patching",
+        *COLUMNS.values(),
+        "covariates",
+        "half precision",
+    )
     return table(header, [_row(name) for name in architectures()])
 
 
@@ -119,5 +125,5 @@ def _row(name: str) -> list[str]:
         ", ".join(found["branches"]),
         *ticks,
         ", ".join(found["covariates"]) or "–",
-        ", ".join(found["dtypes"]),
+        "✓" if {"bfloat16", "float16"} <= {*found["dtypes"]} else "–",
     ]
