@@ -1,9 +1,13 @@
 """Calibration of what pages claim: significance, leaders and learned parts, on drawn
 effects and on models.
+
+The command writes a table a question as CSV beside a page, and into the page the answer
+that follows from the tables.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,12 +28,19 @@ from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.models.twins import reinitialised_twin, untrained_twin
 from tsfm_lens.studies.method_scores.methods import worth_naming
-from tsfm_lens.studies.method_scores.page import markdown, replace_section
+from tsfm_lens.studies.method_scores.page import (
+    markdown,
+    replace_section,
+    write_table,
+)
 from tsfm_lens.studies.method_scores.series import evaluation_case
 from tsfm_lens.testing import tiny
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import mechanisms, plant
 
+Tables = dict[str, list[list[str]]]
+"""Rows of cells by the name of their file; the first row has the heads."""
+FILES = ("pages", "leaders", "learned", "parts", "stability")
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 START = "<!-- measured: calibration -->"
 STOP = "<!-- end: calibration -->"
@@ -45,6 +56,7 @@ _OLD = 20
 _NEW = 4
 _SIZES = (2, 3, 8, 30)
 _UNITS = (6, 9, 20)
+_LOOKS = ("13 series", "13 series, 4 windows each", "40 windows of one series")
 
 
 def _clustered(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -227,44 +239,43 @@ def planted_claims(seeds: int) -> Iterator[dict[str, Any]]:
             }
 
 
-def _simulated(trials: int) -> Iterator[str]:
-    yield (
-        f"False pages, and power at a shift of one unit, in % ({MEMBERS} members,"
-        f" {trials} pages each):"
-    )
-    heads = ["effects", *(f"{units} series" for units in UNITS)]
-    lines = [
-        [name]
-        + [
-            f"{100 * significant_pages(draw, n, trials=trials):.1f} / "
-            f"{100 * significant_pages(draw, n, trials=trials // 5, shift=1.0):.0f}"
-            for n in UNITS
-        ]
-        for name, draw in DRAWS.items()
-    ]
-    yield markdown([heads, *lines])
-    yield (
-        "False leaders among members that are alike, in % (worst of 6, 9 and 20"
-        f" series, {trials} pages each):"
-    )
-    worst = [
-        [name]
-        + [
-            f"{100 * max(false_leaders(draw, k, n, trials=trials) for n in _UNITS):.1f}"
+def _simulated(trials: int) -> Tables:
+    """Measure pages of drawn effects, in %.
+
+    "pages": false pages, and power at a shift of one unit, by the number of series;
+    "leaders": false leaders among members that are alike, worst of 6, 9 and 20 series.
+    """
+    heads = ["effects"]
+    for units in UNITS:
+        heads += [f"false pages, {units} series", f"power, {units} series"]
+    pages = [heads]
+    leaders = [["effects", *(f"{k} members" for k in _SIZES)]]
+    for name, draw in DRAWS.items():
+        line = [name]
+        for n in UNITS:
+            false = significant_pages(draw, n, trials=trials)
+            power = significant_pages(draw, n, trials=trials // 5, shift=1.0)
+            line += [f"{100 * false:.1f}", f"{100 * power:.0f}"]
+        pages.append(line)
+        worst = [
+            max(false_leaders(draw, k, n, trials=trials) for n in _UNITS)
             for k in _SIZES
         ]
-        for name, draw in DRAWS.items()
-    ]
-    yield markdown([["effects", *(f"{k} members" for k in _SIZES)], *worst])
+        leaders.append([name, *(f"{100 * share:.1f}" for share in worst)])
+    return {"pages": pages, "leaders": leaders}
 
 
-def _of_models(models: int, seeds: int) -> Iterator[str]:
-    yield (
-        f"Pages of untrained models that call a part learned, in % ({models} models of"
-        " each kind):"
-    )
+def _of_models(models: int, seeds: int) -> Tables:
+    """Measure pages of models.
+
+    "learned": pages of untrained models that call a part learned, in %; "parts": parts
+    that an ablation page of planted models names; "stability": significant members that
+    are not so when all windows begin 1 to 5 steps earlier, in %.
+    """
     batch = bundled(*bundled_names()).tail(76)
-    lines = []
+    learned = [
+        ["model", "models of each kind", "weights in random order", "new weights"]
+    ]
     for name in (*EMBEDDED, *TINY):
         if name in EMBEDDED:
             lens = load(name)
@@ -275,9 +286,9 @@ def _of_models(models: int, seeds: int) -> Iterator[str]:
             partial(_run, batch, min(12, lens.adapter.longest_pass)),
             models=models,
         )
-        lines.append([name, *(f"{100 * share:.0f}" for share in shares.values())])
-    yield markdown([["model", "weights in random order", "new weights"], *lines])
-    yield "Parts that an ablation page of planted models names:"
+        learned.append(
+            [name, str(models), *(f"{100 * share:.0f}" for share in shares.values())]
+        )
     counts = pd.DataFrame(planted_claims(seeds)).groupby("model", as_index=False).sum()
     heads = [
         "architecture",
@@ -286,35 +297,113 @@ def _of_models(models: int, seeds: int) -> Iterator[str]:
         "of them named",
         "others named",
     ]
-    yield markdown([heads, *counts.astype(str).values])
-    yield (
-        "Significant members that are not so when all windows begin 1 to 5 steps"
-        " earlier, in %:"
-    )
     looks = (
         ([batch], 1),
         ([bundled(*bundled_names())], 4),
         ([bundled(name) for name in LONG], 40),
     )
-    lines = [
-        [name, *(f"{100 * shifted_claims(load(name), *look):.1f}" for look in looks)]
-        for name in EMBEDDED
-    ]
-    yield markdown(
-        [
-            [
-                "model",
-                "13 series",
-                "13 series, 4 windows each",
-                "40 windows of one series",
-            ],
-            *lines,
-        ]
+    stability = [["model", *_LOOKS]]
+    for name in EMBEDDED:
+        lost = (shifted_claims(load(name), *look) for look in looks)
+        stability.append([name, *(f"{100 * share:.1f}" for share in lost)])
+    return {
+        "learned": learned,
+        "parts": [heads, *counts.astype(str).values.tolist()],
+        "stability": stability,
+    }
+
+
+def write_page(page: Path, tables: Tables) -> None:
+    """Write tables beside a page, and the answer that follows from them into it."""
+    for name, table in tables.items():
+        write_table(page.with_suffix(f".{name}.csv"), table)
+    replace_section(page, START, STOP, answer(tables) + "\n")
+
+
+def read_tables(page: Path) -> Tables:
+    """Read the tables beside a page."""
+    found = {}
+    for name in FILES:
+        with page.with_suffix(f".{name}.csv").open(newline="") as lines:
+            found[name] = [*csv.reader(lines)]
+    return found
+
+
+def answer(tables: Tables) -> str:
+    """Format the answer: four lines, ten rows, and where the long tables are."""
+    pages, leaders, learned, parts, stability = (
+        pd.DataFrame(rows[1:], columns=rows[0]).set_index(rows[0][0]).astype(float)
+        for rows in (tables[name] for name in FILES)
     )
+    false = pages.filter(like="false pages")
+    models = learned["models of each kind"].iloc[0]
+    kinds = {
+        f"{name}, {kind}": float(learned.loc[name, kind])
+        for name in learned.index
+        for kind in learned.columns[1:]
+    }
+    mean = np.mean([*kinds.values()])
+    worst = max(kinds, key=kinds.__getitem__)
+    few = false.iloc[:, : UNITS.index(8) + 1].max().max()
+    power = {n: float(pages[f"power, {n} series"]["normal"]) for n in (16, 32)}
+    windows = stability.columns[-1]
+    true, named = (int(parts[name].sum()) for name in parts.columns[1:3])
+    others = int(parts["others named"].sum())
+    rows = [
+        ["claim", "measured", "promised"],
+        ["false pages, worst of all cases", f"{false.max().max():g} %", "5 %"],
+        ["false pages, 8 series or fewer", f"{few:g} %", "0 %"],
+        *(
+            [
+                f"effects of one unit found, {n} normal series",
+                f"{power[n]:g} %",
+                "",
+            ]
+            for n in power
+        ),
+        ["false leader of two members", f"{leaders.iloc[:, 0].max():g} %", "5 %"],
+        ["untrained pages that call a part learned, mean", f"{mean:.1f} %", "5 %"],
+        [f"the same, worst ({worst})", f"{kinds[worst]:g} %", ""],
+        ["planted parts of 1 % or more that are named", f"{named} of {true}", ""],
+        ["idle parts that are named", f"{others}", "0"],
+        [
+            f"significant members lost if windows move, {windows}",
+            _spread(stability[windows]),
+            "",
+        ],
+    ]
+    lines = [
+        (
+            "**Significant**: of pages with 24 members and no effect, at most"
+            f" {false.max().max():g} % call one significant. With fewer than ten series"
+            " nothing is."
+        ),
+        (
+            f"**Learned**: {_spread([*kinds.values()])} of the pages of untrained"
+            f" models call a part learned, of {models:g} models each; the mean is"
+            f" {mean:.1f} %."
+        ),
+        (
+            f"**Named**: ablation pages name {named} of {true} planted parts of 1 % or"
+            f" more, and {others} others."
+        ),
+        (
+            f"**Stable**: {_spread(stability.iloc[:, 0])} of the significant members of"
+            " 13 series are lost if all windows move by 1 to 5 steps; of 40 windows of"
+            f" one series, {_spread(stability.iloc[:, -1])}."
+        ),
+    ]
+    files = ", ".join(f"{{download}}`calibration.{name}.csv`" for name in FILES)
+    listed = "\n".join(f"- {line}" for line in lines)
+    return f"{listed}\n\n{markdown(rows)}\n\nAll tables: {files}."
+
+
+def _spread(values: Sequence[float] | pd.Series) -> str:
+    return f"{min(values):g} to {max(values):g} %"
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="page whose tables are written anew")],
+    out: Annotated[Path, typer.Option(help="page whose answer is written anew")],
     *,
     trials: Annotated[
         int, typer.Option(min=5, help="simulated pages of each kind")
@@ -325,14 +414,16 @@ def main(
     seeds: Annotated[
         int, typer.Option(min=1, help="planted models of each mechanism")
     ] = 4,
+    read: Annotated[
+        bool, typer.Option("--read", help="make the page of the CSV that is there")
+    ] = False,
 ) -> None:
-    """Measure how often pages claim what is not so, and write tables into a page."""
-    replace_section(
-        out,
-        START,
-        STOP,
-        "\n\n".join([*_simulated(trials), *_of_models(models, seeds)]) + "\n",
-    )
+    """Measure how often pages claim what is not so; write tables, and the answer."""
+    if read:
+        tables = read_tables(out)
+    else:
+        tables = _simulated(trials) | _of_models(models, seeds)
+    write_page(out, tables)
 
 
 if __name__ == "__main__":

@@ -13,31 +13,39 @@ from dataclasses import replace
 from pathlib import Path
 from pkgutil import walk_packages
 
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import render_notebooks
 import torch
+import xarray as xr
 import yaml
 from sitepages import (
     agents,
     api,
+    capabilities,
     commands,
+    costs,
     drawing,
     failures,
     gallery,
     history,
     measurements,
     notebooks,
-    outputs,
+    printing,
     questions,
     scenes,
 )
 from typer.testing import CliRunner
 
 import tsfm_lens
-from tsfm_lens import data, sweep
+from tiny_lenses import OURS, archetypes
+from tsfm_lens import data, sweep, testing
 from tsfm_lens.cli import app
 from tsfm_lens.core import errors
+from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import measurements as measurements_by_kind
+from tsfm_lens.models import architectures, load
 from tsfm_lens.models.run import Run
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +89,9 @@ def test_configurations_in_docs_are_valid() -> None:
     from tsfm_lens.sweep.planner.config import parse_config, read_config
 
     text = (ROOT / "docs" / "sweeps.md").read_text()
-    config = parse_config(yaml.safe_load(text.split("```yaml\n")[1].split("```")[0]))
+    configs = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    short, config = (parse_config(yaml.safe_load(each)) for each in configs[:2])
+    assert [*short.model_dump(exclude_defaults=True)] == ["models", "data", "variants"]
     assert len(config.data) >= 7
     assert config.variants.heads_at is not None
     assert (
@@ -103,6 +113,25 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert file.exists() or file.relative_to(DOCS).as_posix() in WRITTEN, (
             f"{page.name} links to {target}"
         )
+
+
+def test_reference_and_gallery_are_one_tree() -> None:
+    """A function of viz has one entry, beside its figure; its probe links there."""
+    pictured = api.pictured_names()
+    assert set(pictured) <= set(gallery.slugs())
+    pages = "".join(page for page in api.pages("viz").values())
+    for name in pictured:
+        assert f":: tsfm_lens.viz.{name}\n" not in pages
+        assert f"<tsfm_lens.viz.{name}>" in pages
+    probes = "".join(api.pages("probes").values())
+    for slug, (measurement, _) in gallery.slugs().items():
+        if measurement.function_name in api.find_module("probes").__all__:
+            assert f":link: figure-{slug}\n" in probes
+
+
+def test_results_are_described() -> None:
+    result = xr.Dataset({"size": (("series", "head"), [[1.0]], {"units": "°C"})})
+    assert drawing.describe_result(result) == [["size", "series, head", "°C"]]
 
 
 def test_gallery_says_what_marks_are() -> None:
@@ -160,6 +189,34 @@ def test_gallery_compares_models_side_by_side() -> None:
         assert drawn.title == entries[name][1].title.rstrip(".")
 
 
+@pytest.mark.parametrize("name", archetypes(OURS))
+def test_capabilities_are_those_of_the_cards(name: str) -> None:
+    """What a tiny model of a family can do is what is known before it is open."""
+    found = capabilities.describe_lens(load(testing.tiny(name)))
+    entry = architectures()[name]
+    assert found["meets"] == [
+        need for need in capabilities.COLUMNS if NEEDS[need].met(entry)
+    ]
+    assert found["covariates"] == [*entry.covariates]
+    assert ("heads" in found["branches"]) == ("attention" in entry.traits)
+
+
+def test_costs_open_with_ten_models() -> None:
+    text = costs.answer(pd.read_csv(costs.SOURCE, dtype=str))
+    assert len(re.findall(r"^- ", text, re.MULTILINE)) == 4
+    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 1 + 10
+    assert "| 13 | 17 |" in text
+
+
+def test_every_probe_of_a_run_stands_beside_its_models() -> None:
+    text = capabilities.probe_table()
+    for measurement in measurements_by_kind().values():
+        if measurement.of_run and "compression" not in measurement.kind:
+            known = measurement.needs in (*capabilities.COLUMNS, *capabilities.OTHERS)
+            listed = f".{measurement.function_name}`" in text
+            assert known == listed, measurement.kind
+
+
 @pytest.mark.parametrize("command", agents.COMMANDS.splitlines())
 def test_the_commands_for_language_models_run(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,19 +250,27 @@ def test_errors_explain_with_true_examples(
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
 
 
-@pytest.mark.parametrize("page", outputs.ROOTS)
-def test_first_pages_show_their_codes_figures(page: str) -> None:
-    """The first pages show what their code draws."""
-    names: dict[str, object] = {}
-    drawn = [outputs.run_block(block, names) for block in outputs.find_python(page)]
-    named = page.replace("/", "-")
-    visible = re.findall(
-        rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text()
+def test_error_rates_are_those_of_the_calibration() -> None:
+    """Error rates beside the words of results are the measured ones."""
+    untrained = pd.read_csv(DOCS / "calibration.learned.csv").iloc[:, 2:]
+    moved = pd.read_csv(DOCS / "calibration.stability.csv").iloc[:, 1:]
+    untrained_range, moved_range = (
+        f"{rates.min(axis=None):g} to {rates.max(axis=None):g} %"
+        for rates in (untrained, moved)
     )
-    assert [int(number) for number in visible] == [
-        number for number, item in enumerate(drawn, 1) if item is not None
-    ]
-    assert visible
+    findings = (DOCS / "concepts" / "findings.md").read_text()
+    assert moved_range in findings
+    for page in (findings, (DOCS / "decisions" / "noise.md").read_text()):
+        assert untrained_range in page
+
+
+@pytest.mark.parametrize("command", printing.PAGES.values())
+def test_commands_shown_with_their_output_print(command: str) -> None:
+    """A command that is shown with what it prints is the first one of its page."""
+    (page,) = (page for page in printing.PAGES if printing.PAGES[page] == command)
+    text = (DOCS / f"{page}.md").read_text()
+    assert f"```{{include}} {printing.FOLDER}/{page}.md\n" in text
+    assert command in text
 
 
 @pytest.mark.parametrize("name", notebooks.names())
@@ -240,6 +305,32 @@ def test_reference_lists_every_public_name() -> None:
     }
     assert offering <= set(api.PACKAGES)
     listed = [api.pages(package).values() for package in ("", *api.PACKAGES)]
+    listed.append([*map(api.entry_of_figure, api.pictured_names())])
     text = "".join(page for pages in listed for page in pages)
     documented = set(re.findall(r":: (\S+)$", text, flags=re.MULTILINE))
     assert set(api.homes().values()) <= documented
+
+
+SEARCHES = (
+    *("anomaly", "backtest", "Colab", "activation cache", "embedding", "SHAP"),
+    *("logit lens", "multivariate", "sparse autoencoder", "GPU", "attention map"),
+    *("API reference", "FAQ", "troubleshoot", "batch size", "reproducibility"),
+    *("feature importance", "induction head", "covariate", "zero ablation"),
+    *("mean ablation", "LoRA"),
+)
+"""What people type into the search of a site like this one."""
+
+
+@pytest.mark.parametrize("word", SEARCHES)
+def test_searches_land(word: str) -> None:
+    """What people type is in a heading, or a term of the glossary."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    glossary = (DOCS / "reference" / "glossary.md").read_text()
+    terms = re.findall(r"^(\w.*)$", glossary.split("{glossary}")[1], re.MULTILINE)
+    assert any(word.lower() in found.lower() for found in (*headings, *terms))
+
+
+def test_pages_for_language_models_exist() -> None:
+    for page in agents.PAGES:
+        assert (DOCS / f"{page}.md").exists() or f"{page}.md" in WRITTEN, page

@@ -2,8 +2,9 @@
 prints is what the page shows.
 
 A block that is followed by one in ```text prints that, where "..." stands for anything.
-Then the commands run whose files the blocks wrote. Blocks of other languages, and those
-in ```{code-block}, are not run.
+A block that ends in a figure is followed by the figure, and no other block is. Then the
+commands run whose files the blocks wrote. Blocks of other languages, and those in
+```{code-block}, are not run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from sitepages import outputs
 from typer.testing import CliRunner
 
 import documented_commands
@@ -51,15 +53,18 @@ def run_blocks(page: Path) -> int:
     """Run a page's blocks in one namespace, which is a module's; their number.
 
     Raises:
-        AssertionError: a block prints something else than the page shows.
+        AssertionError: a block prints or draws something else than the page shows.
     """
     namespace: dict[str, object] = {"__name__": page.stem}
+    drawn: list[int] = []
     number = 0
-    for block in blocks(page.read_text()):
-        # lines of a traceback are those of the page
-        code = compile("\n" * block.line + block.code, str(page), "exec")
+    text = page.read_text()
+    for block in blocks(text):
+        number += 1
         with redirect_stdout(io.StringIO()) as out:
-            exec(code, namespace)
+            output = outputs.run_block(block.code, namespace, block.line)
+        if output is not None:
+            drawn.append(number)
         if block.printed is not None:
             same = doctest.OutputChecker().check_output(
                 block.printed, out.getvalue(), _LOOSE
@@ -67,7 +72,9 @@ def run_blocks(page: Path) -> int:
             if not same:
                 visible = f"printed\n{out.getvalue()}\nthe page shows\n{block.printed}"
                 raise AssertionError(f"{page.name}:{block.line}: {visible}")
-        number += 1
+    slug = outputs.slug_of(page.relative_to(DOCS).with_suffix("").as_posix())
+    shown = re.findall(rf"{outputs.FOLDER}/{slug}-(\d+)\.md", text)
+    assert [int(each) for each in shown] == drawn, "figures of the page"
     return number
 
 
@@ -80,24 +87,21 @@ def run_commands(page: Path) -> int:
     number = 0
     for mention in documented_commands.mentions(page):
         text = documented_commands.split_command(mention)
-        if (
-            mention.whole
-            and text
-            and "--data" in text
-            and Path(text[text.index("--data") + 1]).exists()
-        ):
+        if mention.whole and any(Path(word).exists() for word in text[1:]):
             result = CliRunner().invoke(app, text[1:])
             assert result.exit_code == 0, f"{mention.place}: {result.output}"
             number += 1
     return number
 
 
+COMMANDS = {"own-csv": 2, "cluster": 3}
+"""Commands that run, by the page whose blocks write their files."""
 PAGES = [
     page for folder in (*FOLDERS, ".") for page in sorted((DOCS / folder).glob("*.md"))
 ]
-# of the guides at the top some show code that would train for hours, so the first page
-# alone
-PAGES = [page for page in PAGES if page.parent != DOCS or page.stem == "index"]
+# some pages at the top show code that would train for hours
+TOP = ("index", "data", "sweeps")
+PAGES = [page for page in PAGES if page.parent != DOCS or page.stem in TOP]
 PAGES = [page for page in PAGES if "```python" in page.read_text()]
 
 
@@ -117,4 +121,4 @@ def test_the_code_of_a_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_blocks(page) > 0
-    assert run_commands(page) == (2 if page.stem == "own-csv" else 0)
+    assert run_commands(page) == COMMANDS.get(page.stem, 0)

@@ -26,26 +26,33 @@ def setup(app: Any) -> None:
 def _write(app: Any) -> None:
     from sitepages.agents import write_agents
     from sitepages.api import write_api
+    from sitepages.capabilities import write_capabilities
     from sitepages.commands import write_commands
+    from sitepages.costs import write_costs
     from sitepages.failures import write_errors
     from sitepages.gallery import write_gallery
     from sitepages.history import write_history
     from sitepages.measurements import write_measurements
     from sitepages.notebooks import write_notebooks
     from sitepages.outputs import write_outputs
+    from sitepages.printing import write_printed
     from sitepages.questions import write_questions
     from sitepages.wirings import write_wirings
     from sitepages.writing import remove_others
 
+    # its pictures stand in the reference, too
+    write_gallery()
     write_agents()
     write_api()
+    write_capabilities()
     write_commands()
+    write_costs()
     write_errors()
-    write_gallery()
     write_history()
     write_measurements()
     write_notebooks()
     write_outputs()
+    write_printed()
     write_questions()
     write_wirings()
     remove_others()

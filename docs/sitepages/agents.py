@@ -49,14 +49,19 @@ variants: {heads: {}}
 PAGES = {
     "start/index": "Start in five minutes",
     "reference/generated/questions": "Which probe answers my question?",
-    "reference/generated/api": "Python reference",
+    "reference/generated/api": "API reference: Python",
     "reference/generated/commands": "Command line reference",
     "concepts/findings": (
         "What *acts*, *size*, *significant*, *learned* mean in results"
     ),
     "data": "Reading your own data",
+    "models": "Models, and which probe runs on which",
+    "gallery/index": "Every figure: code, function, result",
+    "calibration": "How often a result is wrong",
+    "planted": "Which method finds what is known to be there",
     "howto/own-model": "Wiring a model of your own",
     "howto/own-probe": "Writing a probe and a figure",
+    "reference/glossary": "Glossary, with words of other fields",
 }
 
 

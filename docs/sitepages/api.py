@@ -11,8 +11,9 @@ from importlib import import_module
 from itertools import groupby
 from typing import Any
 
-from sitepages.writing import from_docstring, table, write
-from tsfm_lens.core.registry import THEMES, measurements
+from sitepages.drawing import CACHE, slugs
+from sitepages.writing import from_docstring, plain, table, write
+from tsfm_lens.core.registry import THEMES, Figure, measurements
 
 PACKAGES = (
     "core.errors",
@@ -109,7 +110,9 @@ def write_api() -> None:
     listed = "\n".join(map(name_page, visible))
     write(
         f"{FOLDER}/api.md",
-        "# Python\n\nEvery public name, with an example that the tests run.\n\n"
+        "# API reference: Python\n\nEvery public name, with an example that the tests"
+        " run. Functions that draw a measurement stand beside their figure in the"
+        " [gallery](../../gallery/index.md).\n\n"
         + table(("package", "names", "what it holds"), rows)
         + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n",
     )
@@ -130,6 +133,10 @@ def pages(package: str) -> dict[str, str]:
             for part in (inspect.getdoc(module) or "").split("\n\n")
         ),
     ]
+    pictured = pictured_names() if package == "viz" else {}
+    if pictured:
+        rows = [_row(module, name) for name in pictured]
+        parts += ["## Figures of measurements", table(("name", "what it is"), rows)]
     groups = _groups(package)
     made: dict[str, str] = {}
     listing: list[str] = []
@@ -165,7 +172,8 @@ def _groups(package: str) -> dict[str, list[str]]:
     registry, then by file.
     """
     module = find_module(package)
-    names = public_names(package)
+    pictured = pictured_names() if package == "viz" else {}
+    names = [name for name in public_names(package) if name not in pictured]
 
     def length(some: list[str]) -> int:
         return sum(
@@ -260,7 +268,51 @@ def _entry(module: Any, name: str) -> str:
     full = f"{module.__name__}.{name}"
     if inspect.ismodule(thing) or homes()[id(thing)] != full:
         return ""
-    return f"```{{eval-rst}}\n.. {_directive(thing)}:: {full}{_inherited(thing)}\n```"
+    entry = f"```{{eval-rst}}\n.. {_directive(thing)}:: {full}{_inherited(thing)}\n```"
+    cards = [_card(slug, figure) for slug, figure in figures_of(full).items()]
+    if cards:
+        entry += (
+            "\n\n::::{grid} 2 2 3 3\n:gutter: 2\n\n" + "\n\n".join(cards) + "\n\n::::"
+        )
+    return entry
+
+
+def pictured_names() -> dict[str, None]:
+    """Functions of viz whose entry stands beside their figure in the gallery."""
+    return {
+        figure.name: None
+        for measurement in measurements().values()
+        for figure in measurement.figures
+        if not figure.variable
+        and figure.name in public_names("viz")
+        and homes()[id(figure.function)] == f"tsfm_lens.viz.{figure.name}"
+    }
+
+
+def entry_of_figure(name: str) -> str:
+    """The entry of a function of viz, for its page in the gallery."""
+    return _entry(find_module("viz"), name)
+
+
+def figures_of(full: str) -> dict[str, Figure]:
+    """Figures of the result of a probe, a full name, by the name of their files."""
+    return {
+        slug: figure
+        for slug, (measurement, figure) in slugs().items()
+        if full.endswith(f".{measurement.function_name}")
+    }
+
+
+def _card(slug: str, figure: Figure) -> str:
+    """A link to a figure in the gallery, with its picture if that was drawn."""
+    picture = CACHE / "static" / "figures" / f"{slug}.png"
+    shown = ""
+    if picture.exists():
+        shown = f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {slug}\n"
+    return (
+        f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{shown}:link:"
+        f" figure-{slug}\n:link-type: ref\n:class-img-top: tsfm-thumbnail\n:::"
+    )
 
 
 def _directive(thing: Any) -> str:

@@ -9,12 +9,14 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
+import xarray as xr
 
 from sitepages.scenes import (
     Scene,
@@ -43,6 +45,7 @@ class Drawn:
         height, min_width: in pixels.
         caption: with all parameters; "" for what is of no run.
         readings: what the report says of the results that it is drawn of.
+        result: name, axes and unit of each variable of the result that it is drawn of.
     """
 
     spec: str
@@ -52,6 +55,7 @@ class Drawn:
     min_width: int
     caption: str
     readings: list[str]
+    result: list[list[str]] = field(default_factory=list)
 
 
 @cache
@@ -127,11 +131,12 @@ class Studio:
         assert watched.figure is not None, (
             f"{scene.drawing!r} does not draw {figure.name}"
         )
-        return told(
+        drawn = told(
             watched.figure,
             _caption(figure.name, watched, names),
             self._readings(measurement, watched.result),
         )
+        return replace(drawn, result=describe_result(watched.result))
 
     def _readings(self, measurement: Measurement, result: Any) -> list[str]:
         """What the report says of a result, whose figures it draws for that: once a
@@ -161,7 +166,8 @@ class Studio:
 
 
 def _kept(scene: Scene, make: Callable[[], Drawn]) -> Drawn:
-    key = hashlib.sha256(f"{sources()}{scene}".encode()).hexdigest()[:32]
+    told_of = [item.name for item in fields(Drawn)]
+    key = hashlib.sha256(f"{sources()}{scene}{told_of}".encode()).hexdigest()[:32]
     retained = CACHE / "figures" / f"{key}.json"
     if not retained.exists():
         drawn = make()
@@ -210,6 +216,22 @@ def told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
         caption,
         readings,
     )
+
+
+def describe_result(result: Any) -> list[list[str]]:
+    """Name, axes and unit of each variable of a dataset, or column of a table."""
+    if isinstance(result, xr.Dataset):
+        return [
+            [
+                str(name),
+                ", ".join(map(str, item.dims)),
+                str(item.attrs.get("units", "")),
+            ]
+            for name, item in result.data_vars.items()
+        ]
+    if isinstance(result, pd.DataFrame):
+        return [[str(name), "row", ""] for name in result.columns]
+    return []
 
 
 def _caption(name: str, watched: _Watched, names: dict[str, Any]) -> str:

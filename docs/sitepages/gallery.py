@@ -11,6 +11,7 @@ from html import escape
 
 from plotly.offline import get_plotlyjs
 
+from sitepages.api import entry_of_figure, pictured_names
 from sitepages.drawing import CACHE, Drawn, Studio, slugs
 from sitepages.pictures import static_pictures
 from sitepages.scenes import (
@@ -23,7 +24,15 @@ from sitepages.scenes import (
     of_core,
     scene_of_pair,
 )
-from sitepages.writing import DOCS, code, from_docstring, plain, write, write_bytes
+from sitepages.writing import (
+    DOCS,
+    code,
+    from_docstring,
+    plain,
+    table,
+    write,
+    write_bytes,
+)
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import THEMES, Figure, Measurement, measurements
 from tsfm_lens.models.architecture import models_meeting
@@ -194,6 +203,7 @@ def _page(
             )
         )
         visible.add(scene.opening)
+    parts += _result(measurement, [drawn[slug] for slug in own])
     readings = list(
         dict.fromkeys(text for slug in own for text in drawn[slug].readings)
     )
@@ -203,6 +213,21 @@ def _page(
             "\n".join(f"- {plain(text)}" for text in readings),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _result(measurement: Measurement, drawn: list[Drawn]) -> list[str]:
+    """The table of the result that the figures of a measurement are drawn of."""
+    rows = next((item.result for item in drawn if item.result), [])
+    if not rows:
+        return []
+    of = "The dataset has these variables"
+    if measurement.theme == "Sweeps":
+        of = "The table has these columns"
+    shown = [
+        (f"`{name}`", ", ".join(re.findall(r"\w+", axes)), plain(unit))
+        for name, axes, unit in rows
+    ]
+    return ["## The result", f"{of}:", table(("name", "axes", "unit"), shown)]
 
 
 def find_package(name: str) -> str:
@@ -237,8 +262,7 @@ def _section(
         + (f"  \n{plain(drawn.subtitle)}" if drawn.subtitle else ""),
         figure_html(slug, drawn.title, drawn.height, drawn.min_width, "../", pictured),
         code(opening + scene.drawing),
-        f"**How to read it.** {_reading(figure, drawn.spec)}",
-        f"Function: {{py:func}}`{_home(figure)}`",
+        *_function(slug, figure, drawn.spec),
     ]
     if scene.command:
         parts += ["On the command line:", code(scene.command, "console")]
@@ -249,6 +273,19 @@ def _section(
             "::::",
         ]
     return "\n\n".join(parts)
+
+
+def _function(slug: str, figure: Figure, spec: str) -> list[str]:
+    """How to read a figure, and the entry of its function or a link to it.
+
+    An entry stands once, with the first figure that the function draws.
+    """
+    if slug not in pictured_names():
+        reading = f"**How to read it.** {_reading(figure, spec)}"
+        return [reading, f"Function: {{py:func}}`{_home(figure)}`"]
+    marks = " ".join(describe_marks(spec))
+    reading = [f"**How to read it.** {marks}"] if marks else []
+    return [*reading, entry_of_figure(slug)]
 
 
 def _home(figure: Figure) -> str:
@@ -402,8 +439,9 @@ def _index(
         f"{_WIDE}# Gallery",
         (
             f"All {count} figures, drawn from the embedded models when this site was"
-            " built. Click one for the interactive figure, its whole code, how to read"
-            " it, and what the report says. Most of this code needs these lines first:"
+            " built. Click one for the interactive figure, its whole code, the"
+            " reference of its function, the result behind it, and what the report"
+            " says. Most of this code needs these lines first:"
         ),
         code(CHRONOS),
         "## A first look",

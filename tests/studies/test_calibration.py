@@ -75,10 +75,13 @@ def test_the_page_shows_what_was_measured(
     """The page holds what the command measures."""
     page = tmp_path / "page.md"
     page.write_text(f"before {calibration.START}{calibration.STOP} after")
-    monkeypatch.setattr(
-        calibration, "_of_models", lambda models, seeds: iter([f"{models} models"])
-    )
+    shipped = Path(zoo.__file__).parents[2] / "docs" / "calibration.md"
+    known = calibration.read_tables(shipped)
+    of_models = {name: known[name] for name in ("learned", "parts", "stability")}
+    monkeypatch.setattr(calibration, "_of_models", lambda models, seeds: of_models)
     calibration.main(page, trials=5, models=3)
-    assert "3 models" in page.read_text()
-    shipped = (Path(zoo.__file__).parents[2] / "docs" / "calibration.md").read_text()
-    assert shipped.count(calibration.START) == shipped.count(calibration.STOP) == 1
+    text = page.read_text()
+    assert "20 models each" in text
+    calibration.main(page, read=True)
+    assert page.read_text() == text
+    assert calibration.answer(known) in shipped.read_text()

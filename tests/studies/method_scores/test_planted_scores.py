@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from planted.model import ALIVE, stub
+from test_pages import run_blocks
 from tsfm_lens.studies.method_scores import scores as scoring
 from tsfm_lens.studies.method_scores.marks import claim_marks, marks, precision_at_size
 from tsfm_lens.studies.method_scores.methods import (
@@ -18,7 +21,7 @@ from tsfm_lens.studies.method_scores.methods import (
     token_name,
     true_tokens,
 )
-from tsfm_lens.studies.method_scores.page import tables, write_page
+from tsfm_lens.studies.method_scores.page import long_tables, tables, write_page
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.zoo.planted import (
@@ -221,16 +224,20 @@ def test_campaign_tables_reproduce_its_page(tmp_path: Path) -> None:
     assert text.startswith("# By hand")
     assert text.endswith("Sentences.\n")
     assert "old" not in text
-    assert (
-        "| zero ablation | 100 % | 1.00 | 1.00 | 2.0 | 37.0 | 100 % | 100 % |" in text
-    )
+    assert "| path patching | edges |" in text
+    of_methods = pd.read_csv(page.with_suffix(".methods.csv"), dtype=str)
+    assert list(of_methods["method"]) == chosen
+    line = of_methods.set_index("method").loc["zero ablation"]
+    assert list(line[["in scope", "AUROC", "worst rank of a true one", "of"]]) == [
+        *("100 %", "1.00", "2.0", "37.0")
+    ]
     # what is kept beside the page is enough to make it again
     for table, file in zip(
         (found.methods, found.decoys), scoring.list_files(page), strict=True
     ):
         table.to_csv(file, index=False, float_format="%.3g")
     assert tables(scoring.read_scores(page)) == tables(found)
-    page.write_text(text.replace("| zero ablation |", "| zero |"))
+    page.write_text(text.replace("| path patching |", "| paths |"))
     scoring.main(page, read=True)
     assert page.read_text() == text
     # what is measured again takes the place of what was, and the rest stays
@@ -246,7 +253,19 @@ def test_campaign_tables_reproduce_its_page(tmp_path: Path) -> None:
 
 def test_the_docs_page_shows_the_measurements() -> None:
     page = Path(__file__).parents[3] / "docs" / "planted.md"
-    assert tables(scoring.read_scores(page)) in page.read_text()
+    found = scoring.read_scores(page)
+    assert tables(found) in page.read_text()
+    for name, table in long_tables(found).items():
+        with page.with_suffix(f".{name}.csv").open(newline="") as file:
+            assert [*csv.reader(file)] == table
+
+
+def test_the_docs_page_scores_a_method_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page's example of declaring a method runs, and prints what it shows."""
+    monkeypatch.setitem(METHODS, "last parts first", METHODS["zero ablation"])
+    assert run_blocks(Path(__file__).parents[3] / "docs" / "planted.md") == 2
 
 
 def test_claims_are_counted() -> None:

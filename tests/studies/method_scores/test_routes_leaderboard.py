@@ -109,7 +109,9 @@ def test_measuring_again_keeps_other_rows(
     text = page.read_text()
     assert text.startswith("before")
     assert text.endswith("after\n")
-    assert "| newest first |" in text
+    assert "| random |" in text
+    kept = page.with_suffix(".explanations.methods.csv").read_text()
+    assert "naive,newest first," in kept
     explained.main(page, read=True)
     assert page.read_text() == text
     with pytest.raises(SystemExit, match="error"):

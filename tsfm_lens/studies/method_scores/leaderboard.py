@@ -30,6 +30,7 @@ from tsfm_lens.studies.method_scores.page import (
     UNTRAINED,
     markdown,
     replace_section,
+    write_table,
 )
 from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
 from tsfm_lens.training.command import run_command
@@ -193,7 +194,6 @@ START = "<!-- from the explanations -->\n"
 STOP = "<!-- end of the explanations -->"
 _TITLES = {
     "inputs": "Which inputs explain a forecast",
-    "naive": "Orders of the inputs that ignore the model",
     "routes": "Through which heads and MLPs the input acts",
 }
 
@@ -513,16 +513,28 @@ SHIPPED: Mapping[tuple[str, str], Scorer] = {
 
 
 def tables(rows: pd.DataFrame) -> str:
-    """Format the leaderboards of both levels as markdown."""
+    """Format the leaderboards as markdown, and where that of naive orders is."""
+    board = long_table(rows)
+    parts = []
+    for level, title in _TITLES.items():
+        lines = [line[1:] for line in board if line[0] in ("level", level)]
+        if len(lines) > 1:
+            parts += [f"### {title}", markdown(lines)]
+    parts.append(
+        "Orders of the inputs that ignore the model are in"
+        " {download}`planted.explanations.methods.csv`."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def long_table(rows: pd.DataFrame) -> list[list[str]]:
+    """Format all methods, rows of cells of which the first are the heads."""
     board = leaderboard(rows)
     board.loc[board["method"].isin(NAIVE), "level"] = "naive"
     mechanism_names = sorted(rows["mechanism"].unique())
-    parts = []
-    for level, title in _TITLES.items():
-        level_rows = board[board["level"] == level]
-        if not len(level_rows):
-            continue
-        header = [
+    lines = [
+        [
+            "level",
             "method",
             "AUROC",
             "worst rank of a true one",
@@ -531,24 +543,24 @@ def tables(rows: pd.DataFrame) -> str:
             "untrained: AUROC",
             *mechanism_names,
         ]
-        lines = [header]
-        for _, line in level_rows.iterrows():
-            further_aurocs = [
-                line["untrained"],
-                *(line.get(mechanism, np.nan) for mechanism in mechanism_names),
-            ]
-            auroc = f"{line['auroc']:.2f} ({line['low']:.2f}–{line['high']:.2f})"
-            rank_columns = [
+    ]
+    for _, line in board.iterrows():
+        aurocs = [
+            line["untrained"],
+            *(line.get(mechanism, np.nan) for mechanism in mechanism_names),
+        ]
+        lines.append(
+            [
+                str(line["level"]),
+                str(line["method"]),
+                f"{line['auroc']:.2f} ({line['low']:.2f}–{line['high']:.2f})",
                 f"{line['worst_rank']:.1f}",
                 f"{line['of']:.1f}",
                 f"{100 * line['refused'] / line['cases']:.0f} %",
+                *(f"{value:.2f}" if np.isfinite(value) else "" for value in aurocs),
             ]
-            cells = [
-                f"{value:.2f}" if np.isfinite(value) else "" for value in further_aurocs
-            ]
-            lines.append([str(line["method"]), auroc, *rank_columns, *cells])
-        parts += [f"## {title}", markdown(lines)]
-    return "\n\n".join(parts) + "\n"
+        )
+    return lines
 
 
 def main(
@@ -606,6 +618,7 @@ def main(
             table.to_csv(file, index=False, float_format="%.3g")
         assert table is not None
         replace_section(out, START, STOP, tables(table))
+        write_table(out.with_suffix(".explanations.methods.csv"), long_table(table))
     except (LensError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 

@@ -1,10 +1,12 @@
-"""Page of scores: tables between two marks of a page whose sentences stay.
+"""Page of scores: an answer between two marks of a page whose sentences stay.
 
-:func:`write_page` writes them, :func:`tables` formats them. Nothing is measured here.
+:func:`write_page` writes it, and long tables as CSV files beside the page;
+:func:`tables` formats the answer. Nothing is measured here.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,12 +22,26 @@ from tsfm_lens.studies.method_scores.methods import METHODS
 START = "<!-- from the scores -->\n"
 STOP = "<!-- end of the scores -->"
 LEVELS = {
-    "parts": "Which heads and MLPs",
-    "edges": "Which edges",
-    "inputs": "Which stretches of the past",
-    "repaired": "Which part a backup compensates",
-    "pairs": "Which two parts compensate for each other",
+    "parts": "heads and MLPs",
+    "edges": "edges",
+    "inputs": "stretches of the past",
+    "repaired": "the part that a backup compensates",
+    "pairs": "two parts that compensate for each other",
 }
+"""What methods find, by level."""
+ANSWER = (
+    "zero ablation, of the range",
+    "mean ablation",
+    "activation patching, denoise",
+    "attribution patching, denoise",
+    "direct attribution, integrated",
+    "circuit, greedy, zeroed",
+    "sharp heads",
+    "path patching",
+    "attention rollout",
+    "self-repair",
+)
+"""Methods in the ten rows of the page; the files have all."""
 DECOYS = {
     "lifts": "raises all logits equally",
     "copying head": "attends where the copying head attends",
@@ -49,13 +65,21 @@ class ScoreTables:
 
 
 def write_page(scores: ScoreTables, page: Path) -> None:
-    """Put the tables between the marks of a page.
+    """Put the answer between the marks of a page, and long tables beside it.
 
-    A page that is not there is made of them alone.
+    A page that is not there is made of it alone.
     """
     if not page.exists():
         page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
     replace_section(page, START, STOP, tables(scores))
+    for name, table in long_tables(scores).items():
+        write_table(page.with_suffix(f".{name}.csv"), table)
+
+
+def write_table(file: Path, table: list[list[str]]) -> None:
+    """Write rows of cells, the first being the heads, as CSV."""
+    with replacing(file) as temporary, temporary.open("w", newline="") as lines:
+        csv.writer(lines, lineterminator="\n").writerows(table)
 
 
 def replace_section(page: Path, start: str, stop: str, text: str) -> None:
@@ -75,36 +99,92 @@ def replace_section(page: Path, start: str, stop: str, text: str) -> None:
 
 
 def tables(scores: ScoreTables) -> str:
-    """Format all tables as markdown."""
+    """Format the answer: four lines, ten methods, and where the long tables are."""
     rows = scores.methods
-    parts = [_about(rows)]
-    for level, title in LEVELS.items():
-        level_rows = rows[rows["level"] == level]
-        if len(level_rows):
-            planted = _planted_rows(level_rows)
-            parts += [f"## {title}", _summary(level_rows)]
-            if level in ("parts", "edges", "inputs"):
-                parts += [
-                    "AUROC by mechanism:",
-                    _format_auroc(
-                        planted, "mechanism", sorted(planted["mechanism"].unique())
-                    ),
-                ]
-    parts += [
-        "## Noise",
-        (
-            "AUROC of every method, over the models that were measured under all"
-            " conditions:"
-        ),
-        _by_condition(rows),
-    ]
-    if len(scores.decoys):
-        parts += ["## Decoys", _decoys(scores.decoys)]
+    levels = rows.groupby("method")["level"].first()
+    shown = rows[rows["method"].isin(ANSWER)]
+    heads = ["method", "finds", "AUROC", "untrained", "claims right", "complete"]
+    table = [heads]
+    for name, group in _methods(shown):
+        line = _summary_cells(group)
+        kept = [line[head] for head in _SHOWN]
+        table.append([name, LEVELS[levels[name]], *kept])
+    files = ", ".join(f"{{download}}`planted.{name}.csv`" for name in _FILES)
+    parts = [_answer(rows), markdown(table), f"All tables: {files}."]
     return "\n\n".join(parts) + "\n"
 
 
-def _about(rows: pd.DataFrame) -> str:
-    """Format parametrisations by condition, and the errors of the planted models."""
+def _answer(rows: pd.DataFrame) -> str:
+    """State in four lines what the scores say of the methods that were measured."""
+    groups = {name: _summary_cells(group) for name, group in _methods(rows)}
+    sentences = {
+        "zero ablation, of the range": (
+            "**Zero ablation**, as a share of the range of the series, ranks a true"
+            " head or MLP above a false one with probability {AUROC}; {claims right}"
+            " of what it names is true, and it names {claims complete} of what is true."
+        ),
+        "activation patching, denoise": (
+            "**Activation patching** sees only what differs between two series:"
+            " {AUROC}, with {claims right} of its claims right."
+        ),
+        "sharp heads": (
+            "**Attention is a weaker sign**: of the heads that attend sharply,"
+            " {claims right} belong to the mechanism; in untrained models,"
+            " {untrained claimed} of the heads attend sharply."
+        ),
+        "zero ablation": (
+            "**Untrained models show effects, too**: there zero ablation names"
+            " {untrained claimed} of the parts and ranks them at {untrained AUROC};"
+            " chance is 0.5."
+        ),
+    }
+    lines = [
+        f"- {sentence.format_map(groups[name])}"
+        for name, sentence in sentences.items()
+        if name in groups
+    ]
+    return "\n".join(lines)
+
+
+def long_tables(scores: ScoreTables) -> dict[str, list[list[str]]]:
+    """Format all tables, rows of cells by the name of their file."""
+    rows = scores.methods
+    found = {"models": _about(rows), "methods": _all_methods(rows)}
+    if len(scores.decoys):
+        found["kinds"] = _decoys(scores.decoys)
+    return found
+
+
+def _all_methods(rows: pd.DataFrame) -> list[list[str]]:
+    """Format a line for each method: its summary, and AUROC by mechanism and condition.
+
+    Conditions are over the models that were measured under all of them.
+    """
+    conditions = _conditions(rows)
+    model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
+    complete = rows[model.transform("nunique") == len(conditions)]
+    mechanisms = sorted(_planted_rows(rows)["mechanism"].unique())
+    lines = []
+    for level in LEVELS:
+        for name, group in _methods(rows[rows["level"] == level]):
+            planted = _planted_rows(group)
+            own = complete[complete["method"] == name]
+            line = {"level": level, "method": name} | _summary_cells(group)
+            for mechanism in mechanisms:
+                values = planted.loc[planted["mechanism"] == mechanism, "auroc"]
+                line[f"AUROC, {mechanism}"] = _interval(values)
+            for condition in conditions:
+                values = own.loc[own["condition"] == condition, "auroc"]
+                line[f"AUROC under all conditions, {condition}"] = _interval(values)
+            lines.append(line)
+    return [[*lines[0]], *([*line.values()] for line in lines)]
+
+
+def _about(rows: pd.DataFrame) -> list[list[str]]:
+    """Format parametrisations by condition, and the errors of the planted models.
+
+    Errors are in mean absolute values of the context.
+    """
     conditions = _conditions(rows)
     heads = [
         "mechanism",
@@ -128,67 +208,32 @@ def _about(rows: pd.DataFrame) -> str:
         table.append(
             [str(mechanism), str(architecture), *counts, errors[0], levels, errors[1]]
         )
-    text = (
-        "Parametrisations by condition; errors are in mean absolute values of the"
-        " context."
-    )
-    return f"## Models\n\n{text}\n\n{markdown(table)}"
+    return table
 
 
 def _planted_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["condition"] == PLANTED]
 
 
-def _summary(rows: pd.DataFrame) -> str:
-    """Format one line for each method: means over all models, and untrained ones."""
-    heads = [
-        "method",
-        "in scope",
-        "AUROC",
-        "precision at the true size",
-        "worst rank of a true one",
-        "of",
-    ]
-    heads += [
-        "claims right",
-        "claims complete",
-        "untrained: AUROC",
-        "untrained: claimed",
-    ]
-    table = [heads]
-    for name, group in _methods(rows):
-        planted = _planted_rows(group)
-        untrained = group[group["condition"] == UNTRAINED]
-        line = [
-            name,
-            _share(planted["scope"]),
-            _interval(planted["auroc"]),
-            _interval(planted["precision"]),
-        ]
-        line += [_mean(planted["worst_rank"]), _mean(planted["candidates"])]
-        line += [_share(planted["claim_precision"]), _share(planted["claim_recall"])]
-        table.append(
-            [*line, _interval(untrained["auroc"]), _share(untrained["claimed"])]
-        )
-    return markdown(table)
+def _summary_cells(rows: pd.DataFrame) -> dict[str, str]:
+    """Format means of a method over all models, and over untrained ones."""
+    planted = _planted_rows(rows)
+    untrained = rows[rows["condition"] == UNTRAINED]
+    return {
+        "in scope": _share(planted["scope"]),
+        "AUROC": _interval(planted["auroc"]),
+        "precision at the true size": _interval(planted["precision"]),
+        "worst rank of a true one": _mean(planted["worst_rank"]),
+        "of": _mean(planted["candidates"]),
+        "claims right": _share(planted["claim_precision"]),
+        "claims complete": _share(planted["claim_recall"]),
+        "untrained AUROC": _interval(untrained["auroc"]),
+        "untrained claimed": _share(untrained["claimed"]),
+    }
 
 
-def _format_auroc(
-    rows: pd.DataFrame, column: str, values: list[str], *first: list[str]
-) -> str:
-    """Format AUROC by method and by the values of a column, below some first rows."""
-    table = [["method", *map(str, values)], *first]
-    for name, group in _methods(rows):
-        table.append(
-            [
-                name,
-                *(
-                    _interval(group.loc[group[column] == value, "auroc"])
-                    for value in values
-                ),
-            ]
-        )
-    return markdown(table)
+_SHOWN = ("AUROC", "untrained AUROC", "claims right", "claims complete")
+_FILES = ("models", "methods", "kinds")
 
 
 def _conditions(rows: pd.DataFrame) -> list[str]:
@@ -199,24 +244,12 @@ def _conditions(rows: pd.DataFrame) -> list[str]:
     )
 
 
-def _by_condition(rows: pd.DataFrame) -> str:
-    """Format AUROC by method and condition.
+def _decoys(decoys: pd.DataFrame) -> list[list[str]]:
+    """Format the share of decoys that a method ranks among the true ones, or claims.
 
-    Models are left out that were not measured under every condition.
+    A cell has the share among as many top scores as there are true parts; after the
+    slash, the share claimed.
     """
-    values = _conditions(rows)
-    model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
-    rows = rows[model.transform("nunique") == len(values)]
-    errors = rows.groupby("condition")["error"].max()
-    first = [
-        "*largest error of the forecast*",
-        *(f"{errors[value]:.1e}" for value in values),
-    ]
-    return _format_auroc(rows, "condition", values, first)
-
-
-def _decoys(decoys: pd.DataFrame) -> str:
-    """Format the share of decoys that a method ranks among the true ones, or claims."""
     rows = _planted_rows(decoys)
     rows = rows.assign(decoy=rows["decoy"].map(_kind))
     kinds = [kind for kind in DECOYS.values() if kind in set(rows["decoy"])]
@@ -228,11 +261,7 @@ def _decoys(decoys: pd.DataFrame) -> str:
             for of_kind in by_kind
         ]
         table.append([name, *(" / ".join(filter(None, pair)) for pair in shares)])
-    text = (
-        "Share of decoys among as many top scores as there are true parts; after the"
-        " slash, the share claimed."
-    )
-    return f"{text}\n\n{markdown(table)}"
+    return table
 
 
 def _kind(does: str) -> str:
