@@ -6,6 +6,7 @@ index of a label. An unknown label raises, with the nearest existing ones.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from operator import index as as_index
 from typing import Any
@@ -115,6 +116,18 @@ def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
     if unit == "data units":
         return ""
     return unit
+
+
+def category_names(ds: xr.Dataset, series: int) -> list[str]:
+    """Return the words of a covariate's categories, whose values are their positions.
+
+    There are none for a series of numbers.
+    """
+    if "role" not in ds.coords:
+        return []
+    levels = json.loads(ds["role"].attrs.get("categories", "{}"))
+    result: list[str] = levels.get(names(ds, "series")[series], [])
+    return result
 
 
 def value_title(ds: xr.Dataset, series: int | None = None, word: str = "value") -> str:
