@@ -270,7 +270,7 @@ def _gaps(row: Sequence[go.Figure]) -> list[float]:
 
 def _panel_width(fig: go.Figure) -> float:
     """Return the pixels that the panels of a figure need without their labels."""
-    inner = least_width(fig) - _left_width(fig) - fig.layout.margin.r
+    inner: float = least_width(fig) - _left_width(fig) - fig.layout.margin.r
     return max(inner, _LEAST_PANEL)
 
 

@@ -237,11 +237,10 @@ def _largest_routes(ds: xr.Dataset, top: int) -> list[_Route]:
     # stable: the largest route of a segment stays its first
     by_segment = sorted(largest, key=lambda at: at // size.shape[1])
     effect = array(ds, "effect", "segment", "component", "step")
+    places = np.unravel_index(by_segment, size.shape)
     return [
-        _Route(*map(int, at), row, effect[at])
-        for row, at in enumerate(
-            zip(*np.unravel_index(by_segment, size.shape), strict=True)
-        )
+        _Route(int(segment), int(component), row, effect[segment, component])
+        for row, (segment, component) in enumerate(zip(*places, strict=True))
     ]
 
 

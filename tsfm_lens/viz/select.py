@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.axes import short_ids
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import check
-
-# what the ids of an item begin with that nobody has named
-_UNNAMED = "series-0/"
 
 
 def names(ds: xr.Dataset, dim: str) -> list[str]:
@@ -161,13 +159,6 @@ def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
             f" {(*at, *dims)} in any order."
         )
     return np.asarray(selected.transpose(*dims).values, dtype=float)
-
-
-def short_ids(ids: Sequence[str]) -> list[str]:
-    """Write series ids without the item, where this is a single one without a name."""
-    if all(name.startswith(_UNNAMED) for name in ids):
-        return [name.removeprefix(_UNNAMED) for name in ids]
-    return list(ids)
 
 
 def shown(ids: Sequence[str], limit: int = 3) -> str:
