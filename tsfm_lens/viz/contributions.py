@@ -240,7 +240,8 @@ def draw_contributions(
         # at the right end of the bar, which of a negative size is its start
         ranking.note(text, max(part.size, 0.0), row, xanchor="left", xshift=3)
     bounds = [low - 0.04 * span, high + _ROOM * span]
-    ranking.x(f"{title} ({unit})", range=bounds, nticks=5)
+    # without the unit, which stands at the steps: their first date reaches below
+    ranking.x(title, range=bounds, nticks=5)
     x = window.time.at(window.future)
     for part in parts:
         stack.bars(

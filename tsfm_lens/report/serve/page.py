@@ -375,9 +375,10 @@ class Page(widgets.VBox):
 
     def _heads(self, run: Run) -> Iterator[widgets.Widget]:
         if len(run.batch) > 1:
+            name = escape(short_ids(run.batch.ids)[0])
             yield widgets.HTML(
-                "<p>Heads are analysed one series at a time: this is"
-                f" {escape(short_ids(run.batch.ids)[0])} alone, without the other series.</p>"
+                f"<p>Heads are analysed one series at a time: this is {name} alone,"
+                " without the other series.</p>"
             )
             # the target is the first series of an item
             truth = None if run.truth is None else run.truth[:1]
