@@ -652,8 +652,10 @@ def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
             noise=noise,
         )
     panel.x(_axis_title(ds, along), **_category(along, len(x)))
-    known = lines[np.isfinite(lines)]
-    if not settings and (known == known.round()).all() and np.ptp(known) <= _MAX_LINES:
+    # 0 stands for values of which none is known
+    known = np.append(lines[np.isfinite(lines)], 0.0)
+    is_count = (known == known.round()).all() and known.max() <= _MAX_LINES
+    if is_count and known.min() >= 0 and not settings:
         # a count has no halves
         settings = {"dtick": 1}
     panel.y(drawn.value_title, **settings)
