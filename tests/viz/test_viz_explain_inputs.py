@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
@@ -16,6 +18,7 @@ from tsfm_lens.data import as_series
 from tsfm_lens.models import Run, load
 from tsfm_lens.viz.faithfulness import checks_table, read_tests
 from tsfm_lens.viz.input_attribution import read_inputs
+from tsfm_lens.viz.input_routes import read_routes
 from tsfm_lens.viz.scenarios import read_change, read_what_if
 from tsfm_lens.viz.theme import mixed
 from tsfm_lens.viz.words import signed
@@ -447,3 +450,82 @@ def test_checks_agree_with_the_verdict() -> None:
     table = checks_table(curves)
     assert (table["result"] == "passed").all() == passed
     assert table["value"][0] == float(curves["r2"][0])
+
+
+def input_routes() -> xr.Dataset:
+    """Two segments: the first goes through head 1 of layer 0, the second through the
+    MLP of layer 1 and, less, through head 1; one effect is noise.
+    """
+    effect = np.zeros((2, 3, 2))
+    effect[0, 0] = [4.0, 4.0]
+    effect[1, 2] = [-1.0, -3.0]
+    effect[1, 0] = [1.0, -1.0]
+    effect[0, 1] = 1e-9
+    size = np.abs(effect).mean(-1)
+    return xr.Dataset(
+        {
+            "effect": (("segment", "component", "step"), effect),
+            "size": (("segment", "component"), size),
+            "share": (("segment", "component"), size / 4),
+            "size_acts": (("segment", "component"), (size > 1e-6).astype(int)),
+            "total": (("segment", "step"), effect.sum(1)),
+            "rest": (("segment", "step"), np.zeros((2, 2))),
+            "no_attention_share": (("segment",), np.zeros(2)),
+            "total_floor": ((), 1e-6),
+        },
+        {
+            "segment": ["x -8 to -5", "x -4 to -1"],
+            "start": ("segment", [-8, -4]),
+            "stop": ("segment", [-4, 0]),
+            "component": ["0.attn.1", "0.mlp", "1.mlp"],
+            "component_kind": ("component", ["attn", "mlp", "mlp"]),
+            "stack": ("component", [""] * 3),
+            "layer": ("component", [0, 0, 1]),
+            "head": ("component", [1, -1, -1]),
+            "series": ["x"],
+        },
+        {"kind": "input_routes", "target": "x", "model": "m"},
+    )
+
+
+def test_route_map_draws_the_largest_routes() -> None:
+    """Ribbons are the routes that act, the widest is the largest, and each passes its
+    component's layer.
+    """
+    fig = viz.route_map(input_routes())
+    ribbons = [trace for trace in fig.data if trace.hovertemplate]
+    widths = {trace.hovertemplate: trace.line.width for trace in ribbons}
+    assert len(widths) == 3
+    largest = max(widths, key=lambda text: widths[text])
+    assert "−8 to −5" in largest
+    assert "head 1" in largest
+    assert fig.layout.xaxis.ticktext == ("input", "layer 0", "layer 1", "forecast")
+    texts = [note.text for note in fig.layout.annotations]
+    # the first raises, the second lowers, the third does both
+    assert [text for text in texts if text[0].isdigit()] == ["4 ↑", "1 ↕", "2 ↓"]
+    assert len(viz.route_map(input_routes(), top=1).data) < len(fig.data)
+    first, *_ = read_routes(input_routes())
+    assert re.search(
+        r"−8 to −5 moves .* by 4 a step, most through layer 0 .*1 \(4\)", first
+    )
+
+
+def test_categories_are_drawn_by_their_words() -> None:
+    """A covariate of words is drawn as steps between its words, not as numbers."""
+    rng = np.random.default_rng(0)
+    past = pd.DataFrame({"y": rng.normal(size=40), "sky": ["sun", "<fog>"] * 20})
+    future = pd.DataFrame({"sky": ["sun"] * 4})
+    run = load("chronos2-nano").run(past, 4, targets=["y"], future=future)
+    inputs = explain.input_attribution(run, parts=1, method="occlusion")
+    strip = viz.input_timeline(inputs)
+    assert "sun<br>&lt;fog&gt;" in [note.text for note in strip.layout.annotations]
+    changed = explain.what_if(run, {"sky": "<fog>"}, routes=False)
+    fig = viz.what_if_lines(changed)
+    labels = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
+    assert ("&lt;fog&gt;", "sun") in labels
+    shapes = {line.line.shape for line in fig.data if line.name == "changed"}
+    assert shapes == {"hvh"}
+    text = next(
+        line.text for line in fig.data if line.name == "changed" and len(line.x) == 4
+    )
+    assert set(text) == {"&lt;fog&gt;"}

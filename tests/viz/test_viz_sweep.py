@@ -108,28 +108,37 @@ def test_costs_off_the_axis_have_an_arrow(sweep: dict[str, pd.DataFrame]) -> Non
 
 
 def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> None:
-    """The first sentence says which layers and how many heads cost next to nothing."""
+    """The first sentence follows from the tests; medians, which are not tested, come
+    after it.
+    """
     table = sweep["costs"][sweep["costs"]["model"] == "beta"].copy()
     table.attrs = sweep["costs"].attrs
     heads = table["family"] == "heads"
     layers = (table["part"] == "heads") & ~heads
     table.loc[heads, "median"] = 0.02
     table.loc[layers, "median"] = 0.1
-    assert "no layer tolerates losing all its heads" in read_costs(table)[0]
-    assert "none of 15 heads" in read_costs(table)[0]
+    assert "no layer tolerates losing all its heads" in read_costs(table)[1]
+    assert "none of 15 heads" in read_costs(table)[1]
     table.loc[heads & (table["head"] == 1), "median"] = 0.001
     table.loc[layers & (table["layer"] == 2), "median"] = -0.03
     table.loc[layers & (table["layer"] == 3), "median"] = 0.25
-    text = read_costs(table)[0]
-    assert "only layer 2 tolerates" in text
-    assert "layer 3 costs most, +25.0 %" in text
-    assert "5 of 15 heads" in text
-    # what a hollow dot says stands in the same sentence
-    entries = table.drop_duplicates("label")
-    count = int(entries["significant"].sum())
-    assert f"significant: {count} of {len(entries)} costs" in text
     table["significant"] = False
-    assert f"significant: none of {len(entries)}" in read_costs(table)[0]
+    table["median_upper"] = 0.5
+    finding, medians, *_ = read_costs(table)
+    assert "only layer 2 tolerates" in medians
+    assert "layer 3 costs most, +25.0 %" in medians
+    assert "5 of 15 heads" in medians
+    assert "not tested" in medians
+    count = table["label"].nunique()
+    assert f"none of {count} costs is significant" in finding
+    assert "no interval is wholly below 1 %" in finding
+    assert "tolerates" not in finding
+    chosen = layers & (table["layer"] == 3)
+    table.loc[chosen, "significant"] = True
+    table.loc[heads & (table["head"] == 1) & (table["layer"] == 0), "median_upper"] = 0
+    finding = read_costs(table)[0]
+    assert f"1 of {count} costs is significant: layer 3 heads (+25.0 %)" in finding
+    assert finding.endswith("below 1 % by the whole interval: L0 H1.")
 
 
 def test_single_heads_are_mapped_by_change(

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 
 import planted
 import specimens
+from planted.series import THREE, components
 from tsfm_lens import viz
 from tsfm_lens.report.build import draw_results
 from tsfm_lens.viz.printing import (
@@ -25,6 +27,7 @@ from tsfm_lens.viz.printing import (
     fits,
 )
 from tsfm_lens.viz.theme import untitled
+from viz.marks import heatmaps
 
 pytestmark = pytest.mark.browser
 
@@ -224,6 +227,27 @@ def test_sheets_have_large_readable_text(faults: Faults, page: Any, width: int) 
         assert scale * min(sizes) / PIXELS_PER_POINT >= LEAST_TYPE
         assert sheet.layout.meta["height_mm"] <= TALLEST
         assert sheet.layout.meta["title"].startswith("a, ")
+
+
+def test_sheets_leave_out_numbers_without_room(faults: Faults, page: Any) -> None:
+    """Maps of many heads beside each other: no label touches that of its neighbour, and
+    no number is smaller than the docs promise.
+    """
+    rows = components(heads=8)
+    distances = np.linspace(0.001, 0.9, len(rows))
+    distance = np.repeat(distances[:, None], len(THREE["series"]), axis=1)
+    maps = viz.ablation_heatmap(planted.ablation(rows=rows, distance=distance))
+    # plotly would choose 2 pixels for them
+    sheet = viz.compose([[maps, maps], viz.forecast_fan(planted.forecast())], 183)
+    assert faults(sheet, sheet.layout.width) == []
+    sizes = page.execute_script(
+        "return [...document.querySelectorAll('#plot text')].map(t =>"
+        " parseFloat(getComputedStyle(t).fontSize))"
+    )
+    scale = sheet.layout.meta["print_scale"]
+    assert scale * min(sizes) / PIXELS_PER_POINT >= LEAST_TYPE
+    labels = [text for trace in heatmaps(sheet) for row in trace.text for text in row]
+    assert any(text and text != "·" for text in labels)
 
 
 @pytest.mark.campaign

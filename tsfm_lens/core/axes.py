@@ -6,8 +6,11 @@ model. Shapes and units of single results are stated where they are computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+# what the ids of an item begin with that nobody has named
+_UNNAMED = "series-0/"
 EMBEDDING = -1
 """Label of the embedding along ``layer`` and ``stream``; layers count from 0."""
 
@@ -30,3 +33,10 @@ def depth_coords(dim: str, n_layers: int) -> dict[str, Any]:
     """
     layers = list(range(EMBEDDING, n_layers))
     return {dim: layers, f"{dim}_label": (dim, list(map(layer_name, layers)))}
+
+
+def short_ids(ids: Sequence[str]) -> list[str]:
+    """Write series ids without the item, where this is a single one without a name."""
+    if all(name.startswith(_UNNAMED) for name in ids):
+        return [name.removeprefix(_UNNAMED) for name in ids]
+    return list(ids)

@@ -6,6 +6,7 @@ result shares. Forecasts are made in :mod:`tsfm_lens.models.batching`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -315,7 +316,14 @@ def context_dataset(
     if batch.items != batch.ids:
         coords["item"] = ("series", list(batch.items))
     if batch.has_covariates:
-        coords["role"] = ("series", list(batch.roles))
+        levels = {
+            name: list(words)
+            for name, words in zip(batch.ids, batch.categories, strict=True)
+            if words is not None
+        }
+        # as text, since a file keeps no mapping
+        words = {"categories": json.dumps(levels)} if levels else {}
+        coords["role"] = ("series", list(batch.roles), words)
         variables["known_future"] = (("series", "step"), batch.known_future(horizon))
     if truth is not None:
         values = checked_values(truth, (len(batch), horizon))

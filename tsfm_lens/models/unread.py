@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tsfm_lens.core.axes import short_ids
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.models.adapter import Adapter
 
@@ -27,7 +28,7 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     trimmed = []
     hidden = []
     for name, values, levels in zip(
-        batch.ids, batch.values, batch.categories, strict=True
+        short_ids(batch.ids), batch.values, batch.categories, strict=True
     ):
         if len(values) > limit:
             trimmed.append(f"{limit} of {len(values)} of {name!r}")
@@ -67,7 +68,7 @@ def short_notes(batch: SeriesBatch, horizon: int) -> list[str]:
     shortest = min(batch.lengths)
     if horizon <= shortest:
         return []
-    name = batch.ids[batch.lengths.index(shortest)]
+    name = short_ids(batch.ids)[batch.lengths.index(shortest)]
     return [
         f"of {name} only {shortest} steps come before the {horizon} that are forecast"
     ]

@@ -373,7 +373,7 @@ def _sort_figures(section: Section, series: Sequence[str]) -> None:
     section["leading"] = list(leading.values())
     # titles of figures that say more than the heading stand in its place
     section["titled"] = bool(leading) and all(
-        figure["title"].startswith(section["heading"]) for figure in leading.values()
+        _repeats(section["heading"], figure["title"]) for figure in leading.values()
     )
     anchors = {figure["anchor"] for figure in leading.values()}
     folded: dict[str, list[Any]] = {}
@@ -388,6 +388,16 @@ def _sort_figures(section: Section, series: Sequence[str]) -> None:
         name for name in series if with_tabs and drawn and name not in drawn
     ]
     section["drawn"] = shown([name for name in series if name in drawn])
+
+
+def _repeats(heading: str, title: str) -> bool:
+    """Test if a title has at least half of the words of a heading."""
+    words, in_title = (
+        # the words of four letters or more, without the ending of a plural
+        {word.removesuffix("s") for word in re.findall(r"\w{4,}", text.lower())}
+        for text in (heading, title)
+    )
+    return title.startswith(heading) or 2 * len(words & in_title) >= len(words) > 0
 
 
 def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.ablation.notices import with_messages_once
+from tsfm_lens.core.axes import short_ids
 from tsfm_lens.core.choices import ADAPTIVE, check_explanation
 from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
@@ -306,7 +307,7 @@ def explain(
         for kind in results.keys() & set(_MASKING_KINDS):
             results[kind].attrs |= page_verdict
     if out is not None:
-        subject = run.batch.ids[0]
+        subject = short_ids(run.batch.ids)[0]
         # a change that was asked for is the answer; else what moved the forecast is
         answers_first = ["what_if", "forecast_change", "input_attribution"]
         if item is None and len(items) > 1:

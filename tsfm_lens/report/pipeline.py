@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.axes import short_ids
 from tsfm_lens.core.clocks import on_clock
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import corrected
@@ -31,7 +32,7 @@ from tsfm_lens.data import (
 from tsfm_lens.data.batch import Item, item_rows
 from tsfm_lens.data.sources import find_bundled, read_sources
 from tsfm_lens.report.build import build_report
-from tsfm_lens.viz.select import names, short_ids
+from tsfm_lens.viz.select import names
 from tsfm_lens.viz.words import capital
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.panels import SeriesWindow, Timeline
-from tsfm_lens.viz.select import array, names
-from tsfm_lens.viz.sheet import Panel, Sheet, sheet, text_width
+from tsfm_lens.viz.select import array, category_names, names
+from tsfm_lens.viz.sheet import Panel, Sheet, sheet, shortened, text_width
 from tsfm_lens.viz.theme import (
     GREEN,
     GREY,
@@ -39,6 +39,8 @@ _WIDTHS = (0.42, 0.58)  # of the context, and of the forecast steps
 CELL_TYPE = 10  # size of the type in cells
 _BAR = 17  # pixels of a contribution in the ranking
 _STEPPED = 0.5  # share of values that repeat the one before in a stepped series
+_NAMED = 2  # most categories that have room for their words beside a strip
+_WORD = 80  # pixels of a word beside a strip
 _LEAST = 3  # rows of the ranking, so that a single bar is not thick
 _ROOM = 0.28  # share of the ranking's axis for a number
 # Where the mean is below this share of the mean absolute effect, steps differ in sign.
@@ -243,7 +245,8 @@ def draw_contributions(
         # at the right end of the bar, which of a negative size is its start
         ranking.note(text, max(part.size, 0.0), row, xanchor="left", xshift=3)
     bounds = [low - 0.04 * span, high + _ROOM * span]
-    ranking.x(f"{title} ({unit})", range=bounds, nticks=5)
+    # without the unit, which stands at the steps: their first date reaches below
+    ranking.x(title, range=bounds, nticks=5)
     x = window.time.at(window.future)
     for part in parts:
         stack.bars(
@@ -310,7 +313,10 @@ def draw_covariate(
     series: int,
     row: int,
 ) -> None:
-    """Draw a covariate within a row of a strip, as high as its range."""
+    """Draw a covariate within a row of a strip, as high as its range.
+
+    Categories are steps, and two of them are named at the right.
+    """
     columns = [(past, window.past, array(ds, "context", "time", series=series))]
     if "known_future" in ds:
         known = array(ds, "known_future", "step", series=series)
@@ -321,6 +327,7 @@ def draw_covariate(
     low = np.nanmin(every)
     span = (np.nanmax(every) - low) or 1.0
     name = names(ds, "series")[series]
+    words = category_names(ds, series)
     hover = f"{plain(name)}<br>{window.time.hover}<br>%{{text}}"
     for panel, steps, values in columns:
         panel.line(
@@ -331,13 +338,43 @@ def draw_covariate(
             hover,
             colour=INK,
             width=1,
-            text=[number(value) for value in values],
-            line_shape=line_shape(every),
+            text=[plain(name_value(value, words)) for value in values],
+            line_shape=line_shape(every, words),
+        )
+    seen = np.unique(every[np.isfinite(every)])
+    if words:
+        text = f"{len(seen)} categories"
+        if len(seen) <= _NAMED:
+            seen_words = [words[int(code)] for code in seen[::-1]]
+            text = "<br>".join(
+                plain(shortened(word, _WORD, CELL_TYPE, lines=1)) for word in seen_words
+            )
+        future.note(
+            text,
+            1,
+            row,
+            xref="domain",
+            xanchor="left",
+            xshift=4,
+            size=CELL_TYPE,
+            align="left",
         )
 
 
-def line_shape(values: np.ndarray) -> str:
-    """Return plotly's shape of a line: in steps where most values repeat the last."""
+def name_value(value: float, words: Sequence[str]) -> str:
+    """Write a value, which is a word where it is the code of a category."""
+    if words and np.isfinite(value):
+        return words[int(value)]
+    return number(value)
+
+
+def line_shape(values: np.ndarray, words: Sequence[str] = ()) -> str:
+    """Return plotly's shape of a line: in steps where most values repeat the last.
+
+    Categories, of which ``words`` are the names, have nothing between them.
+    """
+    if words:
+        return "hvh"
     seen = values[np.isfinite(values)]
     if len(seen) > 1 and (np.diff(seen) == 0).mean() > _STEPPED:
         return "hvh"

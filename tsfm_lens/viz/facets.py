@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from string import ascii_lowercase
 from typing import Any
 
@@ -29,6 +30,7 @@ from tsfm_lens.viz.theme import LETTER, TEMPLATE, finalize, plain
 
 __all__ = ["compare", "compose"]
 _HEADING = 30  # pixels over a figure for its name or letter
+_LEAST_PANEL = 120  # pixels of the panels of a figure, however long its labels are
 Part = dict[str, Any]
 Box = dict[str, tuple[float, float]]  # where a figure starts and ends, by "x" and "y"
 
@@ -63,7 +65,7 @@ def compare(
             f"compare takes two figures and two names, not {len(figures)} and"
             f" {len(names)}"
         )
-    min_width = 2 * max(map(least_width, figures))
+    min_width = max(2 * max(map(least_width, figures)), _sheet_width([figures]))
     joint = _arrange([figures], min_width, [plain(name) for name in names])
     y_axes = list(joint.select_yaxes())
     colour_axes = [axis for axis in joint.select_coloraxes() if axis.cmin is not None]
@@ -161,7 +163,7 @@ def compose(
         raise InputError(
             f"one to {len(ascii_lowercase)} figures can be composed, not {len(drawn)}"
         )
-    min_width = max(sum(map(least_width, row)) for row in rows)
+    min_width = _sheet_width(rows)
     # in pixels on the screen; in_print() shrinks a sheet that is wider than the page
     sheet_width = max(room * PIXELS_PER_MM / SCALE, min_width)
     sheet = _arrange(rows, sheet_width, ascii_lowercase if letters else "")
@@ -198,8 +200,7 @@ def _arrange(
     metas = [figure.layout.meta for figure in figures]
     above = max(meta["above"] for meta in metas) + _HEADING * bool(headings)
     below = max(meta["below"] for meta in metas)
-    left = max(map(_left_width, figures))
-    right = max(figure.layout.margin.r for figure in figures)
+    left, right = _outer_margins(rows)
     heights = [max(each.layout.meta["plot_height"] for each in row) for row in rows]
     # pixels between the outer margins, to which domains from 0 to 1 refer
     inner_height = sum(heights) + (above + below) * (len(rows) - 1)
@@ -208,28 +209,23 @@ def _arrange(
     margin = {"l": left, "r": right, "t": above, "b": below}
     sheet.update_layout(margin=margin, height=inner_height + above + below)
     boxes: list[Box] = []
+    shifts: list[float] = []  # from the left end of each box to its letter, in pixels
     n_before = 0  # panels of the figures that are on the sheet already
     top = 1.0
     for row, height in zip(rows, heights, strict=True):
-        side_margins = [_left_width(each) + each.layout.margin.r for each in row]
-        # made for the domains of its x axes alone; the spacing is a share of the width
-        columns = make_subplots(
-            1,
-            len(row),
-            column_widths=list(map(least_width, row)),
-            horizontal_spacing=max(side_margins) / width,
-        )
-        for column, figure in enumerate(row, 1):
+        # letters of the first column stand 8 pixels from the edge of the sheet
+        shifts += [8 - left, *(-_left_width(figure) for figure in row[1:])]
+        columns = _columns(row, width - left - right)
+        for figure, column in zip(row, columns, strict=True):
             # rounding may leave it below 0, and plotly takes a domain from 0 to 1 alone
             foot = max(0, top - figure.layout.meta["plot_height"] / inner_height)
-            box = {"x": columns.get_subplot(1, column).xaxis.domain, "y": (foot, top)}
+            box = {"x": column, "y": (foot, top)}
             _add_figure(sheet, figure, n_before, box)
             n_before += _panel_count(figure)
             boxes.append(box)
         top -= (height + above + below) / inner_height
-    for box, heading in zip(boxes, headings, strict=False):
-        # in the first column, 8 pixels from the edge of the sheet
-        placement = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
+    for box, shift, heading in zip(boxes, shifts, headings, strict=False):
+        placement = {"x": box["x"][0], "xshift": shift, "xanchor": "left"}
         over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
         style = {"xref": "paper", "yref": "paper", "font_size": 14}
         sheet.add_annotation(text=f"<b>{heading}</b>", **placement, **over, **style)
@@ -241,6 +237,51 @@ def _arrange(
             trace.showlegend = entry not in entries
             entries.add(entry)
     return sheet
+
+
+def _outer_margins(rows: Sequence[Sequence[go.Figure]]) -> tuple[float, float]:
+    """Return the pixels left and right of all panels, in which their labels stand."""
+    left = max(_left_width(row[0]) for row in rows)
+    right = max(row[-1].layout.margin.r for row in rows)
+    return left, right
+
+
+def _columns(row: Sequence[go.Figure], width: float) -> list[tuple[float, float]]:
+    """Return where the panels of each figure of a row start and end.
+
+    They are shares of a width in pixels. Between two figures is room for the labels of
+    both, and the panels share what is left.
+    """
+    gaps = _gaps(row)
+    needs = list(map(_panel_width, row))
+    scale = (width - sum(gaps)) / sum(needs)
+    columns = []
+    start = 0.0
+    for need, gap in zip(needs, [*gaps, 0.0], strict=True):
+        end = start + scale * need
+        # rounding may leave it above 1
+        columns.append((start / width, min(end / width, 1.0)))
+        start = end + gap
+    return columns
+
+
+def _gaps(row: Sequence[go.Figure]) -> list[float]:
+    """Return the pixels between the panels of neighbouring figures."""
+    return [
+        first.layout.margin.r + _left_width(second) for first, second in pairwise(row)
+    ]
+
+
+def _panel_width(fig: go.Figure) -> float:
+    """Return the pixels that the panels of a figure need without their labels."""
+    inner: float = least_width(fig) - _left_width(fig) - fig.layout.margin.r
+    return max(inner, _LEAST_PANEL)
+
+
+def _sheet_width(rows: Sequence[Sequence[go.Figure]]) -> float:
+    """Return the pixels that a sheet needs for the panels of each row and labels."""
+    inner = [sum(_gaps(row)) + sum(map(_panel_width, row)) for row in rows]
+    return sum(_outer_margins(rows)) + max(inner)
 
 
 def _left_width(fig: go.Figure) -> float:

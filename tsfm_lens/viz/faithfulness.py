@@ -19,12 +19,13 @@ from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.core.verdict import Check, find_rules, list_checks, verdict
 from tsfm_lens.viz.panels import name_segments, name_target
 from tsfm_lens.viz.select import array, find_unit, name_model, names
-from tsfm_lens.viz.sheet import Panel, Sheet, sheet
+from tsfm_lens.viz.sheet import Panel, Sheet, sheet, text_width
 from tsfm_lens.viz.theme import (
     BLUE,
     CATEGORICAL,
     GREEN,
     GREY,
+    LABEL_TYPE,
     PALE,
     VERMILION,
     mixed,
@@ -38,6 +39,7 @@ _BAND = f"{CONFIDENCE_TEXT} of random orders"
 _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown first"))
 _ROW = 26  # pixels
 _END = 1.6  # of the axis of values; what lies beyond is an arrow
+_ROOM = 1.4  # of the axis for the result in words
 _TICKS = (0.0, 0.5, 1.0, 1.5)
 
 
@@ -107,12 +109,24 @@ def input_tests(ds: xr.Dataset) -> go.Figure:
         "Tests of the inputs' effects on the forecast of co2 by chronos-nano"
     """
     checks = list_checks(_named(ds))
-    canvas = sheet([_ROW * len(checks)], min_width=560, below=34)
+    texts = [
+        f"{check.value:.3f}, {check.asked} asked: {_result(check)}" for check in checks
+    ]
+    labels, results = (
+        max(text_width(text, LABEL_TYPE) for text in column)
+        for column in ([check.name for check in checks], texts)
+    )
+    # results have half of the axis
+    min_width = round(labels + 2 * results)
+    canvas = sheet([_ROW * len(checks)], min_width=min_width, below=34)
     panel = canvas.panel()
-    for row, check in enumerate(checks):
-        text = f"{check.value:.3f}, {check.asked} asked: {_result(check)}"
+    for row, (check, text) in enumerate(zip(checks, texts, strict=True)):
         _draw_check(panel, row, check, text, "%{customdata:.3f}")
-    panel.x(range=[-0.08, 2.9], tickvals=_TICKS, ticktext=[f"{v:g}" for v in _TICKS])
+    panel.x(
+        range=[-0.08, 2 * _END + 0.2],
+        tickvals=_TICKS,
+        ticktext=[f"{v:g}" for v in _TICKS],
+    )
     return _finish(canvas, ds, [check.name for check in checks], "the inputs' effects")
 
 
@@ -249,8 +263,13 @@ def route_tests(ds: xr.Dataset) -> go.Figure:
             check = checks[column]
             text = f"{round(100 * check.value)} %: {_result(check)}"
             _draw_check(panel, row, check, text, "%{customdata:.1%}")
-        ticks = [f"{100 * v:.0f} %" for v in _TICKS]
-        panel.x(range=[-0.08, 2.5], tickvals=_TICKS, ticktext=ticks)
+        panel.x(
+            range=[-0.08, _END + _ROOM],
+            # the ends of what passes; between them there is no room for more
+            tickvals=[0.0, 0.5, 1.5],
+            ticktext=["0", "50", "150 %"],
+            tickangle=0,
+        )
     return _finish(canvas, ds, list(rows), "routes", "grey tick: random components")
 
 

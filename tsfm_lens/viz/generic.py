@@ -17,7 +17,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.axes import layer_name
+from tsfm_lens.core.axes import layer_name, short_ids
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.core.registry import (
     FigurePanel,
@@ -320,11 +320,9 @@ def _select(
         unit = str(ds[f"{name}_size"].attrs.get("units", unit))
     heading = title or _write_title(ds, label)
     if about and not title:
-        # what is drawn comes first, then the measurement
         heading = ": ".join(filter(None, (about.removesuffix("."), _model(ds))))
         if "metric" in ds.attrs:
             heading += f", in {ds.attrs['metric']}"
-        remarks = [_find_title(ds), *remarks]
     return _Drawn(
         ds,
         tuple(dims),
@@ -455,7 +453,7 @@ def _find_label(ds: xr.Dataset, dim: str, index: int) -> str:
     if dim in _DEPTH:
         return layer_name(label)
     if dim == "series":
-        return label
+        return short_ids(names(ds, dim))[index]
     return f"{dim.replace('_', ' ')} {label}"
 
 
@@ -666,6 +664,12 @@ def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
             noise=noise,
         )
     panel.x(_axis_title(ds, along), **_category(along, len(x)))
+    # 0 stands for values of which none is known
+    known = np.append(lines[np.isfinite(lines)], 0.0)
+    is_count = (known == known.round()).all() and known.max() <= _MAX_LINES
+    if is_count and known.min() >= 0 and not settings:
+        # a count has no halves
+        settings = {"dtick": 1}
     panel.y(drawn.value_title, **settings)
     return canvas.finalize(drawn.title, *drawn.remarks, _name_whiskers(drawn))
 

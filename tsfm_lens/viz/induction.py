@@ -149,6 +149,8 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
 
 
 # word of the group, whether its heads are sharp, colour and symbol of its dots
+# Width and height of a label, as shares of the axes of the narrowest figure.
+_LABEL = (0.1, 0.05)
 _GROUPS = (
     ("other heads", False, GREY, "circle"),
     ("sharp heads", True, BLUE, "diamond"),
@@ -207,6 +209,9 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         _reach(values, threshold)
         for values, threshold in ((prefix, prefix_from), (copy, copy_from))
     )
+    sides = _label_sides(
+        prefix / np.ptp(x_range), copy / np.ptp(y_range), shown_names != ""
+    )
     canvas = blank(340, 420)
     panel = canvas.panel()
     panel.shape(
@@ -230,7 +235,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
                 mode="markers+text",
                 text=shown_names[mask],
                 customdata=np.array(labels)[mask],
-                textposition="top center",
+                textposition=sides[mask].tolist(),
                 textfont_size=11,
             )
     corner = f"past both: {int(induction.sum())} of {induction.size}"
@@ -253,3 +258,23 @@ def _reach(values: np.ndarray, threshold: float) -> tuple[float, float]:
     known = np.append(values[np.isfinite(values)], [0.0, 1.25 * threshold])
     pad = 0.08 * float(np.ptp(known))
     return float(known.min()) - pad, float(known.max()) + pad
+
+
+def _label_sides(x: np.ndarray, y: np.ndarray, named: np.ndarray) -> np.ndarray:
+    """Return where the labels of points stand, whose places are shares of the axes.
+
+    They stand over the points, or under those whose label would cover another.
+    """
+    sides = np.full(x.shape, "top center", dtype=object)
+    above: list[int] = []
+    for at in np.flatnonzero(named):
+        near = [
+            other
+            for other in above
+            if abs(x[at] - x[other]) < _LABEL[0] and abs(y[at] - y[other]) < _LABEL[1]
+        ]
+        if near:
+            sides[at] = "bottom center"
+        else:
+            above.append(int(at))
+    return sides

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.axes import short_ids
 from tsfm_lens.core.clocks import on_clock
 from tsfm_lens.viz.select import (
     array,
@@ -22,7 +23,6 @@ from tsfm_lens.viz.select import (
     name_statistic,
     names,
     series_position,
-    short_ids,
     value_title,
 )
 from tsfm_lens.viz.sheet import Panel, Sheet

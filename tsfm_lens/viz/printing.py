@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz.data import keep_table, tabulator
+from tsfm_lens.viz.sheet import DOT, DOT_TYPE, text_width
 from tsfm_lens.viz.theme import (
     CATEGORICAL,
     GREEN,
@@ -39,6 +41,7 @@ LEAST_TYPE = 5  # points
 LEAST_SCALE = LEAST_TYPE * PIXELS_PER_POINT / SMALLEST
 TALLEST = 230.0  # mm, the height that a page leaves above the caption
 _SIDES = 90  # pixels left and right of the panels
+_CELL_EDGE = 4  # pixels of a cell that its number leaves free
 _MIN_WIDTH = 360  # pixels that a figure without "min_width" in its metadata needs
 # In the order of CATEGORICAL. None is a solid line, or the default symbol.
 _DASHES = (
@@ -132,7 +135,9 @@ def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
     width = printed_width / scale
     margin = printed.layout.margin
     margin.b += legend_growth
-    fit_axes(printed, width - _SIDES, height - margin.t - margin.b)
+    plot_width = width - max(_SIDES, margin.l + margin.r)
+    plot_height = height - margin.t - margin.b
+    fit_axes(printed, plot_width, plot_height)
     meta |= {
         "width_mm": round(width_mm, 1),
         "height_mm": round(scale * height / PIXELS_PER_MM, 1),
@@ -140,11 +145,44 @@ def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
         "print_scale": scale,
     }
     printed.update_layout(width=round(width), height=round(height), autosize=False)
+    if _fit_numbers(printed, plot_width, plot_height):
+        meta["subtitle"] = meta["subtitle"].replace("in parentheses", "dotted")
     printed.layout.meta = meta
     keep_table(printed, tabulator(fig))
     for trace in printed.data:
         _mark(trace)
     return printed
+
+
+def _fit_numbers(printed: go.Figure, width: float, height: float) -> bool:
+    """Write the numbers of maps in type that can be read, and leave out the others.
+
+    ``width`` and ``height`` are those of all panels together, in pixels. Of a map
+    without room for its numbers, those in parentheses become dots.
+
+    Returns:
+        Whether any number has become a dot.
+    """
+    dotted = False
+    for trace in printed.select_traces({"type": "heatmap"}):
+        # dots have a size, numbers that of plotly's choice, which may be 2 pixels
+        if trace.texttemplate is None or trace.textfont.size is not None:
+            continue
+        texts = np.array(trace.text, dtype=str)
+        rows, columns = texts.shape
+        x = printed.layout[(trace.xaxis or "x").replace("x", "xaxis")].domain or (0, 1)
+        y = printed.layout[(trace.yaxis or "y").replace("y", "yaxis")].domain or (0, 1)
+        cell_width = (x[1] - x[0]) * width / columns - _CELL_EDGE
+        cell_height = (y[1] - y[0]) * height / rows - _CELL_EDGE
+        longest = max(text_width(text, SMALLEST) for text in texts.flat)
+        if longest <= cell_width and cell_height >= SMALLEST:
+            trace.textfont.size = SMALLEST
+            continue
+        faint = np.char.startswith(texts, "(")
+        trace.text = np.where(faint, DOT, "").tolist()
+        trace.textfont.size = DOT_TYPE
+        dotted |= bool(faint.any())
+    return dotted
 
 
 def _mark(trace: Any) -> None:

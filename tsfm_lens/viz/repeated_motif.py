@@ -48,26 +48,27 @@ generic_figure(
 )
 # Pixels of a row of the figure, and between two rows.
 _ROW = 130
-_GAP = 26
+_GAP = 34
+_MAX_DOTS = 40  # most checkpoints whose lines have dots
 _OF_HEADS = (
     (
         "prefix_matching",
-        "prefix matching\n(share of attention)",
+        "prefix matching\n(attention share)",
         "of its attention on what followed the last match",
     ),
     (
         "advantage",
-        "attention to the\nnext patch (beyond control)",
+        "next patch,\nbeyond control",
         "of its attention beyond the control",
     ),
     (
         "copy_score",
-        "copy score\n(standard deviations)",
+        "copy score\n(sd above mean)",
         "standard deviations: logit of the right token",
     ),
     (
         "entropy_share",
-        "entropy of attention\n(1 = uniform)",
+        "entropy\n(1 = uniform)",
         "of the entropy of uniform attention",
     ),
 )
@@ -141,7 +142,9 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     panels = iter(canvas)
     steps = np.asarray(ds["training_step"].values, dtype=float)
     # a logarithmic axis has no 0, so step 0 stands left of the first one
-    start = float(steps[steps > 0].min(initial=2.0)) / 2
+    start = 1.0
+    if (steps > 0).any():
+        start = float(steps[steps > 0].min()) / 2
     x = np.maximum(steps, start)
     if "loss" in ds:
         panel = next(panels)
@@ -162,7 +165,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
             array(ds, "copying", "training_step"),
             "",
             "step %{x:.0f}<br>copied %{y:.2f}",
-            dots=5,
+            dots=5 if len(x) <= _MAX_DOTS else 0,
         )
         panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
     for (name, title, meaning), panel in zip(heads, panels, strict=True):
@@ -194,28 +197,43 @@ def training_history(ds: xr.Dataset) -> go.Figure:
 def _draw_head_lines(
     panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, meaning: str
 ) -> None:
-    """Draw a line per head in its layer's colour, and its range over motifs."""
-    for layer, label in enumerate(names(ds, "layer")):
-        colour = CATEGORICAL[layer % len(CATEGORICAL)]
-        layer_label = layer_name(label)
-        for head, head_label in enumerate(names(ds, "head")):
-            at = {"layer": layer, "head": head}
-            if f"{name}_low" in ds:
-                low, high = (
-                    array(ds, f"{name}_{end}", "training_step", **at)
-                    for end in ("low", "high")
-                )
-                panel.band(x, low, high, mixed(colour, 0.2), layer_label)
-            hover = (
-                f"step %{{x:.0f}}<br>{layer_label}, head {head_label}: %{{y:.2f}}"
-                f" {meaning}"
-            )
-            panel.line(
-                x,
-                array(ds, name, "training_step", **at),
-                layer_label,
-                hover,
-                colour=colour,
-                width=1.2,
-                dots=3,
-            )
+    """Draw a line per head in its layer's colour, and its range over motifs.
+
+    The head that stands out at the end, by the highest value or the lowest entropy, is
+    named, and its line is wide.
+    """
+    values = array(ds, name, "layer", "head", "training_step")
+    word, sign = ("lowest", -1) if name == "entropy_share" else ("highest", 1)
+    final = np.nan_to_num(sign * values[..., -1], nan=-np.inf)
+    leader = np.unravel_index(final.argmax(), final.shape)
+    # the leader last, over all others
+    heads = sorted(np.ndindex(final.shape), key=lambda at: at == leader)
+    colours = [CATEGORICAL[at % len(CATEGORICAL)] for at in range(len(values))]
+    layers = [layer_name(label) for label in names(ds, "layer")]
+    for layer, head in heads if f"{name}_low" in ds else ():
+        low, high = (
+            array(ds, f"{name}_{end}", "training_step", layer=layer, head=head)
+            for end in ("low", "high")
+        )
+        panel.band(x, low, high, mixed(colours[layer], 0.2), layers[layer])
+    for layer, head in heads:
+        label = f"{layers[layer]}, head {names(ds, 'head')[head]}"
+        panel.line(
+            x,
+            values[layer, head],
+            layers[layer],
+            f"step %{{x:.0f}}<br>{label}: %{{y:.2f}} {meaning}",
+            colour=colours[layer],
+            width=2.4 if (layer, head) == leader else 1,
+            dots=3 if len(x) <= _MAX_DOTS else 0,
+        )
+    panel.note(
+        f"{word} at the end: {label}",
+        0,
+        1,
+        xref="domain",
+        yref="domain",
+        xanchor="left",
+        yanchor="bottom",
+        colour=colours[leader[0]],
+    )

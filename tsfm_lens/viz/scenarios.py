@@ -19,6 +19,7 @@ from tsfm_lens.viz.contributions import (
     horizon_sheet,
     line_shape,
     name_lines,
+    name_value,
 )
 from tsfm_lens.viz.panels import (
     SeriesWindow,
@@ -34,6 +35,7 @@ from tsfm_lens.viz.panels import (
 )
 from tsfm_lens.viz.select import (
     array,
+    category_names,
     find_unit,
     median_position,
     name_model,
@@ -305,6 +307,7 @@ def _draw_edit(
     The change is drawn only where it is one, and without a slope that leads to it.
     """
     unit = find_unit(ds, row)
+    words = category_names(ds, row)
     length = len(view.past)
     # a result in which no series has a known future lacks the variable
     columns = [(past, view.past, "context", "changed_context")]
@@ -319,12 +322,15 @@ def _draw_edit(
         )
         every += [old, new]
         differs = ~((old == new) | (np.isnan(old) & np.isnan(new)))
-        shape = line_shape(old)
+        shape = line_shape(old, words)
         for values, name, colour in (
             (old, "as it was", GREY),
             (np.where(differs, new, np.nan), "changed", BLUE),
         ):
-            hover = value_hover(f"{name}: {names(ds, 'series')[row]}", view.time, unit)
+            subject = f"{name}: {names(ds, 'series')[row]}"
+            hover = value_hover(subject, view.time, unit)
+            if words:
+                hover = f"{plain(subject)}<br>{view.time.hover}<br>%{{text}}"
             panel.line(
                 view.time.at(steps),
                 values,
@@ -333,6 +339,7 @@ def _draw_edit(
                 colour=colour,
                 width=1.6 if colour == BLUE else 1.3,
                 line_shape=shape,
+                text=[plain(name_value(value, words)) for value in values],
                 # a single step has no line
                 mode="lines+markers" if differs.sum() == 1 else "lines",
             )
@@ -344,7 +351,10 @@ def _draw_edit(
     past.y(range=bounds)
     future.y(unit, range=bounds, nticks=3)
     seen = np.unique(drawn[np.isfinite(drawn)])
-    if len(seen) == 2:
+    if words:
+        labels = [plain(words[int(code)]) for code in seen]
+        future.y("", tickvals=seen.tolist(), ticktext=labels)
+    elif len(seen) == 2:
         future.y(tickvals=seen.tolist())
 
 

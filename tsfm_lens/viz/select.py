@@ -6,6 +6,7 @@ index of a label. An unknown label raises, with the nearest existing ones.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from operator import index as as_index
 from typing import Any
@@ -13,11 +14,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.axes import short_ids
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import check
-
-# what the ids of an item begin with that nobody has named
-_UNNAMED = "series-0/"
 
 
 def names(ds: xr.Dataset, dim: str) -> list[str]:
@@ -117,6 +116,18 @@ def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
     return unit
 
 
+def category_names(ds: xr.Dataset, series: int) -> list[str]:
+    """Return the words of a covariate's categories, whose values are their positions.
+
+    There are none for a series of numbers.
+    """
+    if "role" not in ds.coords:
+        return []
+    levels = json.loads(ds["role"].attrs.get("categories", "{}"))
+    result: list[str] = levels.get(names(ds, "series")[series], [])
+    return result
+
+
 def value_title(ds: xr.Dataset, series: int | None = None, word: str = "value") -> str:
     """Return the title of an axis in data units."""
     return f"{word} ({find_unit(ds, series) or 'data units'})"
@@ -148,13 +159,6 @@ def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
             f" {(*at, *dims)} in any order."
         )
     return np.asarray(selected.transpose(*dims).values, dtype=float)
-
-
-def short_ids(ids: Sequence[str]) -> list[str]:
-    """Write series ids without the item, where this is a single one without a name."""
-    if all(name.startswith(_UNNAMED) for name in ids):
-        return [name.removeprefix(_UNNAMED) for name in ids]
-    return list(ids)
 
 
 def shown(ids: Sequence[str], limit: int = 3) -> str:

@@ -40,6 +40,9 @@ Style = dict[str, Any]
 """Settings of a plotly trace, shape or axis, by their plotly names."""
 
 PRINTED = 500  # most cells of a map that have room for their numbers
+# In a cell that is not significant, where its number has no room; size in pixels.
+DOT = "·"
+DOT_TYPE = 14
 _X_TITLE = 20  # pixels of the title of a horizontal axis
 _MAX_DOTS = 60  # most rows or columns of a map that have room for dots
 # Without this plotly draws no lines and bands on a panel that has no trace yet.
@@ -482,9 +485,9 @@ class Panel:
                 # it. So the dots are the text of a transparent map above it.
                 opacity = 0.0
                 style = {
-                    "text": np.where(faint, "·", "").tolist(),
+                    "text": np.where(faint, DOT, "").tolist(),
                     "texttemplate": "%{text}",
-                    "textfont": {"size": 14, "color": GREY},
+                    "textfont": {"size": DOT_TYPE, "color": GREY},
                 }
             else:
                 opacity = 0.6

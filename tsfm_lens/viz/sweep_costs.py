@@ -28,6 +28,7 @@ __all__ = ["cost_forest"]
 _ROW = 16  # pixels of an entry
 _ARROW = 8  # pixels
 _GAP = 34  # pixels between two models
+_MAX_NAMES = 3  # entries that a sentence names
 _LEAST = 6  # entries that a model has room for, however many models there are
 _LOST = {"heads": "all its heads", "both": "heads and MLP", "mlp": "its MLP"}
 _COLUMNS = (
@@ -62,37 +63,65 @@ def read_costs(table: pd.DataFrame) -> list[str]:
     out = []
     for model, rows in _entries(table).groupby("model", sort=False):
         clauses = []
+        leading = []
         layers = rows[rows["family"] == "layers"]
         for part, lost in _LOST.items():
             of_part = layers[layers["part"] == part]
             if len(of_part):
                 clauses.append(_tolerating(of_part, lost, tolerance))
-                out += _leading(of_part, f"{model}, without {lost}")
+                leading += _leading(of_part, f"{model}, without {lost}")
         heads = rows[rows["family"] == "heads"]
         if len(heads):
-            cheap = heads[heads["median"] < tolerance]
-            sure = int((cheap["median_upper"] < tolerance).sum())
+            count = int((heads["median"] < tolerance).sum())
             # after what is said of their layers
             clauses.insert(
                 1,
-                f"{len(cheap) or 'none'} of {sweep.counted(len(heads), 'head')}"
-                f" {verb(len(cheap), 'cost')} less than {limit}, each by itself",
+                f"{count or 'none'} of {sweep.counted(len(heads), 'head')}"
+                f" {verb(count, 'cost')} less than {limit}, each by itself",
             )
-            out.append(
-                f"{model}: the whole interval is below {limit} for {sure or 'none'} of"
-                f" {sweep.counted(len(heads), 'head')}."
-            )
-            out += _leading(heads, f"{model}, without one head")
+            leading += _leading(heads, f"{model}, without one head")
         over = f"{rows['units'].max()} {rows['unit'].iloc[0]}"
-        # medians are of these units, and a hollow dot says nothing of others
-        count = int(rows["significant"].sum())
-        sizes = "; ".join(clauses[:2])
         finding.append(
-            f"{model}, median of {over}: {sizes}; significant:"
-            f" {count or 'none'} of {sweep.counted(len(rows), 'cost')}."
+            f"{model} on {over}: {_significant(rows)}; {_removable(rows, tolerance)}."
         )
-        out += [f"{model}: {clause}." for clause in clauses[2:]]
+        # medians are of these units, and say nothing of others
+        out.append(f"{model}, by medians, which are not tested: {'; '.join(clauses)}.")
+        out += leading
     return [" ".join(finding), *out]
+
+
+def _significant(rows: pd.DataFrame) -> str:
+    """Say which costs are significant, the largest first."""
+    count = sweep.counted(len(rows), "cost")
+    by_size = rows.sort_values("median", key=np.abs, ascending=False, kind="stable")
+    tested = sweep.told(by_size[by_size["significant"].astype(bool)])
+    if not tested:
+        most = sweep.told(rows.nlargest(1, "median"))[0]
+        cost = sweep.change_text(most["median"])
+        return (
+            f"none of {count} is significant (largest median: {most['name']}, {cost})"
+        )
+    named = [
+        f"{row['name']} ({sweep.change_text(row['median'])})"
+        for row in tested[:_MAX_NAMES]
+    ]
+    if len(tested) > _MAX_NAMES:
+        named.append(f"{len(tested) - _MAX_NAMES} more")
+    are = "is" if len(tested) == 1 else "are"
+    return f"{len(tested)} of {count} {are} significant: {listed(named)}"
+
+
+def _removable(rows: pd.DataFrame, tolerance: float) -> str:
+    """Say what costs less than the tolerance by the whole interval of its median."""
+    limit = percent(tolerance)
+    if not np.isfinite(rows["median_upper"]).any():
+        return f"too few to say what costs less than {limit}"
+    free = rows[rows["median_upper"] < tolerance]["name"].tolist()
+    if not free:
+        return f"no interval is wholly below {limit}"
+    if len(free) > _MAX_NAMES:
+        free = [*free[:_MAX_NAMES], f"{len(free) - _MAX_NAMES} more"]
+    return f"below {limit} by the whole interval: {listed(free)}"
 
 
 def _tolerating(rows: pd.DataFrame, lost: str, tolerance: float) -> str:

@@ -32,7 +32,7 @@ _LABELS = {
     "kept": "heads kept",
     "relative_mase": "MASE / that of seasonal naive",
     "size": "layers in the range",
-    "spearman_distance": "Spearman distance",
+    "spearman_distance": "Spearman distance (0: same order of steps)",
 }
 _MAX_FIRST = 3  # entries that are named by how often they are first
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
@@ -138,6 +138,8 @@ def describe_sizes(rows: pd.DataFrame) -> str:
         change_text(item) for item in rows["change"].quantile([0, 0.5, 1])
     )
     sizes = f"MASE changes by {low} to {high} (median {middle})"
+    if len(rows) == 1:
+        sizes = f"MASE changes by {middle}"
     count = int(rows["significant"].sum())
     # a page says once that units are too few
     if not count and describe_power([rows]):

@@ -58,6 +58,23 @@ def read_distances(table: pd.DataFrame, part: str) -> list[str]:
     ]
 
 
+def _read_spans(table: pd.DataFrame, part: str) -> list[str]:
+    """State how far single layers move the shape of the forecast, then their errors."""
+    single = _sized(table)
+    single = single[(single["size"] == 1) & single["spearman_distance"].notna()]
+    texts = []
+    for model, rows in single.groupby("model", sort=False):
+        low, high = (
+            f"{row['spearman_distance']:.2f} (layer {row['first']})"
+            for row in sweep.told(rows.sort_values("spearman_distance").iloc[[0, -1]])
+        )
+        texts.append(
+            f"{model}: without the {sweep.PARTS[part]} of one layer, the Spearman"
+            f" distance from the whole model's forecast is {low} to {high}."
+        )
+    return [*texts, *read_distances(table, part)]
+
+
 def read_ranges(table: pd.DataFrame) -> list[str]:
     """State by how much the error rises without ranges of layers, by part."""
     rows = _sized(table)
@@ -95,7 +112,7 @@ def _ranges(table: pd.DataFrame) -> xr.Dataset:
 draw_distances = generic_figure(
     "sweep_effects",
     "spearman_distance",
-    "Distance of the forecast without layers and groups of layers.",
+    "How far the shape of the forecast moves without layers and groups of layers.",
     prepare=_distances,
     options={"model": 0, "part": "both"},
     variables=(*_ENTRY, *_CHANGE, *_DISTANCE),
@@ -113,9 +130,11 @@ draw_ranges = generic_figure(
 @panels("sweep_effects")
 def _effects(table: pd.DataFrame) -> Iterator[FigurePanel]:
     spans = table["family"].isin(("layers", "groups"))
-    for part in sweep.PARTS:
-        text = partial(read_distances, part=part)
+    for part, words in sweep.PARTS.items():
+        about = f"How far the shape of the forecast moves without {words} of layers."
+        draw = partial(draw_distances, about=about)
+        text = partial(_read_spans, part=part)
         rows = table[spans & (table["part"] == part)]
-        yield from sweep.panels_by_model(draw_distances, text, rows, part)
+        yield from sweep.panels_by_model(draw, text, rows, part)
     ranges = table[table["family"] == "ranges"]
     yield from sweep.panels_by_model(draw_ranges, read_ranges, ranges)

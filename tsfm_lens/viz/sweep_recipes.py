@@ -80,7 +80,7 @@ def read_selection(table: pd.DataFrame) -> list[str]:
             f"{row['model']}, {row['recipe']}: the informed choice changes MASE by"
             f" {sweep.change_text(row['diff'])} {span} against the geometric mean of"
             f" {seeds} random ones ({sweep.verdict(row['diff_significant'])});"
-            f" {row['n_worse']} of these {seeds} cost more."
+            f" {row['n_worse'] or 'none'} of these {seeds} cost more."
         )
     return out
 

@@ -78,7 +78,7 @@ def test_dropped_file_is_forecast_at_once(page: Page, loads: Path) -> None:
     assert page.batch.roles == ("target", "past")
     page.go.click()
     assert status_text(page).startswith(
-        "chronos2-nano on series-0/load, 8 steps. Column 'hour' is"
+        "chronos2-nano on load, 8 steps. Column 'hour' is"
     )
     assert page.run is not None
     assert page.run.batch.ids[0].endswith("load")

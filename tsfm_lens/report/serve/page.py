@@ -19,6 +19,7 @@ import traitlets
 import xarray as xr
 from transformers.utils import logging
 
+from tsfm_lens.core.axes import short_ids
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.core.registry import find
 from tsfm_lens.data import SeriesBatch, bundled_names
@@ -294,9 +295,9 @@ class Page(widgets.VBox):
                 zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True)
             )
             # items are listed by the name of their first series, as the file has it
-            items = [
-                (first[group], group) for group in dict.fromkeys(self.batch.groups)
-            ]
+            groups = list(dict.fromkeys(self.batch.groups))
+            labels = short_ids([first[group] for group in groups])
+            items = list(zip(labels, groups, strict=True))
             self.series.options = items
             self.series.value = items[0][1]
             notes = list(self.batch.notes)
@@ -374,9 +375,10 @@ class Page(widgets.VBox):
 
     def _heads(self, run: Run) -> Iterator[widgets.Widget]:
         if len(run.batch) > 1:
+            name = escape(short_ids(run.batch.ids)[0])
             yield widgets.HTML(
-                "<p>Heads are analysed one series at a time: this is"
-                f" {escape(run.batch.ids[0])} alone, without the other series.</p>"
+                f"<p>Heads are analysed one series at a time: this is {name} alone,"
+                " without the other series.</p>"
             )
             # the target is the first series of an item
             truth = None if run.truth is None else run.truth[:1]
