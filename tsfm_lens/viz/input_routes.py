@@ -133,7 +133,12 @@ def route_map(ds: xr.Dataset, *, top: int = 8) -> go.Figure:
     start.
 
     Args:
+        ds: result of kind "input_routes".
         top: number of routes.
+
+    Returns:
+        One panel with a ribbon for each route, from its segment of the input at the
+        left, past its head or MLP at its layer, to the forecast at the right.
 
     Example:
         >>> routes = explain.input_routes(driven, parts=2)
