@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, bdtrik, ndtr, ndtri, stdtr, stdtrit
+from scipy.special import bdtrc, bdtrik, expit, logit, ndtr, ndtri, stdtr, stdtrit
 
 __all__ = [
     "CONFIDENCE",
@@ -309,6 +309,45 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 # resampling
+
+
+def interval_within(
+    estimate: float, distance: float, bounds: tuple[float, float]
+) -> tuple[float, float]:
+    """Return the interval of a quantity that cannot leave a range.
+
+    The half width is carried to a scale without bounds, and back: to the logarithm of
+    the distance from a bound, or to the logit between two.
+
+    Args:
+        estimate: of the quantity.
+        distance: half the width of its interval where it has no bounds.
+        bounds: of the quantity; infinite where it has none. The first is finite if
+            the second is.
+
+    Returns:
+        Lower and upper end.
+
+    Source:
+        Delta method; Agresti 2013, sections 3.1.5 and 16.1.
+    """
+    lowest, highest = bounds
+    low, high = estimate - distance, estimate + distance
+    # at a bound, or with an unknown width, there is no slope to carry it by
+    if math.isinf(lowest) or not lowest < estimate < highest or math.isnan(distance):
+        return max(low, lowest), min(high, highest)
+    above = estimate - lowest
+    if math.isinf(highest):
+        # infinite where the width is hundreds of times the quantity
+        with np.errstate(over="ignore"):
+            factor = float(np.exp(distance / above))
+        return lowest + above / factor, lowest + above * factor
+    width = highest - lowest
+    share = above / width
+    reach = distance / (width * share * (1 - share))
+    ends = expit(logit(share) + np.array([-reach, reach]))
+    low, high = lowest + width * ends
+    return float(low), float(high)
 
 
 def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.ndarray:

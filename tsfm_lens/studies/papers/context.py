@@ -19,6 +19,7 @@ import xarray as xr
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.studies.papers.verdicts import (
+    UNBOUNDED,
     ClaimPart,
     Interval,
     Verdict,
@@ -117,9 +118,11 @@ class Context:
         """Test the parts of a claim over the windows."""
         return combine_tests(parts, self.select_series(parts[0].margins.shape[-1]))
 
-    def mean(self, values: np.ndarray) -> Interval:
+    def mean(
+        self, values: np.ndarray, bounds: tuple[float, float] = UNBOUNDED
+    ) -> Interval:
         """Average (window,) or (seed, window) values, with the interval."""
-        return interval(values, self.select_series(values.shape[-1]))
+        return interval(values, self.select_series(values.shape[-1]), bounds)
 
     def median(self, values: np.ndarray) -> Interval:
         """Compute the median of (window,) or (seed, window) values and its interval."""
@@ -199,14 +202,16 @@ class MeasuredValues:
         quantity: str,
         values: np.ndarray,
         clusters: Sequence[Hashable] | None = None,
+        bounds: tuple[float, float] = UNBOUNDED,
     ) -> None:
         """Add the mean of (window,) or (seed, window) values, with its interval.
 
-        If ``clusters`` is None, every window counts as a series by itself.
+        If ``clusters`` is None, every window counts as a series by itself. The
+        interval stays within ``bounds``, those of the quantity.
         """
-        mean = interval(
-            values, range(values.shape[-1]) if clusters is None else clusters
-        )
+        if clusters is None:
+            clusters = range(values.shape[-1])
+        mean = interval(values, clusters, bounds)
         self.add(quantity, mean.estimate, mean.low, mean.high)
 
     def by_key(self, words: dict[str, str]) -> MeasuredValues:

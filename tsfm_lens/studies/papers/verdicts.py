@@ -27,6 +27,7 @@ from tsfm_lens.core.stats import (
     expanded_p,
     half_width,
     holm,
+    interval_within,
     median_interval,
     sign_test,
 )
@@ -39,6 +40,10 @@ NOT_RUN = "not run"
 AS_NUMBER = {HOLDS: 1.0, FAILS: 0.0}
 NO_LEVEL = math.nan
 WINDOW = "series or window"
+UNBOUNDED = (-math.inf, math.inf)
+POSITIVE = (0.0, math.inf)
+SPEARMAN_BOUNDS = (0.0, 2.0)
+"""Of a distance that is 1 less a rank correlation."""
 RECORDED = ("run", "seed")
 """Units of records, of which there are no more until more is trained."""
 
@@ -214,10 +219,13 @@ def judged_together(parts: Sequence[Resampled]) -> Verdict:
     )
 
 
-def percentiles(part: Resampled) -> tuple[Interval, float]:
+def percentiles(
+    part: Resampled, bounds: tuple[float, float] = UNBOUNDED
+) -> tuple[Interval, float]:
     """Compute the interval of a quantity over draws, and the p-value of 0.
 
-    :func:`judged_together` uses both.
+    :func:`judged_together` uses both. Few draws are continued by a normal curve, which
+    ends at the bounds of the quantity.
     """
     units = part.units
     finite = part.draws[np.isfinite(part.draws)]
@@ -225,7 +233,7 @@ def percentiles(part: Resampled) -> tuple[Interval, float]:
     # percentiles of the draws that are left would be biased if many were undefined
     if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
         return Interval(part.margin, np.nan, np.nan, units * known), 1.0
-    low, high = expanded_interval(finite, CONFIDENCE, units)
+    low, high = np.clip(expanded_interval(finite, CONFIDENCE, units), *bounds)
     return Interval(part.margin, float(low), float(high), units), float(
         expanded_p(finite[:, None], units)[0]
     )
@@ -342,10 +350,15 @@ def fewest(parts: int = 1) -> int:
     return math.ceil(math.log2(2 * max(parts, 1) / LEVEL))
 
 
-def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
+def interval(
+    values: np.ndarray,
+    clusters: Sequence[Hashable],
+    bounds: tuple[float, float] = UNBOUNDED,
+) -> Interval:
     """Average over windows and seeds, with the t interval over clusters.
 
-    The interval is widened by the deviation of the seeds from each other.
+    The interval is widened by the deviation of the seeds from each other, and stays
+    within the bounds of the quantity.
     """
     table = _by_cluster(values, clusters, "mean")
     count = table.shape[1]
@@ -357,7 +370,7 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
         distance = math.hypot(half_width(table.mean(0)), half_width(table.mean(1)))
     else:
         distance = np.nan
-    return Interval(mean, mean - distance, mean + distance, count)
+    return Interval(mean, *interval_within(mean, distance, bounds), count)
 
 
 def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
@@ -368,11 +381,11 @@ def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
     table = _by_cluster(values, clusters, "median")
     middle, low, high = median_interval(table.mean(0))
     seeds = half_width(np.median(table, axis=1)) if table.size else 0.0
-    bounds = (
+    ends = (
         middle - math.hypot(middle - low, seeds),
         middle + math.hypot(high - middle, seeds),
     )
-    return Interval(middle, *bounds, table.shape[1])
+    return Interval(middle, *ends, table.shape[1])
 
 
 def _by_cluster(

@@ -26,7 +26,12 @@ from tsfm_lens.probes import (
 )
 from tsfm_lens.probes.recipes import ORIGINAL
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
-from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
+from tsfm_lens.studies.papers.verdicts import (
+    SPEARMAN_BOUNDS,
+    ClaimPart,
+    Verdict,
+    exactly,
+)
 from tsfm_lens.sweep.planner.recipes import read_recipe
 
 # the paper measures Spearman distances over so many first steps of a forecast
@@ -136,6 +141,7 @@ def without_sharp_heads(context: Context) -> MeasuredValues:
             f"mean Spearman distance without the {name}",
             values,
             context.select_series(values.shape[-1]),
+            bounds=SPEARMAN_BOUNDS,
         )
     return result
 

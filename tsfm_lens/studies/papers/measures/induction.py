@@ -52,6 +52,7 @@ def induction_share(context: Context) -> MeasuredValues:
     scores = HeadScores.of(blocks, [], context.seed)
     bounds = scores.span(
         lambda prefix, copy, _: 100 * inducing(prefix, copy).mean(1),
+        (0.0, 100.0),
         sequences_only=True,
     )
     result.add("induction heads of all", 100 * float(full["induction"].mean()), *bounds)
@@ -106,7 +107,9 @@ def table_5(context: Context) -> MeasuredValues:
         result.add(
             name,
             value,
-            *scores.span(lambda *arrays, name=name: proportions(*arrays)[name]),
+            *scores.span(
+                lambda *arrays, name=name: proportions(*arrays)[name], (0.0, 1.0)
+            ),
         )
     return result
 
@@ -354,12 +357,18 @@ class HeadScores:
         return Resampled(words, of, float(margins[0]), margins[1:], units)
 
     def span(
-        self, quantity: Callable[..., np.ndarray], *, sequences_only: bool = False
+        self,
+        quantity: Callable[..., np.ndarray],
+        bounds: tuple[float, float],
+        *,
+        sequences_only: bool = False,
     ) -> tuple[float, float]:
-        """Return the 95 % interval of a quantity; NaN where it has too few parts."""
-        interval, _ = percentiles(
-            self.part("", "", quantity, sequences_only=sequences_only)
-        )
+        """Return the 95 % interval of a quantity within its bounds.
+
+        It is NaN where the quantity has too few parts.
+        """
+        part = self.part("", "", quantity, sequences_only=sequences_only)
+        interval, _ = percentiles(part, bounds)
         return interval.low, interval.high
 
 

@@ -22,7 +22,13 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import entropic_rank, layer_gain, logit_lens
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.measures.heads import forecast_ablated
-from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, combine_tests
+from tsfm_lens.studies.papers.verdicts import (
+    POSITIVE,
+    SPEARMAN_BOUNDS,
+    ClaimPart,
+    Verdict,
+    combine_tests,
+)
 from tsfm_lens.sweep.planner.recipes import middle_third
 from tsfm_lens.testing import published
 
@@ -145,13 +151,17 @@ def logit_entropy(context: Context) -> MeasuredValues:
     result = MeasuredValues(settings=context.settings(), claims=statements)
     for layer, by_window in enumerate(entropy):
         result.add(f"median entropy, layer {layer}", np.median(by_window))
-    _add_means(result, context, "mean entropy", entropy)
+    _add_means(result, context, "mean entropy", entropy, POSITIVE)
     result.units = dict.fromkeys(result.values, "nats")
     return result
 
 
 def _add_means(
-    result: MeasuredValues, context: Context, label: str, values: np.ndarray
+    result: MeasuredValues,
+    context: Context,
+    label: str,
+    values: np.ndarray,
+    bounds: tuple[float, float],
 ) -> None:
     """Add the mean over windows of each layer, with its interval.
 
@@ -162,6 +172,7 @@ def _add_means(
             f"{label}, layer {layer}",
             by_window,
             context.select_series(by_window.shape[-1]),
+            bounds,
         )
 
 
@@ -191,7 +202,7 @@ def entropic_ranks(context: Context) -> MeasuredValues:
     # which is the same only if all windows have equally many tokens
     equal_tokens = len(set(tokens.tolist())) == 1
     for layer, by_window in enumerate(entropy):
-        mean = context.mean(by_window)
+        mean = context.mean(by_window, POSITIVE)
         bounds = np.exp([mean.low, mean.high]) if equal_tokens else (np.nan, np.nan)
         result.add(
             f"entropic rank, layer {layer}",
@@ -228,7 +239,7 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
     result = MeasuredValues(
         settings=context.settings(over_seeds=True), claims=statements
     )
-    _add_means(result, context, "mean Spearman distance", distance)
+    _add_means(result, context, "mean Spearman distance", distance, SPEARMAN_BOUNDS)
     return result
 
 

@@ -26,7 +26,7 @@ from tsfm_lens.studies.papers.context import (
 )
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
-from tsfm_lens.studies.papers.verdicts import LEVEL, ClaimPart, Verdict
+from tsfm_lens.studies.papers.verdicts import LEVEL, POSITIVE, ClaimPart, Verdict
 from tsfm_lens.studies.samformer.models import oracle_loss
 
 DRAWS = 500
@@ -101,7 +101,7 @@ def _add_means(
 ) -> None:
     """Add the mean over seeds of every arm, with its interval."""
     for arm, of_seeds in values.items():
-        result.mean(quantity.format(arm=arm), of_seeds)
+        result.mean(quantity.format(arm=arm), of_seeds, bounds=POSITIVE)
 
 
 # --- the toy problem ------------------------------------------------------------------
@@ -394,6 +394,7 @@ def by_horizon(context: Context) -> MeasuredValues:
         result.mean(
             _name("MSE of SAMformer", cell),
             _of_seeds(data, "test_mse", cell, "SAMformer"),
+            bounds=POSITIVE,
         )
     return result
 
@@ -435,6 +436,7 @@ def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
             result.mean(
                 _name(f"{error} of {model}", cell),
                 _of_seeds(data, f"test_{error.lower()}", cell, model),
+                bounds=POSITIVE,
             )
     result.settings["seeds"] = describe_seeds(
         data, *(len(_of_seeds(data, "test_mse", cell, model)) for cell in cells)
@@ -453,7 +455,7 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
         name, horizon, model = arm.split(" ", 2)
         cell = NAMES.get(name, name), int(horizon)
         text = _name(f"{error} of {model}", cell)
-        result.mean(text, values)
+        result.mean(text, values, bounds=POSITIVE)
         seeds.add(len(values))
         # arms with fixed RevIN or released draws are compared with the printed errors
         # of the model itself

@@ -7,6 +7,7 @@ The modules that are counted are in :mod:`tsfm_lens.studies.structured`.
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -24,7 +25,7 @@ from tsfm_lens.studies.papers.context import (
     judge_parts,
     measure,
 )
-from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
+from tsfm_lens.studies.papers.verdicts import POSITIVE, ClaimPart, Verdict, exactly
 from tsfm_lens.studies.train_config import TrainConfig
 
 DRAWS = 20
@@ -96,7 +97,7 @@ def _result(
     }
     result = MeasuredValues(values, settings, claims=claims)
     for arm, of_seeds in errors.items():
-        result.mean(f"error after the last pair, {arm}", of_seeds)
+        result.mean(f"error after the last pair, {arm}", of_seeds, bounds=POSITIVE)
     return result
 
 
@@ -215,11 +216,12 @@ def forecasts(context: Context) -> MeasuredValues:
     for arm, of_seeds in errors.items():
         standard = errors[f"standard, {arm.rsplit(', ', 1)[1]}"]
         if standard is of_seeds:
-            result.mean(f"absolute error, {arm}", of_seeds)
+            result.mean(f"absolute error, {arm}", of_seeds, bounds=POSITIVE)
         else:
             result.mean(
                 f"absolute error over that of standard attention, less 1, {arm}",
                 of_seeds / standard - 1,
+                bounds=(-1.0, math.inf),
             )
     return result
 
@@ -241,7 +243,7 @@ def chronos(context: Context) -> MeasuredValues:
     }
     result = MeasuredValues(settings=settings)
     for arm, of_seeds in loss.items():
-        result.mean(f"loss in nats, {arm}", of_seeds)
+        result.mean(f"loss in nats, {arm}", of_seeds, bounds=POSITIVE)
         if arm != "standard":
             result.mean(
                 f"loss in nats, less that of standard attention, {arm}",
@@ -280,9 +282,10 @@ def rates(context: Context) -> MeasuredValues:
         if finite.shape[1]:
             best = data["rate"].values[finite.argmin(-1)]
             text = f"best rate at the largest width over that at the smallest, {kind}"
-            result.mean(text, best[-1] / best[0])
+            result.mean(text, best[-1] / best[0], bounds=POSITIVE)
             for width, of_width in zip(widths, finite, strict=True):
-                result.mean(f"lowest error, {kind}, width {width}", of_width.min(-1))
+                quantity = f"lowest error, {kind}, width {width}"
+                result.mean(quantity, of_width.min(-1), bounds=POSITIVE)
     return result
 
 

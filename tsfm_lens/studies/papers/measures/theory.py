@@ -25,7 +25,7 @@ from tsfm_lens.studies.papers.context import (
     judge_parts,
     measure,
 )
-from tsfm_lens.studies.papers.verdicts import ClaimPart
+from tsfm_lens.studies.papers.verdicts import POSITIVE, ClaimPart
 from tsfm_lens.studies.rank_theory.compression import residual_layer
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 
@@ -178,7 +178,8 @@ def head_spectra(
     result = _result(context, 8, settings, intervals=True)
     result.claims["higher_rank_by_heads"] = judge_parts("draw", *parts)
     for count in heads:
-        result.mean(f"rank with {count} heads", ranks.sel(heads=count).values)
+        of_ranks = ranks.sel(heads=count).values
+        result.mean(f"rank with {count} heads", of_ranks, bounds=POSITIVE)
     result.add("rank of the input", data["input_rank"])
     added_rank = data["rank"].sel(input="of norm 1") - data["input_rank"]
     result.add("rank added at most where softmax is even", added_rank.max())
