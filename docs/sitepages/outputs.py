@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -112,10 +113,13 @@ def _read(page: str) -> list[Output]:
 
 @contextlib.contextmanager
 def _inside_work() -> Iterator[None]:
-    """Files of the code are written to the cache, and what it prints is not shown."""
-    work = CACHE / "work"
-    work.mkdir(parents=True, exist_ok=True)
-    with contextlib.chdir(work), contextlib.redirect_stdout(io.StringIO()):
+    """Every page has an empty folder of its own, and what it prints is not shown."""
+    # pages run side by side, and what an earlier build wrote would be read again
+    with (
+        tempfile.TemporaryDirectory() as work,
+        contextlib.chdir(work),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         yield
 
 
