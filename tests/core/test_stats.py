@@ -14,7 +14,9 @@ from tsfm_lens.core.stats import (
     exceeds_controls,
     expanded_interval,
     expanded_p,
+    half_width,
     holm,
+    interval_within,
     lead_shares,
     leader,
     mean_interval,
@@ -159,6 +161,53 @@ def test_the_interval_is_students() -> None:
     assert mean.tolist() == [2.0, 1.5]
     np.testing.assert_allclose(high[0] - 2.0, scipy.stats.t.ppf(0.975, 2) / np.sqrt(3))
     assert (low[1], high[1]) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "draw"),
+    [
+        ((0.0, np.inf), lambda rng, n: rng.lognormal(sigma=1, size=n)),
+        ((-1.0, np.inf), lambda rng, n: rng.exponential(size=n) - 1),
+        ((0.0, 1.0), lambda rng, n: rng.beta(0.5, 5, size=n)),
+        ((0.0, 100.0), lambda rng, n: 100 * rng.beta(5, 0.5, size=n)),
+        ((-1.0, 1.0), lambda rng, n: 2 * rng.beta(8, 0.8, size=n) - 1),
+    ],
+    ids=["positive", "above -1", "share", "percent", "correlation"],
+)
+def test_intervals_stay_in_their_range(
+    bounds: tuple[float, float], draw: Callable[..., np.ndarray]
+) -> None:
+    """Intervals within bounds never leave them, and cover as often as those without."""
+    rng = np.random.default_rng(11)
+    mean = draw(rng, 200_000).mean()
+    covered = {"within": 0, "without": 0}
+    left = 0
+    for _ in range(1000):
+        values = draw(rng, 7)
+        distance = float(half_width(values))
+        found = interval_within(values.mean(), distance, bounds)
+        assert bounds[0] <= found[0] <= values.mean() <= found[1] <= bounds[1]
+        covered["within"] += found[0] <= mean <= found[1]
+        covered["without"] += abs(values.mean() - mean) <= distance
+        left += not bounds[0] <= values.mean() - distance
+        left += not values.mean() + distance <= bounds[1]
+    # the case is one in which plain intervals do leave
+    assert left > 0
+    assert covered["within"] >= covered["without"] - scipy.stats.binom.std(1000, 0.9)
+
+
+def test_narrow_intervals_need_no_other_scale() -> None:
+    """Far from the bounds the interval is the plain one, to the second order."""
+    for bounds in ((0.0, np.inf), (0.0, 1.0), (-1.0, 1.0)):
+        for distance in (1e-4, 1e-3):
+            low, high = interval_within(0.4, distance, bounds)
+            curvature = distance**2 / 0.4
+            assert abs(low - 0.4 + distance) < curvature
+            assert abs(high - 0.4 - distance) < curvature
+    assert interval_within(0.4, 0.5, (-np.inf, np.inf)) == (0.4 - 0.5, 0.4 + 0.5)
+    # all values at the bound, and a width that is not known
+    assert interval_within(1.0, 0.0, (0.0, 1.0)) == (1.0, 1.0)
+    assert np.isnan(interval_within(0.4, np.nan, (0.0, 1.0))).all()
 
 
 def test_p_values_and_intervals_agree() -> None:
