@@ -347,6 +347,7 @@ def answer(tables: Tables) -> str:
     few = false.iloc[:, : UNITS.index(8) + 1].max().max()
     power = {n: float(pages[f"power, {n} series"]["normal"]) for n in (16, 32)}
     windows = stability.columns[-1]
+    of_series = stability.iloc[:, :-1].to_numpy().ravel().tolist()
     true, named = (int(parts[name].sum()) for name in parts.columns[1:3])
     others = int(parts["others named"].sum())
     rows = [
@@ -388,8 +389,8 @@ def answer(tables: Tables) -> str:
             f" more, and {others} others."
         ),
         (
-            f"**Stable**: {_spread(stability.iloc[:, 0])} of the significant members of"
-            " 13 series are lost if all windows move by 1 to 5 steps; of 40 windows of"
+            f"**Stable**: {_spread(of_series)} of the significant members of 13 series"
+            " are lost if all windows move by 1 to 5 steps; of 40 windows of"
             f" one series, {_spread(stability.iloc[:, -1])}."
         ),
     ]

@@ -384,3 +384,18 @@ def test_invalid_numbers_of_twins_are_refused(
 ) -> None:
     monkeypatch.setenv("TSFM_LENS_TWINS", "many")
     expect_error("TSFM_LENS_TWINS='many'", twins_of_reports)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_results_without_tests_say_that_they_have_no_twins(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Twins that were asked for and cannot be compared are not left out silently."""
+    monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry.measurements()))
+
+    @registry.probe()
+    def untested(run: Any) -> xr.Dataset:
+        return effects(np.ones((2, 3)))
+
+    found = untested(CountedRun(number))
+    assert ("twins_refused" in found.attrs) == (number > 0)

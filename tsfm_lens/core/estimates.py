@@ -449,10 +449,15 @@ def compare_with_twins(
         work: of the result itself, in parameters × forwards.
 
     Returns:
-        See :func:`with_twins`; the result unchanged if it holds no effects. Where it is
-        too much work or a twin refuses, the attribute ``twins_refused`` says why.
+        See :func:`with_twins`. Where the result has no tested effects though twins were
+        asked for, is too much work, or a twin refuses, the attribute
+        ``twins_refused`` says why.
     """
     if not estimated_effects(result):
+        # who names a number expects them in every result
+        if count > 0:
+            reason = "it has no tested effects; compute it on run.twin(0) and others"
+            return result.assign_attrs(twins_refused=reason)
         return result
     if count < 0:
         count = twins_of_reports()
