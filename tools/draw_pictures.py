@@ -70,6 +70,7 @@ class Facts:
         start: of the forecast.
         component: the head that is chosen.
         back: steps from the one that is forecast back to what it reads.
+        read: that, in words of the calendar.
         share: of its attention that is there.
         effect: mean change of the forecast without it, in units.
         span, span_without: from the lowest to the highest step of the forecast.
@@ -84,6 +85,7 @@ class Facts:
     start: str
     component: str
     back: int
+    read: str
     share: float
     effect: float
     span: float
@@ -97,7 +99,7 @@ class Facts:
         """Say what is seen in the picture."""
         return (
             f"One head of {self.model} gives {100 * self.share:.0f} % of its attention"
-            " to the same hour of the day before. Without it most of the daily cycle is"
+            f" to {self.read}. Without it most of the daily cycle is"
             f" gone: the mean absolute error rises from {self.error:.0f} to"
             f" {self.error_without:.0f} {self.unit}."
         )
@@ -138,6 +140,7 @@ def measure() -> tuple[Facts, dict[str, Any]]:
         start=str(ds["forecast_timestamp"].values[0, 0])[:10],
         component=name,
         back=reading.back,
+        read=reading.words,
         share=reading.share,
         effect=float(one["mean_shift"].values[position]),
         span=float(np.ptp(forecast)),

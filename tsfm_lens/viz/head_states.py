@@ -65,23 +65,32 @@ class Cycle:
     period: str
     length: int
 
-    def words(self, lag: int) -> str:
-        """Say where so many steps back is; "" if it is at another phase."""
+    def words(self, lag: int, width: int = 1) -> str:
+        """Say where so many steps back is; "" if it is at another phase.
+
+        The width is that of a token in steps.
+        """
         count, remainder = divmod(lag, self.length)
-        if remainder or count < 1:
+        if remainder or count < 1 or width >= self.length:
             return ""
         period = self.period
         if period == "day" and count % 7 == 0:
             period = "week"
             count //= 7
+        same = self.same(width)
         if count == 1:
-            return f"the same {self.phase} of the {period} before"
-        return f"the same {self.phase} {count} {period}s before"
+            return f"{same} of the {period} before"
+        return f"{same} {count} {period}s before"
 
-    @property
-    def earlier(self) -> str:
-        """Name all steps of the past at the phase of the one that is forecast."""
-        return f"the same {self.phase} of earlier {self.period}s"
+    def same(self, width: int) -> str:
+        """Name what a token of so many steps is of the cycle."""
+        if width == 1:
+            return f"the same {self.phase}"
+        return f"the same {width} {self.phase}s"
+
+    def earlier(self, width: int) -> str:
+        """Name all tokens of the past at the phase of the step that is forecast."""
+        return f"{self.same(width)} of earlier {self.period}s"
 
     def every(self, times: np.ndarray) -> str:
         """Name the steps at the phases of a stretch, by its first and last date."""
@@ -268,10 +277,12 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
         if cycle and stop - start < cycle.length:
             earlier = cycle.every(dates)
     else:
-        place = cycle.words(back) if cycle else ""
+        # the last token of a series may be cut short
+        width = int((one["key_stop"] - one["key_start"]).max())
+        place = cycle.words(back, width) if cycle else ""
         origins = ds["query_start"].values
         if cycle and place:
-            earlier = cycle.earlier
+            earlier = cycle.earlier(width)
     found = replace(found, place=place)
     if not cycle or not earlier:
         return found

@@ -201,23 +201,28 @@ def test_what_cannot_be_explored_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("freq", "lag", "words"),
+    ("freq", "lag", "width", "words"),
     [
-        ("h", 24, "the same hour of the day before"),
-        ("h", 48, "the same hour 2 days before"),
-        ("h", 168, "the same hour of the week before"),
-        ("h", 25, ""),
-        ("15min", 96, "the same time of the day before"),
-        ("D", 14, "the same weekday 2 weeks before"),
-        ("MS", 120, "the same month 10 years before"),
-        ("QE", 4, "the same quarter of the year before"),
+        ("h", 24, 1, "the same hour of the day before"),
+        ("h", 24, 4, "the same 4 hours of the day before"),
+        ("h", 24, 24, ""),
+        ("MS", 12, 3, "the same 3 months of the year before"),
+        ("h", 48, 1, "the same hour 2 days before"),
+        ("h", 168, 1, "the same hour of the week before"),
+        ("h", 25, 1, ""),
+        ("15min", 96, 1, "the same time of the day before"),
+        ("D", 14, 1, "the same weekday 2 weeks before"),
+        ("MS", 120, 1, "the same month 10 years before"),
+        ("QE", 4, 1, "the same quarter of the year before"),
     ],
 )
-def test_lags_are_named_by_the_calendar(freq: str, lag: int, words: str) -> None:
+def test_lags_are_named_by_the_calendar(
+    freq: str, lag: int, width: int, words: str
+) -> None:
     stamps = pd.date_range("2001-01-01", periods=300, freq=freq).values
     cycle = find_cycle(Timeline(steps=np.arange(-300, 0), stamps=stamps))
     assert cycle is not None
-    assert cycle.words(lag) == words
+    assert cycle.words(lag, width) == words
 
 
 @pytest.mark.parametrize("freq", ["YS", "3D", "7h"])
