@@ -66,9 +66,14 @@ class Cycle:
     length: int
 
     def words(self, lag: int, width: int = 1) -> str:
-        """Say where so many steps back is; "" if it is at another phase.
+        """Say where so many steps back is.
 
-        The width is that of a token in steps.
+        Args:
+            lag: steps back.
+            width: of a token, in steps.
+
+        Returns:
+            Words of the calendar, "" for another phase.
         """
         count, remainder = divmod(lag, self.length)
         if remainder or count < 1 or width >= self.length:
