@@ -4,7 +4,6 @@ users ask for is there or told.
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
@@ -19,12 +18,9 @@ from torch import Tensor
 from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, SUMMING, lens_of
 from tsfm_lens.core.errors import InputError, UnknownNameError, WiringError
-from tsfm_lens.data import bundled
 from tsfm_lens.hooks import Activations
-from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.wiring import Mlp, Stack, Writer
-from tsfm_lens.models import Lens, Run, load
-from tsfm_lens.models.base import LensBase
+from tsfm_lens.models import Lens, Run
 from tsfm_lens.probes import attribution
 from tsfm_lens.testing import assert_close, example_case, rounding
 
@@ -340,21 +336,3 @@ def test_missing_members_name_a_substitute() -> None:
     expect_error(
         "last axis of 36", activations.apply_ln_to_stack, torch.zeros(1, 4, 5, 7)
     )
-
-
-@pytest.mark.parametrize("offered", [Decomposed, LensBase])
-def test_the_examples_are_true(offered: type) -> None:
-    lens = load("chronos-nano")
-    known = {
-        "lens": lens,
-        "run": lens.run(bundled("co2"), 12, num_samples=4),
-        "torch": torch,
-    }
-    found = [
-        test
-        for test in doctest.DocTestFinder().find(offered, globs=known)
-        if test.examples
-    ]
-    assert found
-    for test in found:
-        assert doctest.DocTestRunner().run(test).failed == 0, test.name

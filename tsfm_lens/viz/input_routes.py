@@ -224,7 +224,7 @@ def route_map(ds: xr.Dataset, *, top: int = 8) -> go.Figure:
     return canvas.finalize(
         f"Routes to the forecast of {name_target(ds)} by {name_model(ds)}",
         f"the {len(routes)} largest of {acting} routes",
-        f"width and number: mean size of the effect at a step ({unit})",
+        f"line: a route, as wide as its number, the mean effect at a step ({unit})",
         "↑ raises, ↓ lowers, ↕ both",
         "routes share effects, so numbers do not add up",
     )

@@ -135,7 +135,9 @@ def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
     width = printed_width / scale
     margin = printed.layout.margin
     margin.b += legend_growth
-    plot_width = width - max(_SIDES, margin.l + margin.r)
+    # plotly makes room at the sides of figures that name no margins there
+    sides = (margin.l or 0) + (margin.r or 0)
+    plot_width = width - max(_SIDES, sides)
     plot_height = height - margin.t - margin.b
     fit_axes(printed, plot_width, plot_height)
     meta |= {
