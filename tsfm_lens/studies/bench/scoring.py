@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.studies.bench.models import SealedModel, sealed_models
 from tsfm_lens.studies.bench.submission import LEVELS, Submission, read_submission
 from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED
@@ -88,7 +88,7 @@ def score_files(files: Iterable[str | Path], seed: int) -> pd.DataFrame:
         try:
             sealed = _find_model(submission, seed)
             table = score_submission(submission, sealed)
-        except InputError as error:
+        except LensError as error:
             raise InputError(f"answer {str(file)!r}: {error}") from error
         tables.append(table.assign(file=str(file)))
     return pd.concat(tables, ignore_index=True)[list(COLUMNS)]

@@ -253,8 +253,8 @@ def from_importances(file: str | Path, folder: str | Path, method: str) -> Submi
             f"importances {str(file)!r} lack {' and '.join(sorted(missing))}; expected"
             " an object with nodes and edges"
         )
-    nodes: Scores = Field(default_factory=dict)
-    edges: Scores = Field(default_factory=dict)
+    nodes: Scores = {}
+    edges: Scores = {}
     claims = []
     for name, entry in content["nodes"].items():
         converted = _convert_node(name, card["nodes"])

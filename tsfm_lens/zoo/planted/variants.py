@@ -21,7 +21,7 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.cancelling import copy_head, idle_heads, position_bias
-from tsfm_lens.zoo.planted.card import Card, PlantedPart
+from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart
 from tsfm_lens.zoo.planted.draft import N_TRIALS, rule_error
 from tsfm_lens.zoo.planted.patches import PATCH
 from tsfm_lens.zoo.planted.planting import Planted
@@ -206,7 +206,15 @@ def read_period_before(planted: Planted) -> Planted:
         role="decoy",
         does="looks one period back and writes noise",
     )
-    card = card.model_copy(update={"parts": _sorted([*card.parts, decoy])})
+    looks = Attends(
+        component=decoy.component, query="every token", back=(period // unit,), weight=1
+    )
+    card = card.model_copy(
+        update={
+            "parts": _sorted([*card.parts, decoy]),
+            "attends": (*card.attends, looks),
+        }
+    )
     return _finish(model, card, "shortcut")
 
 
