@@ -285,6 +285,7 @@ _PRIVATE = (
     "cli",
     "models.wirings",
     "studies",
+    "studies.bench",
     "studies.commands",
     "studies.method_scores",
     "studies.papers",

@@ -94,7 +94,7 @@ def run_commands(page: Path) -> int:
     return number
 
 
-COMMANDS = {"own-csv": 2, "cluster": 3}
+COMMANDS = {"own-csv": 2, "cluster": 3, "score-your-method": 2}
 """Commands that run, by the page whose blocks write their files."""
 PAGES = [
     page for folder in (*FOLDERS, ".") for page in sorted((DOCS / folder).glob("*.md"))

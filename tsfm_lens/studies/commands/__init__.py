@@ -1,5 +1,5 @@
 """Commands of the studies, registered with the command line by an entry point."""
 
-from tsfm_lens.studies.commands import reproduce, train
+from tsfm_lens.studies.commands import bench, reproduce, train
 
-__all__ = ["reproduce", "train"]
+__all__ = ["bench", "reproduce", "train"]

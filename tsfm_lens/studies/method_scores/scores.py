@@ -190,10 +190,18 @@ def score(
         if name not in METHODS:
             raise unknown_name("method", name, list(METHODS))
     on = evaluation_case(lens, card, series=series, noise=noise, seed=seed)
+    return score_case(on, [METHODS[name] for name in names])
+
+
+def score_case(on: EvaluationCase, methods: Iterable[Method]) -> ScoreTables:
+    """Run methods on one case and compare them with its card.
+
+    Answers that are handed in as files are methods, too, and scored here.
+    """
     rows = []
     decoys = []
-    for method in (METHODS[name] for name in names):
-        if not (has_answer(card, method) and method.applies(on)):
+    for method in methods:
+        if not (has_answer(on.card, method) and method.applies(on)):
             continue
         try:
             result = method.rank(on)
@@ -210,7 +218,7 @@ def score(
                 **score_method(on, method, result),
             }
         )
-        decoys += _decoys(card, method, result)
+        decoys += _decoys(on.card, method, result)
     return ScoreTables(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
 
 

@@ -11,5 +11,6 @@ from tsfm_lens.zoo.planted.card import *
 from tsfm_lens.zoo.planted.draft import *
 from tsfm_lens.zoo.planted.planting import *
 from tsfm_lens.zoo.planted.rules import *
+from tsfm_lens.zoo.planted.variants import *
 
 __all__ = _public_names(globals())

@@ -50,7 +50,7 @@ def add_cancelling_pair(planted: Planted) -> Planted:
     model = copy.deepcopy(planted.model)
     lens = load(model, check=False)
     for component in map(Component.parse, planted.card.components("mechanism")):
-        idle = list(_idle_heads(lens, planted, component))
+        idle = list(idle_heads(lens, planted, component))
         if len(idle) >= 2:
             break
     else:
@@ -63,7 +63,7 @@ def add_cancelling_pair(planted: Planted) -> Planted:
     for head, name, partner, gain in zip(
         idle[:2], names, reversed(names), (GAIN, -GAIN), strict=True
     ):
-        _copy_head(lens, component, head, gain)
+        copy_head(lens, component, head, gain)
         does = f"writes {gain:g} times what {component} writes"
         parts.append(
             PlantedPart(component=name, role="cancelling", does=does, cancels=partner)
@@ -76,7 +76,7 @@ def add_cancelling_pair(planted: Planted) -> Planted:
     )
 
 
-def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[int]:
+def idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[int]:
     """Yield heads of the same attention that have no task.
 
     Where layers share a position bias, a head is idle if it has no task in any layer.
@@ -85,7 +85,7 @@ def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[
         return
     # copying a head sets a column of this table, which the heads of that number read in
     # all layers
-    shares_bias = _position_bias(lens, component) is not None
+    shares_bias = position_bias(lens, component) is not None
     with_task = [Component.parse(part.component) for part in planted.card.parts]
     busy = {
         other.head
@@ -98,7 +98,7 @@ def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[
             yield head
 
 
-def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
+def position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
     """Return the table (bucket, head) of a stack's position biases, if it has one.
 
     Its first layer holds it for all layers.
@@ -109,7 +109,7 @@ def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
     return getattr(module, "relative_attention_bias", None)
 
 
-def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None:
+def copy_head(lens: Lens, component: Component, head: int, gain: float) -> None:
     """Give another head of the layer the weights of a component, in place.
 
     Its output weights are those of the component times the gain.
@@ -130,6 +130,6 @@ def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None
             lens.adapter.model, lens.wiring.stack(stack), layer, kind
         )
         out[head] = gain * out[component.head]
-        table = _position_bias(lens, component)
+        table = position_bias(lens, component)
         if table is not None:
             table.weight[:, head] = table.weight[:, component.head]

@@ -130,7 +130,7 @@ def write_card(card: Card, folder: str | Path) -> None:
     # the seal reads the weights, which must be there already
     with replacing(path) as temporary:
         temporary.write_text(
-            json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2)
+            json.dumps({**content, SEAL: seal_of(content, path.parent)}, indent=2)
         )
 
 
@@ -164,7 +164,7 @@ def read_card(folder: str | Path) -> Card:
         raise CheckpointError(f"{path} is no JSON text: {error}") from error
     # of the card as read and not of the text, so that spaces and the order of fields do
     # not matter
-    if seal != _seal(card.model_dump(mode="json"), path.parent):
+    if seal != seal_of(card.model_dump(mode="json"), path.parent):
         raise CheckpointError(
             f"{path} is not the card of the weights beside it: one of the two was"
             f" changed after they were saved. Plant {card.mechanism} in"
@@ -174,7 +174,7 @@ def read_card(folder: str | Path) -> Card:
     return card
 
 
-def _seal(content: dict[str, Any], folder: Path) -> str:
+def seal_of(content: dict[str, Any], folder: Path) -> str:
     """Compute the digest of a card's fields and of every tensor in its folder."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for file in sorted(folder.glob("*.safetensors")):

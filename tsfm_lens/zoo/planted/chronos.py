@@ -229,7 +229,7 @@ class ChronosBuilder:
         # T5 keeps the position biases of all layers in the first one
         table = self._attention(name, layer=0)[0]
         for offset, logit in (bias or {}).items():
-            bucket = _bucket(table, offset, both_ways=name.startswith("encoder"))
+            bucket = find_bucket(table, offset, both_ways=name.startswith("encoder"))
             weight = table.relative_attention_bias.weight[bucket, head]
             _set(weight, torch.tensor(logit))
         return name
@@ -344,7 +344,7 @@ def _set(weight: Tensor, value: Tensor) -> None:
         weight.copy_(value)
 
 
-def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
+def find_bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
     """Return the bucket of a distance.
 
     Raises:

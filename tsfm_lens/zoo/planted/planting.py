@@ -44,12 +44,22 @@ class Planted:
         Returns:
             The folder.
         """
-        folder = Path(folder)
-        self.model.save_pretrained(folder)
-        # safetensors writes its file readable by the owner alone
-        follow_umask(folder / WEIGHTS)
+        folder = save_weights(self.model, folder)
         write_card(self.card, folder)
         return folder
+
+
+def save_weights(model: Any, folder: str | Path) -> Path:
+    """Write the checkpoint of a native model, without a card.
+
+    Returns:
+        The folder.
+    """
+    folder = Path(folder)
+    model.save_pretrained(folder)
+    # safetensors writes its file readable by the owner alone
+    follow_umask(folder / WEIGHTS)
+    return folder
 
 
 def open_planted(folder: str | Path) -> tuple[Lens, Card]:

@@ -1,0 +1,286 @@
+"""Answers to the benchmark are scored as methods of the package are, and what is wrong
+with a file is said.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_array_equal
+from typer.testing import CliRunner
+
+import tsfm_lens
+from refusals import expect_error
+from tsfm_lens.ablation import Variant, point_forecasts
+from tsfm_lens.cli import app
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.hooks import Component
+from tsfm_lens.studies.bench.models import (
+    PUBLIC_CARD,
+    SERIES,
+    TWIN,
+    SealedModel,
+    bench_names,
+    fetch,
+    sealed_models,
+)
+from tsfm_lens.studies.bench.scoring import score_files, score_submission
+from tsfm_lens.studies.bench.submission import (
+    Submission,
+    answer,
+    from_importances,
+    read_submission,
+)
+from tsfm_lens.studies.method_scores.methods import METHODS
+from tsfm_lens.studies.method_scores.scores import score_case
+
+NAME = "cancelling-chronos-bolt"
+SEED = 11
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def sealed() -> SealedModel:
+    return sealed_models(NAME, SEED)[0]
+
+
+@pytest.fixture
+def content(sealed: SealedModel) -> dict[str, Any]:
+    """Content of a file that is right."""
+    return {
+        "format": 1,
+        "model": NAME,
+        "seal": sealed.seal,
+        "method": "mine",
+        "nodes": dict.fromkeys(sealed.nodes, 0.5),
+    }
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fetch(NAME, SEED, tmp_path_factory.mktemp("fetched") / "model")
+
+
+def test_a_fetched_model_is_the_planted_one_without_truth(
+    fetched: Path, sealed: SealedModel
+) -> None:
+    folders = (fetched, fetched / TWIN)
+    for folder, one in zip(folders, sealed_models(NAME, SEED), strict=True):
+        files = {file.name for file in folder.iterdir() if file.is_file()}
+        assert files == {"config.json", "model.safetensors", PUBLIC_CARD, SERIES}
+        card = json.loads((folder / PUBLIC_CARD).read_text())
+        assert set(card) == {
+            *("format", "model", "horizon", "nodes", "tokens", "seal"),
+        }
+        series = np.load(folder / SERIES)
+        run = tsfm_lens.load(folder).run(list(series["clean"]), card["horizon"])
+        assert_array_equal(run.point, one.case.clean.point)
+    # the true parts are no names of their own, and stand in no order
+    assert card["nodes"] == list(map(str, sealed.case.components))
+
+
+def test_a_seed_makes_the_same_seal_again(sealed: SealedModel) -> None:
+    sealed_models.cache_clear()
+    again, twin = sealed_models(NAME, SEED)
+    assert again.seal == sealed.seal != twin.seal
+    assert sealed_models(NAME, SEED + 1)[0].seal != sealed.seal
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zero ablation",
+        "circuit, effects, zeroed",
+        "edge attribution",
+        "attention rollout",
+        # of two stacks it scores one
+        "stream shares",
+    ],
+)
+def test_a_file_is_scored_as_the_method_itself(
+    name: str, sealed: SealedModel, tmp_path: Path
+) -> None:
+    """What a method says is scored alike with and without a file in between."""
+    answer(sealed, [name]).write(tmp_path / "answer.json")
+    row = score_files([tmp_path / "answer.json"], SEED).iloc[0]
+    direct = score_case(sealed.case, [METHODS[name]]).methods.iloc[0]
+    if direct["scope"] == 1:
+        for measure in ("candidates", "auroc", "precision", "true"):
+            assert row[measure] == direct[measure]
+        if "claimed" in direct:
+            for measure in ("claimed", "claim_precision", "claim_recall"):
+                assert row[measure] == direct[measure]
+    else:
+        # a file answers for every candidate; those without a score rank last
+        assert row["candidates"] == len(sealed.nodes) > direct["candidates"]
+        assert row["true"] > direct["true"]
+
+
+def test_the_truth_scores_one(sealed: SealedModel) -> None:
+    card = sealed.case.card
+    true = card.components("mechanism")
+    edges = {"->".join(edge): 1.0 for edge in card.edges}
+    best = Submission(
+        model=NAME,
+        seal=sealed.seal,
+        method="the card",
+        nodes=dict.fromkeys(true, 1.0),
+        edges=edges,
+        claims=(*true, *edges),
+    )
+    rows = score_submission(best, sealed).set_index("level")
+    assert list(rows.index) == ["nodes", "edges"]
+    columns = ["auroc", "precision", "claim_precision", "claim_recall"]
+    assert (rows[columns] == 1).all(axis=None)
+
+
+def test_zero_ablation_falls_for_the_pair(sealed: SealedModel) -> None:
+    """The heads that cancel rank first, though the forecast stays without them."""
+    given = answer(sealed, ["zero ablation"])
+    pair = sealed.case.card.components("cancelling")
+    first = sorted(given.nodes, key=lambda name: given.nodes[name] or 0.0)[-2:]
+    assert set(first) == set(pair)
+    row = score_submission(given, sealed).iloc[0]
+    assert row["precision"] < 1
+
+
+def test_claims_on_twins_are_counted(tmp_path: Path) -> None:
+    _, twin = sealed_models(NAME, SEED)
+    answer(twin, ["zero ablation, of the range"]).write(tmp_path / "twin.json")
+    row = score_files([tmp_path / "twin.json"], SEED).iloc[0]
+    assert row["condition"] == "untrained"
+    assert row["claimed"] > 0.5
+
+
+@pytest.mark.parametrize("name", ["dead-chronos", "dead-chronos-bolt"])
+def test_dead_units_act_only_in_the_altered_runs(name: str) -> None:
+    """The MLP that decides on the gate writes nothing in clean runs."""
+    case = sealed_models(name, SEED)[0].case
+    (deciding,) = (
+        part.component
+        for part in case.card.parts
+        if "flag" in part.does and part.does.split()[0] in ("writes", "raises")
+    )
+    without = Variant.zero(Component.parse(deciding))
+    shifts = [
+        float(np.abs(point_forecasts(run, [without])[0] - run.point).max())
+        for run in (case.clean, case.corrupted)
+    ]
+    assert shifts[0] < 0.01 * shifts[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 2}, "format"),
+        ({"node": {}}, "nearest is 'nodes'"),
+        ({"model": "canceling-chronos-bolt"}, NAME),
+        ({"seal": "0"}, "seed"),
+        ({"nodes": {}}, "nodes or edges or inputs"),
+        ({"nodes": {"encoder.0.self_attn.9": 1.0}}, "encoder.0.self_attn"),
+        ({"nodes": {"encoder.0.mlp": float("inf")}}, "finite"),
+        ({"nodes": {"encoder.0.mlp": "much"}}, "encoder.0.mlp"),
+        ({"edges": {"decoder.0.mlp->encoder.0.mlp": 1.0}}, "edges"),
+        ({"inputs": {"99:0": 1.0}}, "inputs"),
+        ({"claims": ["encoder.0.mlpp"]}, "claims"),
+        ({"claims": ["encoder.0.mlp->output"]}, "claims"),
+        ({"forwards": -1}, "forwards"),
+        ({"method": ""}, "method"),
+    ],
+)
+def test_wrong_files_are_refused(
+    changes: dict[str, Any], words: str, content: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**content, **changes}))
+    with pytest.raises(InputError, match=words) as caught:
+        score_files([file], SEED)
+    assert "mine.json" in str(caught.value)
+
+
+def test_what_is_no_answer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    expect_error("no JSON", read_submission, tmp_path / "text.json")
+    expect_error("list", read_submission, tmp_path / "list.json")
+    expect_error("list.json", read_submission, tmp_path / "lost.json")
+
+
+def test_importances_of_mib_become_an_answer(tmp_path: Path) -> None:
+    """Each node and edge of MIB is one of ours, ranked by the size of its score."""
+    nodes = [f"{layer}.self_attn.{head}" for layer in (0, 1) for head in (0, 1)]
+    card = {"model": "m", "seal": "s", "nodes": [*nodes, "0.mlp", "1.mlp"]}
+    (tmp_path / PUBLIC_CARD).write_text(json.dumps(card))
+    entry = {"score": -2.0, "in_graph": True}
+    idle = {"score": 0.5, "in_graph": False}
+    file = tmp_path / "importances.json"
+    importances = {
+        "cfg": {},
+        "nodes": {"input": entry, "a0.h1": entry, "m1": idle, "logits": {}},
+        "edges": {
+            "input->m0": entry,
+            "a0.h1->m0": entry,
+            "m0->a1.h0<q>": idle,
+            "m0->a1.h0<v>": {"score": -3.0, "in_graph": False},
+            "m1->logits": idle,
+        },
+    }
+    file.write_text(json.dumps(importances))
+    given = from_importances(file, tmp_path, "EAP")
+    assert given.nodes == {"0.self_attn.1": 2.0, "1.mlp": 0.5}
+    assert given.edges == {
+        "0.self_attn.1->0.mlp": 2.0,
+        "0.mlp->1.self_attn.0": 3.0,
+        "1.mlp->output": 0.5,
+    }
+    assert given.claims == ("0.self_attn.1", "0.self_attn.1->0.mlp")
+    importances["nodes"] = {"a7.h1": entry}
+    file.write_text(json.dumps(importances))
+    expect_error("a7.h1", from_importances, file, tmp_path, "EAP")
+    file.write_text("{}")
+    expect_error("nodes", from_importances, file, tmp_path, "EAP")
+
+
+def test_commands_list_fetch_and_score(
+    fetched: Path, content: dict[str, Any], tmp_path: Path
+) -> None:
+    listed = RUNNER.invoke(app, ["bench", "list"]).stdout.split()
+    assert listed == list(bench_names())
+    folder = tmp_path / "again"
+    made = RUNNER.invoke(
+        app, ["bench", "fetch", NAME, "--seed", str(SEED), "--out", str(folder)]
+    )
+    assert made.exit_code == 0
+    cards = [(one / PUBLIC_CARD).read_text() for one in (folder, fetched)]
+    assert cards[0] == cards[1]
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**content, "forwards": 3}))
+    options = ["bench", "score", str(file), "--seed", str(SEED)]
+    rows = json.loads(RUNNER.invoke(app, [*options, "--json"]).stdout)
+    assert pd.DataFrame(rows)["forwards"].tolist() == [3]
+    # all scores are the same, so that nothing is told apart
+    assert rows[0]["auroc"] == 0.5
+    assert NAME in RUNNER.invoke(app, options).stdout
+    importances = tmp_path / "importances.json"
+    node = content["nodes"]
+    importances.write_text(
+        json.dumps({"nodes": {one: {"score": 1.0} for one in node}, "edges": {}})
+    )
+    out = tmp_path / "converted.json"
+    done = RUNNER.invoke(
+        app,
+        [
+            *("bench", "convert", str(importances), str(fetched)),
+            *("--method", "EAP", "--out", str(out)),
+        ],
+    )
+    assert done.exit_code == 0, done.stderr
+    assert set(read_submission(out).nodes) == set(node)
+    refused = RUNNER.invoke(app, [*options[:-1], "1"])
+    assert refused.exit_code == 1
+    assert "--seed 1" in refused.stderr

@@ -1,0 +1,266 @@
+"""Models of the benchmark, and the folders that hold them without their truth.
+
+:func:`bench_names` lists the models, :func:`sealed_models` builds one with its
+untrained twin, and :func:`fetch` writes both. The seal of a model is a digest of its
+public card and its weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from tsfm_lens.core.errors import unknown_name
+from tsfm_lens.core.io import write_atomically
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.sites import later_branches
+from tsfm_lens.studies.method_scores.methods import edge_name, find_tokens, token_name
+from tsfm_lens.studies.method_scores.series import (
+    EvaluationCase,
+    evaluation_case,
+    untrained,
+)
+from tsfm_lens.zoo.planted import (
+    Planted,
+    add_cancelling_pair,
+    add_second_way,
+    mechanisms,
+    plant,
+    read_period_before,
+    split_head,
+)
+from tsfm_lens.zoo.planted.card import seal_of
+from tsfm_lens.zoo.planted.planting import save_weights
+
+FORMAT = 1
+"""Version of the public card and of the answers."""
+PUBLIC_CARD = "bench.json"
+SERIES = "series.npz"
+TWIN = "untrained"
+"""Folder of the untrained twin, in that of the model."""
+N_SERIES = 12
+OUTPUT = "output"
+
+Planter = Callable[[int], Planted]
+
+
+def _plant(mechanism: str, architecture: str, seed: int) -> Planted:
+    return plant(mechanism, architecture, reads=None, seed=seed)
+
+
+def _shortcut(architecture: str, seed: int) -> Planted:
+    old = plant("seasonal-copy", architecture, reads="old", seed=seed)
+    return read_period_before(old)
+
+
+@cache
+def _planters() -> dict[str, Planter]:
+    """Return the function of a seed that builds each model, by name.
+
+    Without the mechanism of covariates, since answers name tokens of the target.
+    """
+    planters: dict[str, Planter] = {
+        f"{mechanism}-{architecture}": partial(_plant, mechanism, architecture)
+        for mechanism, architecture in mechanisms()
+        if mechanism != "covariate"
+    }
+    variants: tuple[tuple[str, Callable[[Planted], Planted], dict[str, str]], ...] = (
+        ("cancelling", add_cancelling_pair, {"*": "trend"}),
+        (
+            "either",
+            add_second_way,
+            {"chronos": "seasonal-copy", "chronos-bolt": "gate"},
+        ),
+        ("split", split_head, {"*": "seasonal-copy"}),
+    )
+    for architecture in ("chronos", "chronos-bolt"):
+        for name, edit, bases in variants:
+            base = bases.get(architecture, bases.get("*", ""))
+            planters[f"{name}-{architecture}"] = partial(
+                _edit_planted, edit, base, architecture
+            )
+        planters[f"shortcut-{architecture}"] = partial(_shortcut, architecture)
+        planters[f"dead-{architecture}"] = partial(_plant, "gate", architecture)
+    return dict(sorted(planters.items()))
+
+
+def _edit_planted(
+    edit: Callable[[Planted], Planted], mechanism: str, architecture: str, seed: int
+) -> Planted:
+    return edit(_plant(mechanism, architecture, seed))
+
+
+def bench_names() -> tuple[str, ...]:
+    """Return the names of all models of the benchmark, sorted."""
+    return tuple(_planters())
+
+
+@dataclass(frozen=True, eq=False)
+class SealedModel:
+    """Model of the benchmark, with what is public of it and what is not.
+
+    Attributes:
+        card: public card: names of the parts and tokens, and the seal.
+        case: runs on both sets of series, with the true card.
+        is_twin: whether its weights are drawn anew, so that nothing is planted.
+    """
+
+    card: dict[str, Any]
+    case: EvaluationCase
+    is_twin: bool
+
+    @property
+    def seal(self) -> str:
+        """Digest of the public card and the weights."""
+        return str(self.card["seal"])
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all heads and MLPs."""
+        return list(self.card["nodes"])
+
+    def edges(self) -> list[str]:
+        """Name every edge from a head or MLP to a later one or to the output."""
+        wiring = self.case.lens.wiring
+        components = self.case.components
+        names = []
+        for sender in components:
+            later = set(later_branches(wiring, sender))
+            names += [
+                edge_name(str(sender), str(receiver))
+                for receiver in components
+                if _branch(receiver) in later
+            ]
+            names.append(edge_name(str(sender), OUTPUT))
+        return names
+
+    def inputs(self) -> list[str]:
+        """Name every token of every series that shows some of the context."""
+        _, tokens = find_tokens(self.case)
+        return [
+            token_name(row, token)
+            for row in range(len(self.case.clean.batch))
+            for token in tokens
+        ]
+
+
+def _branch(component: Component) -> Component:
+    """Return the branch of a head, or the MLP itself."""
+    return Component(component.stack, component.layer, component.kind)
+
+
+# a file is scored on the models of its name; several files of one name follow
+@lru_cache(maxsize=2)
+def sealed_models(name: str, seed: int) -> tuple[SealedModel, SealedModel]:
+    """Build a model of the benchmark and its untrained twin.
+
+    Args:
+        name: one of :func:`bench_names`.
+        seed: draws the model and its series.
+
+    Returns:
+        The model, and the twin.
+
+    Raises:
+        UnknownNameError: no such model.
+    """
+    planters = _planters()
+    if name not in planters:
+        hint = "`tsfm-lens bench list` lists all"
+        raise unknown_name("model of the benchmark", name, planters, hint=hint)
+    planted = planters[name](seed)
+    first, second = (
+        evaluation_case(lens, planted.card, series=N_SERIES, seed=seed)
+        for lens in (planted.lens(), untrained(planted, seed))
+    )
+    if name.startswith("dead-"):
+        first, second = (_with_dead_units(case) for case in (first, second))
+    return _seal_model(name, first, False), _seal_model(name, second, True)
+
+
+def _seal_model(name: str, case: EvaluationCase, is_twin: bool) -> SealedModel:
+    spans, tokens = find_tokens(case)
+    content = {
+        "format": FORMAT,
+        "model": name,
+        "horizon": case.card.horizon,
+        "nodes": [str(component) for component in case.components],
+        "tokens": {
+            str(token): [int(spans.start[token]), int(spans.stop[token])]
+            for token in tokens
+        },
+    }
+    with TemporaryDirectory() as folder:
+        save_weights(case.lens.adapter.model, folder)
+        seal = seal_of(content, Path(folder))
+    return SealedModel({**content, "seal": seal}, case, is_twin)
+
+
+def _with_dead_units(case: EvaluationCase) -> EvaluationCase:
+    """Swap series so that the units that decide on a gate are 0 in every clean run.
+
+    In Chronos they say that a series is no season, elsewhere that it is one.
+    """
+    margin = getattr(case.card.rule, "margin", None)
+    assert margin is not None
+    live_if_open = case.card.architecture != "chronos"
+    chosen: tuple[list[Any], list[Any]] = ([], [])
+    for pair in zip(case.clean.batch.values, case.corrupted.batch.values, strict=True):
+        # positive where the gate is open
+        dead, live = sorted(pair, key=margin, reverse=not live_if_open)
+        chosen[0].append(np.asarray(dead))
+        chosen[1].append(np.asarray(live))
+    clean, corrupted = (_run_again(case, values) for values in chosen)
+    return EvaluationCase(case.lens, case.card, clean, corrupted)
+
+
+def _run_again(case: EvaluationCase, values: Sequence[np.ndarray]) -> Run:
+    rule: Any = case.card.rule
+    horizon = case.card.horizon
+    truth = np.stack([rule.forecast(context, horizon) for context in values])
+    return case.lens.run(
+        SeriesBatch(tuple(values)),
+        horizon,
+        truth=truth,
+        num_samples=case.clean.num_samples,
+    )
+
+
+def fetch(name: str, seed: int, folder: str | Path) -> Path:
+    """Write a model of the benchmark, its twin and their series, without the truth.
+
+    Args:
+        name: one of :func:`bench_names`.
+        seed: draws the model and its series; it is not written.
+        folder: gets the checkpoint, the series (``clean`` and ``altered``, (series,
+            time) each) and the public card; its folder "untrained" gets those of a
+            model of the same kind whose weights are drawn anew.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UnknownNameError: no such model.
+    """
+    folder = Path(folder)
+    models = sealed_models(name, seed)
+    for sealed, place in zip(models, (folder, folder / TWIN), strict=True):
+        save_weights(sealed.case.lens.adapter.model, place)
+        runs = {"clean": sealed.case.clean, "altered": sealed.case.corrupted}
+        series: dict[str, Any] = {
+            key: np.stack([np.asarray(values) for values in run.batch.values])
+            for key, run in runs.items()
+        }
+        np.savez(place / SERIES, **series)
+        text = json.dumps(sealed.card, indent=2)
+        write_atomically(place / PUBLIC_CARD, text.encode())
+    return folder

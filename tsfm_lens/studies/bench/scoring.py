@@ -1,0 +1,106 @@
+"""Scores of answers to the benchmark.
+
+:func:`score_files` scores files, :func:`score_submission` one answer. Both compare
+through :func:`~tsfm_lens.studies.method_scores.scores.score_case`, by which the methods
+of the package are compared, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from tsfm_lens.core.errors import InputError, LensError
+from tsfm_lens.studies.bench.models import SealedModel, sealed_models
+from tsfm_lens.studies.bench.submission import LEVELS, Submission, read_submission
+from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED
+from tsfm_lens.studies.method_scores.scores import score_case
+
+COLUMNS = (
+    "file",
+    "model",
+    "method",
+    "level",
+    "condition",
+    "candidates",
+    "true",
+    "auroc",
+    "precision",
+    "claimed",
+    "claim_precision",
+    "claim_recall",
+    "forwards",
+    "seconds",
+)
+"""Columns of the scores."""
+
+
+def score_submission(submission: Submission, sealed: SealedModel) -> pd.DataFrame:
+    """Compare an answer with the truth.
+
+    Args:
+        submission: the answer.
+        sealed: the model that it is about.
+
+    Returns:
+        A row for each level with scores, in the columns :data:`COLUMNS`. Of a twin,
+        "auroc" is the chance level of the method, and "claimed" its share of wrong
+        claims.
+
+    Raises:
+        InputError: the seal is of another model, there are no scores, or none of a
+            level that the model has an answer for.
+        UnknownNameError: a score or a claim is of no candidate.
+    """
+    if submission.seal != sealed.seal:
+        raise InputError(f"the seal is not that of {sealed.card['model']}")
+    rows = score_case(sealed.case, submission.methods(sealed)).methods
+    if not len(rows):
+        raise InputError(f"{sealed.card['model']} has no answer for these scores")
+    fields = {level: field for field, level in LEVELS.items()}
+    return rows.assign(
+        model=submission.model,
+        level=rows["level"].map(fields),
+        condition=UNTRAINED if sealed.is_twin else PLANTED,
+        forwards=submission.forwards,
+        seconds=submission.seconds,
+    ).reindex(columns=[name for name in COLUMNS if name != "file"])
+
+
+def score_files(files: Iterable[str | Path], seed: int) -> pd.DataFrame:
+    """Score files of answers.
+
+    Args:
+        files: one for each model and method.
+        seed: the one that the models were fetched with.
+
+    Returns:
+        A row for each file and level; see :func:`score_submission`.
+
+    Raises:
+        InputError: a file is wrong; the message names it.
+    """
+    tables = []
+    for file in files:
+        submission = read_submission(file)
+        try:
+            sealed = _find_model(submission, seed)
+            table = score_submission(submission, sealed)
+        except LensError as error:
+            raise InputError(f"answer {str(file)!r}: {error}") from error
+        tables.append(table.assign(file=str(file)))
+    return pd.concat(tables, ignore_index=True)[list(COLUMNS)]
+
+
+def _find_model(submission: Submission, seed: int) -> SealedModel:
+    """Return the model or the twin that has the seal of an answer."""
+    for sealed in sealed_models(submission.model, seed):
+        if sealed.seal == submission.seal:
+            return sealed
+    raise InputError(
+        f"its seal is neither that of {submission.model} fetched with --seed {seed},"
+        " nor that of its twin: give the seed that it was fetched with, and copy the"
+        " seal from bench.json; another version of the package makes other seals"
+    )

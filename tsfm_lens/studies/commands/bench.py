@@ -1,0 +1,111 @@
+"""Commands of the benchmark of methods: list, fetch, score and convert.
+
+They parse options and print; the work is in :mod:`tsfm_lens.studies.bench`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsfm_lens.cli.common import PAPERS, app, show_rows
+from tsfm_lens.cli.reading import AsJson
+from tsfm_lens.core.console import echo
+from tsfm_lens.core.io import check_writable
+
+benches = typer.Typer(
+    help=(
+        "Score a method of your own on models whose mechanism is known: `bench fetch`"
+        " writes one, `bench score` compares an answer with the truth."
+    ),
+    no_args_is_help=True,
+)
+app.add_typer(benches, name="bench", rich_help_panel=PAPERS)
+
+Seed = Annotated[
+    int,
+    typer.Option(min=0, help="Draws the model and its series; keep it to yourself."),
+]
+
+
+def _hide_library_progress() -> None:
+    """Turn off the bar of the library that writes weights, once for every model."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+@benches.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """List the models of the benchmark."""
+    from tsfm_lens.studies.bench.models import bench_names
+
+    names = bench_names()
+    echo(json.dumps(list(names)) if as_json else "\n".join(names))
+
+
+@benches.command()
+def fetch(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="One that `bench list` lists.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the model and its twin.")
+    ],
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model, its untrained twin and their series, without the truth."""
+    check_writable(out)
+    from tsfm_lens.studies.bench.models import TWIN
+    from tsfm_lens.studies.bench.models import fetch as fetch_model
+
+    _hide_library_progress()
+    folder = fetch_model(name, seed, out)
+    paths = [str(folder), str(folder / TWIN)]
+    echo(json.dumps(paths) if as_json else "\n".join(paths))
+
+
+@benches.command()
+def score(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="Answers, one a model.")
+    ],
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare answers with the truth."""
+    from tsfm_lens.studies.bench.scoring import score_files
+
+    _hide_library_progress()
+    table = score_files(files, seed)
+    if as_json:
+        # NaN, where a number means nothing, is no JSON
+        echo(table.to_json(orient="records"))
+        return
+    shown = table.drop(columns="file").astype(object)
+    rows = shown.where(table.drop(columns="file").notna(), "").values.tolist()
+    show_rows([str(name) for name in shown], rows, digits=3)
+
+
+@benches.command()
+def convert(
+    importances: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="importances.json of MIB's circuit track."),
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="What `bench fetch` wrote.")
+    ],
+    method: Annotated[str, typer.Option(help="Name of the method.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File of the answer.")],
+) -> None:
+    """Convert a file of MIB into an answer."""
+    check_writable(out.parent)
+    from tsfm_lens.studies.bench.submission import from_importances
+
+    from_importances(importances, folder, method).write(out)
+    echo(str(out))
