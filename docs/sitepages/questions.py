@@ -106,6 +106,13 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "inputs",
         ),
         Question(
+            "Which heads have an attention sink, and what is it for?",
+            "attention_sinks",
+            "A constant and what differs between series are told apart with two series"
+            " or more.",
+            "heads have one",
+        ),
+        Question(
             "Which heads have sharp attention?",
             "head_entropy",
             "Sharp heads often matter, but not always.",

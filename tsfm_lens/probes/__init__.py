@@ -12,6 +12,7 @@ from tsfm_lens.probes.given import check_arguments as _check_arguments
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
     from tsfm_lens.probes.attention import *
+    from tsfm_lens.probes.attention_sinks import *
     from tsfm_lens.probes.attribution import *
     from tsfm_lens.probes.circuits import *
     from tsfm_lens.probes.compare_models import *

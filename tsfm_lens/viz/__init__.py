@@ -13,6 +13,7 @@ from tsfm_lens.core.registry import figures
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
     from tsfm_lens.viz.attention import *
+    from tsfm_lens.viz.attention_sinks import *
     from tsfm_lens.viz.attribution import *
     from tsfm_lens.viz.circuits import *
     from tsfm_lens.viz.compare_models import *

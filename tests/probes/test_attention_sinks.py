@@ -1,0 +1,244 @@
+"""Changes of attention sinks are exact, and planted sinks are told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tsfm_lens
+from closeness import close_in_float32
+from refusals import expect_error
+from tiny_lenses import ATTENDING, archetypes, lens_of, tiny
+from tsfm_lens import probes, testing
+from tsfm_lens.ablation import Variant, point_forecasts
+from tsfm_lens.core.registry import find
+from tsfm_lens.data import bundled_names
+from tsfm_lens.hooks import EditPattern
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.models import load
+from tsfm_lens.models.noise import ranges
+from tsfm_lens.testing.models import random_config
+
+SEEDS = range(8)
+EMBEDDED = ("chronos-nano", "bolt-nano", "chronos2-nano")
+GAIN = 4.0
+"""Factor on the output of a planted head, so that it has a say."""
+
+
+def waves(count: int = 6, steps: int = 64) -> list[np.ndarray]:
+    """Series of different levels, seasons and noise."""
+    rng = np.random.default_rng(0)
+    times = np.arange(steps)
+    return [
+        10
+        + index
+        + (1 + index) * np.sin(2 * np.pi * times / (6 + 3 * index))
+        + 0.3 * rng.normal(size=steps)
+        for index in range(count)
+    ]
+
+
+def plant_sink(name: str, kind: str, seed: int) -> tuple[Any, Component]:
+    """A tiny model with a sink on the special token of its encoder, and its head.
+
+    All tokens have the direction ``all_have``, which the head's queries read; the
+    special token alone has ``special``, which the keys read. Nothing else writes there.
+    """
+    model = tiny(name)
+    testing.spread_weights(model, random_config(name)["gains"], seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    width = model.config.d_model
+    basis = torch.linalg.qr(torch.randn(width, width, generator=generator))[0]
+    special, all_have = basis[:, 0], basis[:, 1]
+    rest = basis[:, 2:] @ basis[:, 2:].T
+    size = 0.5 * width**0.5
+    # all series have the same embedding of the special token, which learns of them in
+    # the first layer
+    layer = 1 if kind == "broadcast" else 0
+    head = seed % model.config.num_heads
+    with torch.no_grad():
+        for block in model.encoder.block:
+            for part in block.layer:
+                part.layer_norm.weight.fill_(1.0)
+            for matrix in (
+                block.layer[0].SelfAttention.o,
+                block.layer[1].DenseReluDense.wo,
+            ):
+                matrix.weight.copy_(rest @ matrix.weight)
+        embeddings = model.shared.weight
+        if name == "chronos":
+            embeddings.copy_(embeddings @ rest + size * all_have)
+        else:
+            patches = model.input_patch_embedding
+            for linear in (patches.output_layer, patches.residual_layer):
+                linear.weight.copy_(rest @ linear.weight)
+                linear.bias.copy_(rest @ linear.bias)
+            patches.output_layer.bias += size * all_have
+        # EOS and REG both have the id 1
+        embeddings[1] = size * (2 * special + all_have)
+        first = model.encoder.block[0].layer[0].SelfAttention
+        first.relative_attention_bias.weight[:, head] = 0.0
+        attention = model.encoder.block[layer].layer[0].SelfAttention
+        rows = slice(head * model.config.d_kv, (head + 1) * model.config.d_kv)
+        attention.q.weight[rows] = 0.0
+        attention.k.weight[rows] = 0.0
+        attention.q.weight[rows.start] = all_have
+        attention.k.weight[rows.start] = special
+        if kind == "broadcast":
+            # what the first layer writes makes both directions a small part of the
+            # stream
+            attention.q.weight[rows.start] *= GAIN**2
+        value = attention.v.weight[rows] @ rest
+        if kind == "bias":
+            draw = torch.randn(model.config.d_kv, generator=generator)
+            value += torch.outer(draw, special)
+        if kind == "broadcast":
+            value = read_differences(model, value)
+        attention.v.weight[rows] = value
+        attention.o.weight[:, rows] *= GAIN
+    return model, Component("encoder", layer, "self_attn", head)
+
+
+def read_differences(model: Any, value: Tensor) -> Tensor:
+    """Value weights (d_head, d_model) that read what differs between the series.
+
+    They read the directions in which the special token differs most after one layer, at
+    right angles to its mean.
+    """
+    run = load(model, check=False).run(waves(), 6, rollout=False)
+    stream = run.record(["encoder_blocks.1.hook_resid_pre"])[
+        "encoder_blocks.1.hook_resid_pre"
+    ][:, -1]
+    token = stream / stream.square().mean(dim=-1, keepdim=True).sqrt()
+    mean = token.mean(dim=0)
+    across = token - torch.outer(token @ mean, mean) / mean.square().sum()
+    _, sizes, directions = torch.linalg.svd(across)
+    count = 3
+    return GAIN * value[:, :count] @ (directions[:count] / sizes[:count, None])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", ["nop", "bias", "broadcast"])
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_planted_sinks_are_told_apart(name: str, kind: str, seed: int) -> None:
+    model, component = plant_sink(name, kind, seed)
+    run = load(model, check=False).run(waves(), 6, rollout=False)
+    found = probes.attention_sinks(run).sel(component=str(component))
+    assert found["key_special"] in ("EOS", "REG")
+    assert str(found["sink"].values) == kind
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Sets the value of one key of one head to another, at ``hook_v``."""
+
+    target: str
+    head: int
+    key: int
+    value: Tensor
+    rows: None = None
+    positions: None = None
+
+    def change(self, point: Any) -> Any:
+        def replaced(value: Tensor, _state: Any) -> Tensor:
+            altered = value.clone()
+            altered[:, self.key, self.head] = self.value.to(value)
+            return altered
+
+        return replaced
+
+
+def masked(key: int) -> Any:
+    """Function of a pattern that masks a key, and normalises rows with other keys."""
+
+    def edit(pattern: Tensor) -> Tensor:
+        others = pattern.clone()
+        others[..., key] = 0.0
+        total = others.sum(dim=-1, keepdim=True)
+        return torch.where(total > 0, others / total, pattern)
+
+    return edit
+
+
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
+def test_changes_are_those_of_hooks(name: str) -> None:
+    """Values and patterns that hooks change inside the attention give the same."""
+    lens = lens_of(name)
+    # around zero, as all values of a high level are in one bin of a small model
+    series = [values - values.mean() for values in waves(3)]
+    run = lens.run(series, 3, rollout=False)
+    found = probes.attention_sinks(run, least=1.01)
+    sinks = found.isel(component=found["sink"].values != "none")
+    variants = []
+    for component, key in zip(
+        sinks["component"].values, sinks["key"].values.tolist(), strict=True
+    ):
+        head = Component.parse(str(component))
+        assert head.head is not None
+        prefix = lens.wiring.stack(head.stack).prefix
+        point = f"{prefix}.{head.layer}.{head.kind}.hook_v"
+        values = run.record([point])[point]
+        if values.shape[-2] != lens.wiring.stack(head.stack).n_heads:
+            pytest.skip("heads share their values")
+        values = values[:, key, head.head]
+        variants += [
+            Variant("", (Value(point, head.head, key, torch.zeros(())),)),
+            Variant("", (Value(point, head.head, key, values.mean(dim=0)),)),
+            Variant("", (EditPattern(head, masked(key)),)),
+        ]
+    assert variants
+    changes = np.abs(point_forecasts(run, variants) - run.point)
+    shares = changes[..., run.first_step :].mean(-1) / ranges(run, run.point)
+    expected = shares.reshape(-1, 3, len(run.batch))
+    for index, change in enumerate(("value_zero", "value_mean", "masked")):
+        actual = sinks[change].values
+        # a change is the difference of forecasts, whose size sets the rounding
+        level = np.abs(run.point).max() / ranges(run, run.point).min()
+        close_in_float32(
+            actual, expected[:, index], 1000, max(level, expected.max()), change
+        )
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_untrained_models_have_few_sinks(name: str) -> None:
+    series = [tsfm_lens.bundled(each).values[0][-96:] for each in bundled_names()[:6]]
+    run = tsfm_lens.load(name).run(series, 24)
+    shares = [
+        np.mean(probes.attention_sinks(run.twin(twin))["sink"].values != "none")
+        for twin in SEEDS
+    ]
+    assert np.mean(shares) <= 0.05
+
+
+def test_one_series_cannot_tell_a_bias_from_a_broadcast() -> None:
+    model, component = plant_sink("chronos-bolt", "bias", 0)
+    series = waves()[0]
+    lens = load(model, check=False)
+    for batch in ([series], [series, series]):
+        found = probes.attention_sinks(lens.run(batch, 6))
+        named = found.sel(component=str(component))
+        assert str(named["sink"].values) == "bias or broadcast"
+        assert np.isnan(named["value_mean"]).all()
+
+
+def test_no_sink_is_said_plainly() -> None:
+    run = tsfm_lens.load("bolt-nano").run(waves(), 6)
+    found = run.measure("attention_sinks")
+    assert (found["sink"] == "none").all()
+    # its decoder has one token, and a single query has no sink
+    assert np.isnan(found["odds"].sel(component="decoder.0.cross_attn.0")).all()
+    (panel,) = find("attention_sinks").draw_panels(found)
+    assert panel.sentences[0].startswith("No sink")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"least": 1}, "least is 1"), ({"smallest": 2}, "smallest")]
+)
+def test_wrong_limits_are_refused(options: dict[str, float], words: str) -> None:
+    run = tsfm_lens.load("bolt-nano").run(waves(), 6)
+    expect_error(words, probes.attention_sinks, run, **options)
