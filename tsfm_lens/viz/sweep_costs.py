@@ -180,11 +180,12 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
 
     A row is an entry: its median over datasets, the interval of that, and each dataset.
     The axis is logarithmic and ends at five times the error; what is beyond is an
-    arrow.
+    arrow. A dot is open unless the cost is significant.
 
     Args:
         table: of kind "sweep_costs".
-        top: rows of all models together, the cheapest and the costliest of each.
+        top: rows of all models together: every whole layer, then the cheapest and the
+            costliest of all else. A model has at least six rows of the latter.
 
     Returns:
         A panel for each model, with a row for each layer or head. The axis is the
@@ -200,12 +201,13 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
     most = max(top // len(models), _LEAST)
     chosen = [_choose(entries[entries["model"] == model], most) for model in models]
     canvas = sheet(
-        [_ROW * (rows["place"].max() + 1) for rows in chosen],
+        [_ROW * len(rows) for rows in chosen],
         titles=models if len(models) > 1 else None,
         row_gap=_GAP,
         shared_xaxes=True,
     )
-    places = pd.concat(chosen)[["model", "label", "place"]]
+    rows_of_all = pd.concat(chosen)
+    places = rows_of_all[rows_of_all["hidden"] == 0][["model", "label", "place"]]
     members = table.merge(places, on=["model", "label"])
     columns = ["member_change", "median_lower", "median_upper"]
     bounds = ratio_bounds(1 + members[columns].to_numpy())
@@ -214,9 +216,9 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
     for panel, model, rows in zip(canvas, models, chosen, strict=True):
         panel.background_band(bounds[0], 1 + tolerance, mixed(SKY, 0.2), across=True)
         panel.vline(1.0)
-        hidden = int((entries["model"] == model).sum()) - len(rows)
-        _label_rows(panel, rows, hidden)
-        is_cut |= _draw_rows(panel, rows, members[members["model"] == model], bounds)
+        _label_rows(panel, rows)
+        drawn = rows[rows["hidden"] == 0]
+        is_cut |= _draw_rows(panel, drawn, members[members["model"] == model], bounds)
     canvas.x(**ratio_axis(bounds))
     canvas.panel(len(models)).x("change of MASE (%, log scale)")
     unit = f"{table['units'].max()} {table['unit'].iloc[0]}"
@@ -232,6 +234,7 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
         f"grey: {table['unit'].iloc[0]}",
         f"shaded: below +{percent(tolerance)}",
         arrows,
+        sweep.remark_power(table),
     )
 
 
@@ -241,36 +244,37 @@ panels("sweep_costs")(
 
 
 def _choose(entries: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return the cheapest and the costliest entries, ``most`` of them, by cost.
+    """Return the entries to draw by cost, ``most`` of them or somewhat more.
 
-    ``place`` is that of their rows, where one is left free for those between.
+    Whole layers are never hidden. ``place`` is that of a row. Entries that are hidden
+    between two rows share one, whose ``hidden`` is their number; it is 0 elsewhere.
     """
     ordered = entries.sort_values("median", kind="stable", ignore_index=True)
-    ordered["place"] = ordered.index
-    hidden = len(ordered) - most
-    if hidden <= 0:
-        return ordered
-    cheapest = most // 2
-    costliest = ordered.iloc[cheapest + hidden :]
-    costliest = costliest.assign(place=costliest["place"] - hidden + 1)
-    return pd.concat([ordered.iloc[:cheapest], costliest])
+    is_whole = (ordered["family"] == "layers") & (ordered["part"] == "both")
+    rest = ordered.index[~is_whole]
+    n_drawn = max(most - int(is_whole.sum()), _LEAST)
+    n_hidden = max(len(rest) - n_drawn, 0)
+    cheapest = n_drawn // 2
+    hidden = ordered.index.isin(rest[cheapest : cheapest + n_hidden])
+    # one place for each drawn row, and one for a run of hidden ones
+    begins = ~hidden | ~np.append(False, hidden[:-1])
+    ordered["place"] = begins.cumsum() - 1
+    count = pd.Series(hidden).groupby(ordered["place"]).transform("sum")
+    return ordered.assign(hidden=count)[begins]
 
 
-def _label_rows(panel: Panel, rows: pd.DataFrame, hidden: int) -> None:
-    """Write names and costs beside the rows, and how many have none."""
-    texts = {
-        row["place"]: f"{plain(row['name'])}  {sweep.change_text(row['median'])}"
-        for row in sweep.told(rows)
-    }
-    count = int(rows["place"].max()) + 1
-    if hidden:
-        # the one place without an entry
-        free = (set(range(count)) - set(texts)).pop()
-        texts[free] = f"{hidden} more between"
+def _label_rows(panel: Panel, rows: pd.DataFrame) -> None:
+    """Write names and costs beside the rows, and how many entries are hidden."""
+    texts = []
+    for row in sweep.told(rows):
+        text = f"{plain(row['name'])}  {sweep.change_text(row['median'])}"
+        if row["hidden"]:
+            text = f"{row['hidden']} more between"
+        texts.append(text)
     panel.y(
-        tickvals=list(texts),
-        ticktext=list(texts.values()),
-        range=[count - 0.5, -0.5],
+        tickvals=rows["place"].tolist(),
+        ticktext=texts,
+        range=[len(rows) - 0.5, -0.5],
         ticks="",
     )
 
@@ -307,7 +311,12 @@ def _draw_rows(
         1 + rows[name].to_numpy() for name in ("median", "median_lower", "median_upper")
     )
     estimate = EffectEstimate(
-        middle, low, high, np.ones(len(rows)), rows["significant"].to_numpy(bool)
+        middle,
+        low,
+        high,
+        np.ones(len(rows)),
+        rows["significant"].to_numpy(bool),
+        pales=True,
     )
     cut |= _marks(
         panel,
@@ -329,12 +338,15 @@ def _marks(
     x, y = np.asarray(x, dtype=float), np.asarray(y)
     hover = "%{text}"
     panel.dots(x, y, "", hover, text=texts, across=True, **style)
-    style.pop("noise", None)
+    effect = style.pop("noise", None)
     for end, beyond, symbol in (
-        (bounds[0], x < bounds[0], "triangle-left"),
-        (bounds[1], x > bounds[1], "triangle-right"),
+        (bounds[0], np.asarray(x < bounds[0]), "triangle-left"),
+        (bounds[1], np.asarray(x > bounds[1]), "triangle-right"),
     ):
         if beyond.any():
+            noise = None
+            if effect is not None:
+                noise = effect.at(beyond).without_range
             panel.dots(
                 np.full(beyond.sum(), end),
                 y[beyond],
@@ -342,6 +354,7 @@ def _marks(
                 hover,
                 text=np.array(texts)[beyond],
                 symbol=symbol,
+                noise=noise,
                 cliponaxis=False,
                 **style | {"size": _ARROW},
             )

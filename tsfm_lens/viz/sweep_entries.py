@@ -98,7 +98,7 @@ def describe_power(tables: Sequence[pd.DataFrame]) -> str:
     few = tests.query("units < needed")
     if few.empty:
         return ""
-    hardest = told(few.nlargest(1, "tests"))[0]
+    hardest = _hardest(few)
     nothing = "nothing can be significant"
     if len(few) < len(tests):
         nothing = f"nothing can be significant among {hardest['tests']} tests"
@@ -106,6 +106,23 @@ def describe_power(tables: Sequence[pd.DataFrame]) -> str:
         f"With {hardest['over']} {nothing} after correction ({hardest['needed']}"
         " needed)."
     )
+
+
+def remark_power(table: pd.DataFrame) -> str:
+    """Return for a caption how many units a significant change needs; "" with enough.
+
+    An example is "3 datasets are too few for a test, which needs 12".
+    """
+    few = _tests([table]).query("units < needed")
+    if few.empty:
+        return ""
+    hardest = _hardest(few)
+    return f"{hardest['over']} are too few for a test, which needs {hardest['needed']}"
+
+
+def _hardest(families: pd.DataFrame) -> dict[str, Any]:
+    """Return the family with most tests, which needs most units."""
+    return told(families.nlargest(1, "tests"))[0]
 
 
 def _tests(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -331,7 +348,12 @@ def labelled(
     for name in (variable, *index):
         ds[name].attrs["long_name"] = _LABELS.get(name, name.replace("_", " "))
     confidence = float(table.attrs.get("confidence", CONFIDENCE))
-    return ds.assign_attrs(kind=table.attrs.get("kind", ""), confidence=confidence)
+    power = ""
+    if "significant" in table:
+        power = remark_power(table)
+    return ds.assign_attrs(
+        kind=table.attrs.get("kind", ""), confidence=confidence, power=power
+    )
 
 
 def panels_by_model(
