@@ -18,8 +18,10 @@ from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.planner.config import parse_config
+from tsfm_lens.sweep.results.families import chosen_and_drawn
 from tsfm_lens.sweep.results.gathering import Gathered, gather
 from tsfm_lens.sweep.store import Store
+from tsfm_lens.viz.sweep_recipes import read_selection
 
 CONTENT = {
     "name": "results",
@@ -120,6 +122,30 @@ def test_effects_are_ratios_of_geometric_means(
             scipy.stats.binomtest(int((logs > 0).sum()), 4).pvalue
         )
     assert "exact sign test over 4 datasets" in table.attrs["test"]
+
+
+def test_draws_of_the_same_heads_count_once() -> None:
+    """Plans of earlier versions may repeat a draw, or draw the heads of the recipe."""
+    lines = pd.DataFrame(
+        {
+            "family": ["recipes", *["random"] * 5],
+            "variant": ["x", "a", "b", "b", "x", "b"],
+            "seed": [-1, 0, 1, 2, 3, 4],
+        }
+    )
+    chosen, draws = chosen_and_drawn(lines)
+    assert chosen["variant"].tolist() == ["x"]
+    assert draws["seed"].tolist() == [0, 1]
+
+
+def test_choices_say_how_many_there_are(gathered: Gathered) -> None:
+    """Of two layers with four heads each, two of them stay in 6 x 6 ways."""
+    table = gathered.results["selection"]
+    assert set(table["possible"]) == {35}
+    assert "cannot be chosen in another way" not in " ".join(read_selection(table))
+    few = table.assign(possible=2)
+    assert "cannot be chosen in another way" in " ".join(read_selection(few))
+    assert "2 distinct random ones" in " ".join(read_selection(few))
 
 
 def test_each_number_has_one_verdict(gathered: Gathered, plan: pd.DataFrame) -> None:

@@ -260,7 +260,8 @@ def _choose(entries: pd.DataFrame, most: int) -> pd.DataFrame:
     begins = ~hidden | ~np.append(False, hidden[:-1])
     ordered["place"] = begins.cumsum() - 1
     count = pd.Series(hidden).groupby(ordered["place"]).transform("sum")
-    return ordered.assign(hidden=count)[begins]
+    rows: pd.DataFrame = ordered.assign(hidden=count)[begins]
+    return rows
 
 
 def _label_rows(panel: Panel, rows: pd.DataFrame) -> None:
