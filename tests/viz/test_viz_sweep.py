@@ -198,7 +198,7 @@ def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> N
     table["median_upper"] = 0.5
     finding, medians, *_ = read_costs(table)
     assert "only layer 2 tolerates" in medians
-    assert "layer 3 costs most, +25.0 %" in medians
+    assert "largest median: layer 3, +25.0 %" in medians
     assert "5 of 15 heads" in medians
     assert "not tested" in medians
     count = table["label"].nunique()
@@ -209,8 +209,28 @@ def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> N
     table.loc[chosen, "significant"] = True
     table.loc[heads & (table["head"] == 1) & (table["layer"] == 0), "median_upper"] = 0
     finding = read_costs(table)[0]
-    assert f"1 of {count} costs is significant: layer 3 heads (+25.0 %)" in finding
+    assert (
+        f"1 of {count} costs is significant: layer 3 heads (median +25.0 %)" in finding
+    )
     assert finding.endswith("below 1 % by the whole interval: L0 H1.")
+
+
+def test_who_costs_most_follows_from_the_test(
+    sweep: dict[str, pd.DataFrame],
+) -> None:
+    """Neither the order of medians nor a share of resamples says who costs most."""
+    for model in ("alpha", "beta"):
+        table = sweep["costs"][sweep["costs"]["model"] == model].copy()
+        table.attrs = sweep["costs"].attrs
+        table["lead_share"] = 0.9
+        text = " ".join(read_costs(table))
+        assert "no layer or head costs significantly most" in text
+        assert text.count("most") == 1
+        rows = (table["family"] == "layers") & (table["layer"] == 1)
+        table.loc[rows & (table["part"] == "mlp"), "leads"] = "highest"
+        text = " ".join(read_costs(table))
+        assert "without its MLP, layer 1 MLP costs significantly most" in text
+        assert text.count("costs significantly most") == 1
 
 
 def test_single_heads_are_mapped_by_change(

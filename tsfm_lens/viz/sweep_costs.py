@@ -69,7 +69,7 @@ def read_costs(table: pd.DataFrame) -> list[str]:
             of_part = layers[layers["part"] == part]
             if len(of_part):
                 clauses.append(_tolerating(of_part, lost, tolerance))
-                leading += _leading(of_part, f"{model}, without {lost}")
+                leading += _leading(of_part, lost)
         heads = rows[rows["family"] == "heads"]
         if len(heads):
             count = int((heads["median"] < tolerance).sum())
@@ -79,14 +79,17 @@ def read_costs(table: pd.DataFrame) -> list[str]:
                 f"{count or 'none'} of {sweep.counted(len(heads), 'head')}"
                 f" {verb(count, 'cost')} less than {limit}, each by itself",
             )
-            leading += _leading(heads, f"{model}, without one head")
+            leading += _leading(heads, "one head")
         over = f"{rows['units'].max()} {rows['unit'].iloc[0]}"
         finding.append(
             f"{model} on {over}: {_significant(rows)}; {_removable(rows, tolerance)}."
         )
         # medians are of these units, and say nothing of others
         out.append(f"{model}, by medians, which are not tested: {'; '.join(clauses)}.")
-        out += leading
+        if leading:
+            out.append(f"{model}: {'; '.join(leading)}.")
+        else:
+            out.append(f"{model}: no layer or head costs significantly most.")
     return [" ".join(finding), *out]
 
 
@@ -102,7 +105,7 @@ def _significant(rows: pd.DataFrame) -> str:
             f"none of {count} is significant (largest median: {most['name']}, {cost})"
         )
     named = [
-        f"{row['name']} ({sweep.change_text(row['median'])})"
+        f"{row['name']} (median {sweep.change_text(row['median'])})"
         for row in tested[:_MAX_NAMES]
     ]
     if len(tested) > _MAX_NAMES:
@@ -125,23 +128,21 @@ def _removable(rows: pd.DataFrame, tolerance: float) -> str:
 
 
 def _tolerating(rows: pd.DataFrame, lost: str, tolerance: float) -> str:
-    """Say which layers can lose a part, and what it costs where it costs most."""
+    """Say which layers can lose a part, and where the median cost is largest."""
     layers = rows[rows["median"] < tolerance]["layer"].tolist()
     text = f"{sweep.name_tolerating(layers, len(rows))} losing {lost}"
     if len(layers) == len(rows) or len(rows) < 2:
         return text
     most = sweep.told(rows.nlargest(1, "median"))[0]
     cost = sweep.change_text(most["median"])
-    return f"{text} (layer {most['layer']} costs most, {cost})"
+    return f"{text} (largest median: layer {most['layer']}, {cost})"
 
 
-def _leading(rows: pd.DataFrame, subject: str) -> list[str]:
-    """Say which entry costs most in how many resamples."""
-    most = sweep.told(rows.nlargest(1, "lead_share"))
+def _leading(rows: pd.DataFrame, lost: str) -> list[str]:
+    """Say which entry costs significantly more than each of the others, if any."""
     return [
-        f"{subject}: {row['name']} costs most{sweep.in_resamples(row)}."
-        for row in most
-        if row["lead_share"] > 0
+        f"without {lost}, {row['name']} costs significantly most"
+        for row in sweep.told(rows[rows["leads"] == "highest"])
     ]
 
 
