@@ -16,8 +16,9 @@ import scipy.stats
 import planted
 from closeness import close_in_float32
 from refusals import expect_error
-from tsfm_lens.sweep.engine.sweeping import run_sweep
-from tsfm_lens.sweep.planner.config import parse_config
+from tsfm_lens.sweep.engine.status import stored_status
+from tsfm_lens.sweep.engine.sweeping import plan_sweep, run_sweep
+from tsfm_lens.sweep.planner.config import SweepConfig, parse_config
 from tsfm_lens.sweep.results.families import chosen_and_drawn
 from tsfm_lens.sweep.results.gathering import Gathered, gather
 from tsfm_lens.sweep.store import Store
@@ -321,3 +322,40 @@ def test_shorter_searches_agree_with_the_scan(search: str, tmp_path: Path) -> No
     assert found["kept"].tolist() == scan["kept"].tolist()
     assert (found["evaluations"] <= scan["evaluations"]).all()
     close_in_float32(found["change"], scan["change"], magnitude=1.0)
+
+
+def test_plan_run_and_end_count_the_same_cells(tmp_path: Path) -> None:
+    """What a plan, the bar of a run and its end count adds up: cells that are known
+    beforehand, and those that may depend on results.
+    """
+    recipe = tmp_path / "measured.yaml"
+    recipe.write_text("name: measured\nlayers_at: [{layers: middle third, extra: 1}]\n")
+    variants = {
+        "layers": {"sizes": [1]},
+        "heads_at": {"tolerance": 0.5, "orders": ["stable_rank"]},
+        "recipes": [str(recipe)],
+        "random_seeds": 9,
+    }
+    data = [{"source": "bundled", "names": ["nile"], "horizon": 6, "windows": 2}]
+    config = parse_config({**CONTENT, "data": data, "variants": variants})
+    planned = plan_sweep(config, tmp_path / "store")
+    totals = []
+    outcome = run_sweep(
+        config,
+        tmp_path / "store",
+        progress=lambda what, count, total, left: totals.append((count, total)),
+    )
+    # a recipe and nine random choices, on one chunk of windows
+    assert "up to 10 further variants (10 cells)" in planned.later
+    assert outcome.most == planned.cells + 10
+    assert totals[0][1] == outcome.most
+    assert totals[-1] == (outcome.cells, outcome.cells)
+    assert outcome.cells == outcome.finished == stored_cells(config, tmp_path)
+    assert planned.cells < outcome.cells < outcome.most
+
+
+def stored_cells(config: SweepConfig, folder: Path) -> int:
+    """The number of cells that the status of the finished sweep has."""
+    progress = stored_status(config, folder / "store")
+    assert progress is not None
+    return progress.cells
