@@ -261,7 +261,7 @@ def _to_latex(
     ``text_columns`` are columns of text, which is escaped; the others hold LaTeX
     already. A note on a sign is left out where no cell has the sign.
     """
-    has_missing = cells.eq(_NONE).any(axis=None)
+    has_missing = bool((cells == _NONE).to_numpy().any())
     for name in text_columns:
         # a line break or a tab in a name would break the row
         cells[name] = cells[name].astype(str).str.split().str.join(" ")
