@@ -401,6 +401,7 @@ def recipes(
     choice = choice.merge(pd.DataFrame(against), on=keys, how="left")
     choice = choice.fillna({"n_worse": -1}).astype({"n_worse": int})
     choice["diff_significant"] = choice["diff_p"] < 0.01
+    choice["possible"] = 20
     return heavy, table(choice, "sweep_selection")
 
 

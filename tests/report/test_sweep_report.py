@@ -150,6 +150,33 @@ def test_recipes_are_table_with_bold_changes(
     ]["significant"].tolist()
 
 
+@pytest.mark.parametrize("name", ["costs", "layers", "heads", "curves"])
+@pytest.mark.parametrize("units", [3, 16])
+def test_tables_explain_their_numbers(
+    name: str, units: int, swept: dict[str, pd.DataFrame]
+) -> None:
+    """Below a table stand its statistic, what is corrected, and what a dash means."""
+    table = swept[name].assign(units=units, unit="datasets", tests=21)
+    table.attrs = swept[name].attrs
+    if units == 3:
+        ends = ["lower", "upper", "median_lower", "median_upper"]
+        table[ends] = np.nan
+    text = latex(table)
+    notes = " ".join(line for line in text.splitlines() if "footnotesize" in line)
+    # in the foot of a table that runs over pages, else below its rows
+    assert text.index("bottomrule") < text.index("footnotesize")
+    statistic = "geometric means"
+    if name == "costs":
+        statistic = f"medians over {units} datasets"
+    assert statistic in notes
+    assert r"95 \% intervals, not corrected" in notes
+    assert f"over {units} datasets, Holm-corrected for 21 tests" in notes
+    assert ("--: " in notes) is (units == 3)
+    assert ("needs 6" in notes) is (units == 3 and name == "costs")
+    assert ("(median)" in text) is (name == "costs")
+    assert ("(geometric mean)" in text) is (name != "costs")
+
+
 def test_names_cannot_break_pages_or_folders(evil: str, tmp_path: Path) -> None:
     """Names cannot break a table, a page or a folder."""
     bad = r"a\b{}_%$#~^ & \input{/etc/passwd}"
@@ -272,7 +299,7 @@ def test_readings_name_only_significant_changes(
     messages = read_distances(table, "both")[0]
     assert messages.startswith(
         "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to"
-        " +30.0 % (median +10.2 %); significant: 3 of 4: layer 0 (+30.0 %"
+        " +30.0 % (geometric means over datasets); significant: 3 of 4: layer 0 (+30.0"
     )
     assert "layer 1" not in messages
     none = changed(table, mine, significant=False)
@@ -280,6 +307,11 @@ def test_readings_name_only_significant_changes(
     # the test says nothing where it could not decide
     few = read_distances(none.assign(units=3, unit="sources", tests=24), "both")[0]
     assert "significant" not in few
+    # who costs most is what the test says, whatever the shares of resamples are
+    often = changed(table, mine, lead_share=[0.55, 0, 0, 0.45])
+    assert read_distances(often, "both")[1] == "None costs significantly most."
+    leading = changed(table, mine, leads=["", "", "", "highest"])
+    assert read_distances(leading, "both")[1] == "Layer 3 costs significantly most."
     first = swept["recipes"].index == 0
     new = {
         "change": 0.0612,

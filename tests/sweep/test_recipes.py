@@ -18,7 +18,7 @@ from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.hooks.component import components, select_components
 from tsfm_lens.models import Lens, load
-from tsfm_lens.probes.recipes import ablated_share
+from tsfm_lens.probes.recipes import ablated_share, random_heads
 from tsfm_lens.sweep.planner import recipes
 from tsfm_lens.sweep.planner.orders import rankings
 from tsfm_lens.sweep.planner.recipes import (
@@ -151,6 +151,32 @@ def test_recipe_file_formats_agree(tmp_path: Path) -> None:
         ("random", 5, 1),
     ]
     assert all("decoder.2.mlp" in entry.spec.components for entry in drawn)
+
+
+@pytest.mark.parametrize("model", ["bolt-nano", "chronos-nano"])
+@pytest.mark.parametrize(
+    ("heads", "possible"),
+    [({1: [2]}, 3), ({1: [0, 2]}, 5), ({0: [1], 2: [3]}, 15), ({0: [0, 1, 2, 3]}, 0)],
+)
+def test_random_sets_of_heads_are_distinct(
+    heads: dict[int, list[int]], possible: int, model: str
+) -> None:
+    """No two draws ablate the same heads, and none those of the recipe; more seeds than
+    sets give every set once.
+    """
+    lens = load(model)
+    recipe = parse_recipe({"name": "x", "heads": heads})
+    for n_seeds in (1, 4, 40):
+        chosen, *drawn = to_entries(recipe, lens, random_seeds=range(n_seeds))
+        assert len(drawn) == min(n_seeds, possible)
+        assert len({entry.spec.id for entry in [chosen, *drawn]}) == 1 + len(drawn)
+        assert {entry.tags["possible"] for entry in drawn} <= {possible}
+        # a set is named by the seed that draws it
+        for entry in drawn:
+            keep = {layer: 4 - len(indices) for layer, indices in heads.items()}
+            seed = int(entry.tags["seed"])
+            expected = random_heads(lens, keep, seed=seed)
+            assert set(entry.spec.components) == {str(each) for each in expected}
 
 
 def test_recipe_uses_measured_heads_at_k() -> None:

@@ -16,10 +16,13 @@ import scipy.stats
 import planted
 from closeness import close_in_float32
 from refusals import expect_error
-from tsfm_lens.sweep.engine.sweeping import run_sweep
-from tsfm_lens.sweep.planner.config import parse_config
+from tsfm_lens.sweep.engine.status import stored_status
+from tsfm_lens.sweep.engine.sweeping import plan_sweep, run_sweep
+from tsfm_lens.sweep.planner.config import SweepConfig, parse_config
+from tsfm_lens.sweep.results.families import chosen_and_drawn
 from tsfm_lens.sweep.results.gathering import Gathered, gather
 from tsfm_lens.sweep.store import Store
+from tsfm_lens.viz.sweep_recipes import read_selection
 
 CONTENT = {
     "name": "results",
@@ -120,6 +123,30 @@ def test_effects_are_ratios_of_geometric_means(
             scipy.stats.binomtest(int((logs > 0).sum()), 4).pvalue
         )
     assert "exact sign test over 4 datasets" in table.attrs["test"]
+
+
+def test_draws_of_the_same_heads_count_once() -> None:
+    """Plans of earlier versions may repeat a draw, or draw the heads of the recipe."""
+    lines = pd.DataFrame(
+        {
+            "family": ["recipes", *["random"] * 5],
+            "variant": ["x", "a", "b", "b", "x", "b"],
+            "seed": [-1, 0, 1, 2, 3, 4],
+        }
+    )
+    chosen, draws = chosen_and_drawn(lines)
+    assert chosen["variant"].tolist() == ["x"]
+    assert draws["seed"].tolist() == [0, 1]
+
+
+def test_choices_say_how_many_there_are(gathered: Gathered) -> None:
+    """Of two layers with four heads each, two of them stay in 6 x 6 ways."""
+    table = gathered.results["selection"]
+    assert set(table["possible"]) == {35}
+    assert "cannot be chosen in another way" not in " ".join(read_selection(table))
+    few = table.assign(possible=2)
+    assert "cannot be chosen in another way" in " ".join(read_selection(few))
+    assert "2 distinct random ones" in " ".join(read_selection(few))
 
 
 def test_each_number_has_one_verdict(gathered: Gathered, plan: pd.DataFrame) -> None:
@@ -295,3 +322,40 @@ def test_shorter_searches_agree_with_the_scan(search: str, tmp_path: Path) -> No
     assert found["kept"].tolist() == scan["kept"].tolist()
     assert (found["evaluations"] <= scan["evaluations"]).all()
     close_in_float32(found["change"], scan["change"], magnitude=1.0)
+
+
+def test_plan_run_and_end_count_the_same_cells(tmp_path: Path) -> None:
+    """What a plan, the bar of a run and its end count adds up: cells that are known
+    beforehand, and those that may depend on results.
+    """
+    recipe = tmp_path / "measured.yaml"
+    recipe.write_text("name: measured\nlayers_at: [{layers: middle third, extra: 1}]\n")
+    variants = {
+        "layers": {"sizes": [1]},
+        "heads_at": {"tolerance": 0.5, "orders": ["stable_rank"]},
+        "recipes": [str(recipe)],
+        "random_seeds": 9,
+    }
+    data = [{"source": "bundled", "names": ["nile"], "horizon": 6, "windows": 2}]
+    config = parse_config({**CONTENT, "data": data, "variants": variants})
+    planned = plan_sweep(config, tmp_path / "store")
+    totals = []
+    outcome = run_sweep(
+        config,
+        tmp_path / "store",
+        progress=lambda what, count, total, left: totals.append((count, total)),
+    )
+    # a recipe and nine random choices, on one chunk of windows
+    assert "up to 10 further variants (10 cells)" in planned.later
+    assert outcome.most == planned.cells + 10
+    assert totals[0][1] == outcome.most
+    assert totals[-1] == (outcome.cells, outcome.cells)
+    assert outcome.cells == outcome.finished == stored_cells(config, tmp_path)
+    assert planned.cells < outcome.cells < outcome.most
+
+
+def stored_cells(config: SweepConfig, folder: Path) -> int:
+    """The number of cells that the status of the finished sweep has."""
+    progress = stored_status(config, folder / "store")
+    assert progress is not None
+    return progress.cells

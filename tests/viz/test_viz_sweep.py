@@ -80,7 +80,8 @@ def test_few_rows_are_the_cheapest_and_the_costliest(
     sweep: dict[str, pd.DataFrame],
 ) -> None:
     """Half of the rows are of either end, and one between says how many are hidden."""
-    table = sweep["costs"][sweep["costs"]["model"] == "beta"].copy()
+    table = sweep["costs"][sweep["costs"]["model"] == "beta"]
+    table = table[(table["part"] != "both") | (table["family"] == "heads")].copy()
     table.attrs = sweep["costs"].attrs
     medians = table.drop_duplicates("label")["median"].sort_values(kind="stable")
     fig = viz.cost_forest(table, top=8)
@@ -90,6 +91,77 @@ def test_few_rows_are_the_cheapest_and_the_costliest(
     (dots,) = (trace for trace in fig.data if len(trace.x) == 8)
     np.testing.assert_allclose(dots.x, 1 + medians.iloc[[0, 1, 2, 3, -4, -3, -2, -1]])
     assert list(dots.y) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("top", [1, 8, 16])
+def test_whole_layers_are_never_hidden(
+    top: int, sweep: dict[str, pd.DataFrame]
+) -> None:
+    """Heads and parts of layers are hidden, in numbers that add up; no layer is."""
+    entries = sweep["costs"].drop_duplicates(["model", "label"])
+    fig = viz.cost_forest(sweep["costs"], top=top)
+    axes = {"alpha": fig.layout.yaxis, "beta": fig.layout.yaxis2}
+    for model, axis in axes.items():
+        mine = entries[entries["model"] == model]
+        texts = list(axis.ticktext)
+        hidden = [int(text.split()[0]) for text in texts if "more between" in text]
+        assert len(texts) - len(hidden) + sum(hidden) == len(mine)
+        whole = mine[(mine["family"] == "layers") & (mine["part"] == "both")]
+        for layer in whole["layer"]:
+            assert any(text.startswith(f"layer {layer}  ") for text in texts)
+        # rows that are not hidden stand at their medians, in the order of cost
+        assert list(axis.tickvals) == list(range(len(texts)))
+    for trace in fig.data:
+        for at, text in zip(trace.y, trace.text or (), strict=False):
+            axis = {"y": fig.layout.yaxis, "y2": fig.layout.yaxis2}[trace.yaxis or "y"]
+            name = axis.ticktext[int(at)].rpartition("  ")[0]
+            assert text.startswith((f"{name}<br>", f"{name} on "))
+
+
+def test_nothing_significant_is_drawn_open(sweep: dict[str, pd.DataFrame]) -> None:
+    """Where nothing is significant every mark is open, of every figure of a sweep, and
+    the caption says how many units a test needs where there are too few.
+    """
+    for name in ("costs", "layers", "curves", "recipes", "selection"):
+        table = sweep[name].assign(significant=False)
+        table.attrs = sweep[name].attrs
+        if name == "selection":
+            table["diff_significant"] = False
+        few = table.assign(units=3, unit="datasets", tests=21)
+        for each, too_few in ((table, False), (few, True)):
+            fig = viz.plot(each)
+            marked = []
+            for trace in fig.data:
+                symbols = trace.marker.symbol
+                if isinstance(symbols, tuple | list | np.ndarray):
+                    marked += list(symbols)
+            assert marked or heatmaps(fig), name
+            assert all(symbol.endswith("-open") for symbol in marked), name
+            subtitle = fig.layout.meta["subtitle"]
+            assert "not significant" in subtitle
+            assert ("3 datasets are too few" in subtitle) is too_few
+            # 2 / 2**n * 21 <= 0.05 from n = 10 on
+            assert ("needs 10" in subtitle) is too_few
+
+
+def test_arrows_of_costs_are_open_unless_significant(
+    sweep: dict[str, pd.DataFrame],
+) -> None:
+    """A median off the axis is marked as one on it."""
+    table = sweep["costs"].copy()
+    first = table.iloc[0]
+    rows = (table["model"] == first["model"]) & (table["label"] == first["label"])
+    table.loc[rows, ["median", "median_upper"]] = 40.0
+    for significant, symbol in (
+        (True, "triangle-right"),
+        (False, "triangle-right-open"),
+    ):
+        table.loc[rows, "significant"] = significant
+        fig = viz.cost_forest(table)
+        (arrow,) = (
+            trace for trace in fig.data if trace.text and "4000.0 %" in trace.text[0]
+        )
+        assert list(arrow.marker.symbol) == [symbol]
 
 
 def test_costs_off_the_axis_have_an_arrow(sweep: dict[str, pd.DataFrame]) -> None:
@@ -126,7 +198,7 @@ def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> N
     table["median_upper"] = 0.5
     finding, medians, *_ = read_costs(table)
     assert "only layer 2 tolerates" in medians
-    assert "layer 3 costs most, +25.0 %" in medians
+    assert "largest median: layer 3, +25.0 %" in medians
     assert "5 of 15 heads" in medians
     assert "not tested" in medians
     count = table["label"].nunique()
@@ -137,8 +209,28 @@ def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> N
     table.loc[chosen, "significant"] = True
     table.loc[heads & (table["head"] == 1) & (table["layer"] == 0), "median_upper"] = 0
     finding = read_costs(table)[0]
-    assert f"1 of {count} costs is significant: layer 3 heads (+25.0 %)" in finding
+    assert (
+        f"1 of {count} costs is significant: layer 3 heads (median +25.0 %)" in finding
+    )
     assert finding.endswith("below 1 % by the whole interval: L0 H1.")
+
+
+def test_who_costs_most_follows_from_the_test(
+    sweep: dict[str, pd.DataFrame],
+) -> None:
+    """Neither the order of medians nor a share of resamples says who costs most."""
+    for model in ("alpha", "beta"):
+        table = sweep["costs"][sweep["costs"]["model"] == model].copy()
+        table.attrs = sweep["costs"].attrs
+        table["lead_share"] = 0.9
+        text = " ".join(read_costs(table))
+        assert "no layer or head costs significantly most" in text
+        assert text.count("most") == 1
+        rows = (table["family"] == "layers") & (table["layer"] == 1)
+        table.loc[rows & (table["part"] == "mlp"), "leads"] = "highest"
+        text = " ".join(read_costs(table))
+        assert "without its MLP, layer 1 MLP costs significantly most" in text
+        assert text.count("costs significantly most") == 1
 
 
 def test_single_heads_are_mapped_by_change(

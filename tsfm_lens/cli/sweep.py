@@ -228,6 +228,8 @@ def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
         f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed}"
         " of them before this run)"
     )
+    if outcome.most > outcome.cells:
+        text += f"; up to {outcome.most} could have been needed"
     echo(f"{text}; they are in {folder}")
     err = console(stderr=True)
     for line in outcome.notes:

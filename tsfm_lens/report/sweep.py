@@ -19,6 +19,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import check_writable
 from tsfm_lens.core.registry import FigurePanel, check, find_figures
 from tsfm_lens.core.spreadsheets import to_csv
+from tsfm_lens.core.stats import CONFIDENCE, units_needed
 from tsfm_lens.report.build import draw_results, render_page
 from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import (
@@ -171,6 +172,7 @@ def _inline(value: Any) -> str:
 
 ANSWER = "sweep_costs"
 """Kind of the result that answers what can go, which leads the page."""
+_NONE = "--"  # cell without a value
 _LONG = 45  # rows that still fit a page
 # pandas' Styler writes each style as a LaTeX command before the value: \bfseries is for
 # text, \boldmath for numbers between dollars
@@ -188,7 +190,7 @@ def latex(table: pd.DataFrame) -> str:
         kind = str(table.attrs.get("kind"))
     wide = {"sweep_recipes": _recipes, "sweep_datasets": _datasets}
     if kind in wide:
-        return _to_latex(*wide[kind](table))
+        return _to_latex(*wide[kind](table), _notes(table))
     if kind not in _SHEETS:
         # which raises the error for a result of another kind
         check(table, "sweep_effects")
@@ -211,17 +213,55 @@ def latex(table: pd.DataFrame) -> str:
     if "bold" in caption:
         changes = [name for name in columns if name.startswith("% change")]
         bold[changes[0]] = [bool(row["significant"]) for row in rows]
-    return _to_latex(cells, list(sheet.text_columns), bold, caption)
+    return _to_latex(cells, list(sheet.text_columns), bold, caption, _notes(table))
+
+
+def _notes(table: pd.DataFrame) -> list[str]:
+    """Return sentences below a printed table on its numbers and tests.
+
+    They are short, since a row of a table does not break.
+    """
+    kind = str(table.attrs["kind"])
+    if kind == "sweep_datasets":
+        return [f"{_NONE}: no number of heads that was tried is within the tolerance."]
+    changes = "Changes are ratios of geometric means over datasets."
+    if kind == "sweep_heads_at" or table.empty:
+        return [changes]
+    unit = str(table["unit"].iloc[0])
+    units = f"{table['units'].max()} {unit}"
+    test = f"sign test over {units}, Holm-corrected for {table['tests'].max()} tests"
+    if kind == "sweep_recipes":
+        return [changes, f"Bold: {test}.", f"{_NONE}: not finished, or not defined."]
+    missing = f"{_NONE}: not finished, or too few {unit} for an interval"
+    if kind == "sweep_selection":
+        missing = f"{_NONE}: with these, the heads of the recipe are compared"
+    if kind == ANSWER:
+        changes = f"Changes of MASE are medians over {units}."
+        confidence = float(table.attrs.get("confidence", CONFIDENCE))
+        needed = units_needed(1, level=1 - confidence)
+        missing = f"{missing}, which needs {needed}"
+    return [
+        changes,
+        f"In brackets: {name_intervals(table)}, not corrected for the number of rows.",
+        f"p and bold: {test},",
+        "so that an interval without 0 need not be significant.",
+        f"{missing}.",
+    ]
 
 
 def _to_latex(
-    cells: pd.DataFrame, text_columns: list[str], bold: pd.DataFrame, caption: str
+    cells: pd.DataFrame,
+    text_columns: list[str],
+    bold: pd.DataFrame,
+    caption: str,
+    notes: Sequence[str],
 ) -> str:
-    """Return cells as LaTeX.
+    """Return cells as LaTeX, with notes as rows below.
 
     ``text_columns`` are columns of text, which is escaped; the others hold LaTeX
-    already.
+    already. A note on a sign is left out where no cell has the sign.
     """
+    has_missing = bool((cells == _NONE).to_numpy().any())
     for name in text_columns:
         # a line break or a tab in a name would break the row
         cells[name] = cells[name].astype(str).str.split().str.join(" ")
@@ -242,7 +282,18 @@ def _to_latex(
     text = style.to_latex(
         hrules=True, column_format="".join(alignment), environment=environment
     )
+    rows = [
+        rf"\multicolumn{{{len(alignment)}}}{{l}}{{\footnotesize {_escaped(note)}}} \\"
+        for note in notes
+        if has_missing or not note.startswith(_NONE)
+    ]
+    rule = "\\bottomrule\n"
+    text = text.replace(rule, rule + "".join(f"{row}\n" for row in rows))
     return f"{head}\n% {caption}\n{text}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", r"\%")
 
 
 def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
@@ -305,7 +356,7 @@ def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFram
             if name in mase
         }
         cells[f"{model}, layer {layer}: heads (relative MASE)"] = [
-            texts.get(name, "--") for name in names
+            texts.get(name, _NONE) for name in names
         ]
     caption = (
         "Largest number of heads of a layer whose ablation raises MASE by less than "
@@ -324,18 +375,18 @@ def _largest(rows: pd.DataFrame) -> dict[str, int]:
 def _number(value: float, digits: int = 3) -> str:
     if np.isfinite(value):
         return f"${value:.{digits}f}$"
-    return "--"
+    return _NONE
 
 
 def _percent(value: float) -> str:
     if np.isfinite(value):
         return f"${100 * value:+.2f}$"
-    return "--"
+    return _NONE
 
 
 def _p(value: float) -> str:
     if not np.isfinite(value):
-        return "--"
+        return _NONE
     if value < 0.001:
         return "$<0.001$"
     return f"${value:.3f}$"
@@ -346,7 +397,7 @@ def _interval(lower: str = "lower", upper: str = "upper") -> Cell:
         bounds = [row[lower], row[upper]]
         if np.isfinite(bounds).all():
             return f"$[{100 * bounds[0]:+.2f}, {100 * bounds[1]:+.2f}]$"
-        return "--"
+        return _NONE
 
     return write
 
@@ -371,7 +422,7 @@ _CELLS: dict[str, Cell] = {
     "of": lambda row: str(row["of"]),
     "Spearman distance": lambda row: _number(row["spearman_distance"]),
     "relative MASE": lambda row: _number(row["relative_mase"]),
-    "% change": lambda row: _percent(row["change"]),
+    "% change (geometric mean)": lambda row: _percent(row["change"]),
     "% change of MASE": lambda row: _percent(row["change"]),
     "% change (median)": lambda row: _percent(row["median"]),
     "interval": _interval(),
@@ -381,7 +432,10 @@ _CELLS: dict[str, Cell] = {
     "its interval": _interval("diff_lower", "diff_upper"),
 }
 """Content of a cell, by the head of its column."""
-_EFFECT = ("Spearman distance", "relative MASE", "% change", "interval", "p (Holm)")
+_EFFECT = (
+    *("Spearman distance", "relative MASE", "% change (geometric mean)"),
+    *("interval", "p (Holm)"),
+)
 
 
 class _Sheet(NamedTuple):
@@ -423,12 +477,15 @@ _SHEETS = {
         "Heads of one layer ablated; {intervals}; bold: the change is significant."
         f" {_RELATIVE}",
         ("model", "order"),
-        ("layer", "heads ablated", "relative MASE", "% change", "interval"),
+        (
+            *("layer", "heads ablated", "relative MASE"),
+            *("% change (geometric mean)", "interval"),
+        ),
     ),
     "sweep_heads_at": _Sheet(
         "Heads that each layer must keep for a rise below {tolerance}.",
         ("model", "better order"),
-        ("layer", "heads kept", "of", "% change"),
+        ("layer", "heads kept", "of", "% change (geometric mean)"),
     ),
     "sweep_selection": _Sheet(
         "Informed and random choices of the same number of heads; {intervals}; bold:"

@@ -311,6 +311,8 @@ def _select(
         if effect.spread:
             bounds = " and range"
         remarks.append(f"median{bounds} over {effect.over}")
+    if effect is not None:
+        remarks.append(str(ds.attrs.get("power", "")))
     label = str(values.attrs.get("long_name", name.replace("_", " ")))
     unit = str(values.attrs.get("units", ""))
     value_label = label
@@ -413,6 +415,8 @@ def _read_effect(
         parts.get("high", values),
         above_floor,
         parts.get("significant", above_floor) > 0,
+        # without any significant member, too, or all would look significant
+        pales="significant" in parts,
     )
 
 

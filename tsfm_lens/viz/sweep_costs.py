@@ -69,7 +69,7 @@ def read_costs(table: pd.DataFrame) -> list[str]:
             of_part = layers[layers["part"] == part]
             if len(of_part):
                 clauses.append(_tolerating(of_part, lost, tolerance))
-                leading += _leading(of_part, f"{model}, without {lost}")
+                leading += _leading(of_part, lost)
         heads = rows[rows["family"] == "heads"]
         if len(heads):
             count = int((heads["median"] < tolerance).sum())
@@ -79,14 +79,17 @@ def read_costs(table: pd.DataFrame) -> list[str]:
                 f"{count or 'none'} of {sweep.counted(len(heads), 'head')}"
                 f" {verb(count, 'cost')} less than {limit}, each by itself",
             )
-            leading += _leading(heads, f"{model}, without one head")
+            leading += _leading(heads, "one head")
         over = f"{rows['units'].max()} {rows['unit'].iloc[0]}"
         finding.append(
             f"{model} on {over}: {_significant(rows)}; {_removable(rows, tolerance)}."
         )
         # medians are of these units, and say nothing of others
         out.append(f"{model}, by medians, which are not tested: {'; '.join(clauses)}.")
-        out += leading
+        if leading:
+            out.append(f"{model}: {'; '.join(leading)}.")
+        else:
+            out.append(f"{model}: no layer or head costs significantly most.")
     return [" ".join(finding), *out]
 
 
@@ -102,7 +105,7 @@ def _significant(rows: pd.DataFrame) -> str:
             f"none of {count} is significant (largest median: {most['name']}, {cost})"
         )
     named = [
-        f"{row['name']} ({sweep.change_text(row['median'])})"
+        f"{row['name']} (median {sweep.change_text(row['median'])})"
         for row in tested[:_MAX_NAMES]
     ]
     if len(tested) > _MAX_NAMES:
@@ -125,23 +128,21 @@ def _removable(rows: pd.DataFrame, tolerance: float) -> str:
 
 
 def _tolerating(rows: pd.DataFrame, lost: str, tolerance: float) -> str:
-    """Say which layers can lose a part, and what it costs where it costs most."""
+    """Say which layers can lose a part, and where the median cost is largest."""
     layers = rows[rows["median"] < tolerance]["layer"].tolist()
     text = f"{sweep.name_tolerating(layers, len(rows))} losing {lost}"
     if len(layers) == len(rows) or len(rows) < 2:
         return text
     most = sweep.told(rows.nlargest(1, "median"))[0]
     cost = sweep.change_text(most["median"])
-    return f"{text} (layer {most['layer']} costs most, {cost})"
+    return f"{text} (largest median: layer {most['layer']}, {cost})"
 
 
-def _leading(rows: pd.DataFrame, subject: str) -> list[str]:
-    """Say which entry costs most in how many resamples."""
-    most = sweep.told(rows.nlargest(1, "lead_share"))
+def _leading(rows: pd.DataFrame, lost: str) -> list[str]:
+    """Say which entry costs significantly more than each of the others, if any."""
     return [
-        f"{subject}: {row['name']} costs most{sweep.in_resamples(row)}."
-        for row in most
-        if row["lead_share"] > 0
+        f"without {lost}, {row['name']} costs significantly most"
+        for row in sweep.told(rows[rows["leads"] == "highest"])
     ]
 
 
@@ -180,11 +181,12 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
 
     A row is an entry: its median over datasets, the interval of that, and each dataset.
     The axis is logarithmic and ends at five times the error; what is beyond is an
-    arrow.
+    arrow. A dot is open unless the cost is significant.
 
     Args:
         table: of kind "sweep_costs".
-        top: rows of all models together, the cheapest and the costliest of each.
+        top: rows of all models together: every whole layer, then the cheapest and the
+            costliest of all else. A model has at least six rows of the latter.
 
     Returns:
         A panel for each model, with a row for each layer or head. The axis is the
@@ -200,12 +202,13 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
     most = max(top // len(models), _LEAST)
     chosen = [_choose(entries[entries["model"] == model], most) for model in models]
     canvas = sheet(
-        [_ROW * (rows["place"].max() + 1) for rows in chosen],
+        [_ROW * len(rows) for rows in chosen],
         titles=models if len(models) > 1 else None,
         row_gap=_GAP,
         shared_xaxes=True,
     )
-    places = pd.concat(chosen)[["model", "label", "place"]]
+    rows_of_all = pd.concat(chosen)
+    places = rows_of_all[rows_of_all["hidden"] == 0][["model", "label", "place"]]
     members = table.merge(places, on=["model", "label"])
     columns = ["member_change", "median_lower", "median_upper"]
     bounds = ratio_bounds(1 + members[columns].to_numpy())
@@ -214,9 +217,9 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
     for panel, model, rows in zip(canvas, models, chosen, strict=True):
         panel.background_band(bounds[0], 1 + tolerance, mixed(SKY, 0.2), across=True)
         panel.vline(1.0)
-        hidden = int((entries["model"] == model).sum()) - len(rows)
-        _label_rows(panel, rows, hidden)
-        is_cut |= _draw_rows(panel, rows, members[members["model"] == model], bounds)
+        _label_rows(panel, rows)
+        drawn = rows[rows["hidden"] == 0]
+        is_cut |= _draw_rows(panel, drawn, members[members["model"] == model], bounds)
     canvas.x(**ratio_axis(bounds))
     canvas.panel(len(models)).x("change of MASE (%, log scale)")
     unit = f"{table['units'].max()} {table['unit'].iloc[0]}"
@@ -232,6 +235,7 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
         f"grey: {table['unit'].iloc[0]}",
         f"shaded: below +{percent(tolerance)}",
         arrows,
+        sweep.remark_power(table),
     )
 
 
@@ -241,36 +245,38 @@ panels("sweep_costs")(
 
 
 def _choose(entries: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return the cheapest and the costliest entries, ``most`` of them, by cost.
+    """Return the entries to draw by cost, ``most`` of them or somewhat more.
 
-    ``place`` is that of their rows, where one is left free for those between.
+    Whole layers are never hidden. ``place`` is that of a row. Entries that are hidden
+    between two rows share one, whose ``hidden`` is their number; it is 0 elsewhere.
     """
     ordered = entries.sort_values("median", kind="stable", ignore_index=True)
-    ordered["place"] = ordered.index
-    hidden = len(ordered) - most
-    if hidden <= 0:
-        return ordered
-    cheapest = most // 2
-    costliest = ordered.iloc[cheapest + hidden :]
-    costliest = costliest.assign(place=costliest["place"] - hidden + 1)
-    return pd.concat([ordered.iloc[:cheapest], costliest])
+    is_whole = (ordered["family"] == "layers") & (ordered["part"] == "both")
+    rest = ordered.index[~is_whole]
+    n_drawn = max(most - int(is_whole.sum()), _LEAST)
+    n_hidden = max(len(rest) - n_drawn, 0)
+    cheapest = n_drawn // 2
+    hidden = ordered.index.isin(rest[cheapest : cheapest + n_hidden])
+    # one place for each drawn row, and one for a run of hidden ones
+    begins = ~hidden | ~np.append(False, hidden[:-1])
+    ordered["place"] = begins.cumsum() - 1
+    count = pd.Series(hidden).groupby(ordered["place"]).transform("sum")
+    rows: pd.DataFrame = ordered.assign(hidden=count)[begins]
+    return rows
 
 
-def _label_rows(panel: Panel, rows: pd.DataFrame, hidden: int) -> None:
-    """Write names and costs beside the rows, and how many have none."""
-    texts = {
-        row["place"]: f"{plain(row['name'])}  {sweep.change_text(row['median'])}"
-        for row in sweep.told(rows)
-    }
-    count = int(rows["place"].max()) + 1
-    if hidden:
-        # the one place without an entry
-        free = (set(range(count)) - set(texts)).pop()
-        texts[free] = f"{hidden} more between"
+def _label_rows(panel: Panel, rows: pd.DataFrame) -> None:
+    """Write names and costs beside the rows, and how many entries are hidden."""
+    texts = []
+    for row in sweep.told(rows):
+        text = f"{plain(row['name'])}  {sweep.change_text(row['median'])}"
+        if row["hidden"]:
+            text = f"{row['hidden']} more between"
+        texts.append(text)
     panel.y(
-        tickvals=list(texts),
-        ticktext=list(texts.values()),
-        range=[count - 0.5, -0.5],
+        tickvals=rows["place"].tolist(),
+        ticktext=texts,
+        range=[len(rows) - 0.5, -0.5],
         ticks="",
     )
 
@@ -307,7 +313,12 @@ def _draw_rows(
         1 + rows[name].to_numpy() for name in ("median", "median_lower", "median_upper")
     )
     estimate = EffectEstimate(
-        middle, low, high, np.ones(len(rows)), rows["significant"].to_numpy(bool)
+        middle,
+        low,
+        high,
+        np.ones(len(rows)),
+        rows["significant"].to_numpy(bool),
+        pales=True,
     )
     cut |= _marks(
         panel,
@@ -329,12 +340,15 @@ def _marks(
     x, y = np.asarray(x, dtype=float), np.asarray(y)
     hover = "%{text}"
     panel.dots(x, y, "", hover, text=texts, across=True, **style)
-    style.pop("noise", None)
+    effect = style.pop("noise", None)
     for end, beyond, symbol in (
-        (bounds[0], x < bounds[0], "triangle-left"),
-        (bounds[1], x > bounds[1], "triangle-right"),
+        (bounds[0], np.asarray(x < bounds[0]), "triangle-left"),
+        (bounds[1], np.asarray(x > bounds[1]), "triangle-right"),
     ):
         if beyond.any():
+            noise = None
+            if effect is not None:
+                noise = effect.at(beyond).without_range
             panel.dots(
                 np.full(beyond.sum(), end),
                 y[beyond],
@@ -342,6 +356,7 @@ def _marks(
                 hover,
                 text=np.array(texts)[beyond],
                 symbol=symbol,
+                noise=noise,
                 cliponaxis=False,
                 **style | {"size": _ARROW},
             )

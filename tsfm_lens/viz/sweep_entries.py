@@ -20,7 +20,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel
 from tsfm_lens.core.stats import CONFIDENCE, units_needed
 from tsfm_lens.viz.theme import percent
-from tsfm_lens.viz.words import listed
+from tsfm_lens.viz.words import capital, listed
 
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
 _MAX_NAMED = 8  # changes in a sentence
@@ -34,7 +34,6 @@ _LABELS = {
     "size": "layers in the range",
     "spearman_distance": "Spearman distance (0: same order of steps)",
 }
-_MAX_FIRST = 3  # entries that are named by how often they are first
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
 
@@ -84,8 +83,8 @@ def describe_methods(tables: Sequence[pd.DataFrame]) -> str:
         f" sign test of its direction at {percent(1 - confidence)}, Holm-corrected over"
         " all tests of this page on one model and metric. Datasets made of the same"
         " observations count once, as their source; within a single source each series"
-        " counts once, with all its windows. A share of resamples says how often an"
-        " entry is first when these units are drawn again with replacement."
+        " counts once, with all its windows. An entry costs significantly most where"
+        " the same test against each of the others says so."
     )
 
 
@@ -98,7 +97,7 @@ def describe_power(tables: Sequence[pd.DataFrame]) -> str:
     few = tests.query("units < needed")
     if few.empty:
         return ""
-    hardest = told(few.nlargest(1, "tests"))[0]
+    hardest = _hardest(few)
     nothing = "nothing can be significant"
     if len(few) < len(tests):
         nothing = f"nothing can be significant among {hardest['tests']} tests"
@@ -106,6 +105,23 @@ def describe_power(tables: Sequence[pd.DataFrame]) -> str:
         f"With {hardest['over']} {nothing} after correction ({hardest['needed']}"
         " needed)."
     )
+
+
+def remark_power(table: pd.DataFrame) -> str:
+    """Return for a caption how many units a significant change needs; "" with enough.
+
+    An example is "3 datasets are too few for a test, which needs 12".
+    """
+    few = _tests([table]).query("units < needed")
+    if few.empty:
+        return ""
+    hardest = _hardest(few)
+    return f"{hardest['over']} are too few for a test, which needs {hardest['needed']}"
+
+
+def _hardest(families: pd.DataFrame) -> dict[str, Any]:
+    """Return the family with most tests, which needs most units."""
+    return told(families.nlargest(1, "tests"))[0]
 
 
 def _tests(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -134,12 +150,11 @@ def _tests(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def describe_sizes(rows: pd.DataFrame) -> str:
     """Write the range of some changes, and how many are significant, if any can be."""
-    low, middle, high = (
-        change_text(item) for item in rows["change"].quantile([0, 0.5, 1])
-    )
-    sizes = f"MASE changes by {low} to {high} (median {middle})"
+    low = change_text(rows["change"].min())
+    high = change_text(rows["change"].max())
+    sizes = f"MASE changes by {low} to {high} (geometric means over datasets)"
     if len(rows) == 1:
-        sizes = f"MASE changes by {middle}"
+        sizes = f"MASE changes by {low} (geometric mean over datasets)"
     count = int(rows["significant"].sum())
     # a page says once that units are too few
     if not count and describe_power([rows]):
@@ -168,19 +183,13 @@ def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]
         ]
         sizes = f"{model}: {subject}, {describe_sizes(changes)}"
         out.append(f"{sizes}: {listed(named)}." if named else f"{sizes}.")
-        # without a significant leader, the shares of all entries are compared
+        # the order of the sizes alone says nothing of other datasets
         leading = changes[(changes["leads"] == "highest") & (changes["change"] > 0)]
-        often = often_first(changes if leading.empty else leading, "name")
-        if often:
-            out.append(f"Most often the largest cost: {often}{_doubt(leading)}.")
+        if len(leading):
+            out.append(f"{capital(leading['name'].iloc[0])} costs significantly most.")
+        elif (changes["lead_share"] > 0).any():
+            out.append("None costs significantly most.")
     return out
-
-
-def _doubt(leading: pd.DataFrame) -> str:
-    """Say of the entry that is most often first that this is not significant."""
-    if leading.empty:
-        return "; not significant"
-    return ""
 
 
 def verdict(significant: Any) -> str:
@@ -188,26 +197,6 @@ def verdict(significant: Any) -> str:
     if bool(significant):
         return "significant"
     return "not significant"
-
-
-def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
-    """Return the entries that are most often first in bootstrap samples of units.
-
-    ``what`` is the column of their names, ``name`` that of the share of samples. An
-    example is "layer 3 (62 % of resamples) and layer 0 (20 %)".
-    """
-    first = (
-        rows[rows[name] > 0]
-        .sort_values(name, ascending=False, kind="stable")
-        .head(_MAX_FIRST)
-    )
-    shares = [percent(round(row[name], 2)) for row in told(first)]
-    if not shares:
-        return ""
-    shares[0] += " of resamples"
-    return listed(
-        [f"{entry} ({share})" for entry, share in zip(first[what], shares, strict=True)]
-    )
 
 
 def counted(count: int, word: str) -> str:
@@ -331,7 +320,12 @@ def labelled(
     for name in (variable, *index):
         ds[name].attrs["long_name"] = _LABELS.get(name, name.replace("_", " "))
     confidence = float(table.attrs.get("confidence", CONFIDENCE))
-    return ds.assign_attrs(kind=table.attrs.get("kind", ""), confidence=confidence)
+    power = ""
+    if "significant" in table:
+        power = remark_power(table)
+    return ds.assign_attrs(
+        kind=table.attrs.get("kind", ""), confidence=confidence, power=power
+    )
 
 
 def panels_by_model(
@@ -390,10 +384,10 @@ def describe_minimum(rows: pd.DataFrame) -> str:
     if low == high:
         span = str(low)
     text = f"each must keep {span} of {rows['of'].max()}"
-    first = told(rows.nlargest(1, "lead_share"))
-    if not first or not first[0]["lead_share"] > 0:
+    leading = rows[rows["leads"] == "highest"]
+    if leading.empty:
         return text
-    return f"{text}; layer {first[0]['layer']} needs them most{in_resamples(first[0])}"
+    return f"{text}; layer {leading['layer'].iloc[0]} needs them significantly most"
 
 
 def name_tolerating(layers: Sequence[int], count: int) -> str:
@@ -406,11 +400,3 @@ def name_tolerating(layers: Sequence[int], count: int) -> str:
     if len(layers) == 1:
         return f"only layer {names} tolerates"
     return f"layers {names} tolerate"
-
-
-def in_resamples(row: Mapping[str, Any]) -> str:
-    """Write in how many bootstrap samples an entry is first, and if that is certain."""
-    share = f" in {percent(round(row['lead_share'], 2))} of resamples"
-    if row["leads"] == "highest":
-        return share
-    return f"{share} (not significant)"

@@ -54,8 +54,9 @@ measurement(
     theme="Sweeps",
     summary="informed against random choices of heads",
     description=(
-        "The same recipes with as many heads of each layer drawn at random. If the "
-        "choice did not matter, both would cost the same."
+        "The same recipes with as many heads of each layer drawn at random, in sets "
+        "that differ from each other and from the recipe's. If the choice did not "
+        "matter, both would cost the same."
     ),
     source="tsfm-lens, figures 12 and 13",
     subject=sweep.sweep_subject,
@@ -75,12 +76,15 @@ def read_selection(table: pd.DataFrame) -> list[str]:
     for row in sweep.told(table[np.isfinite(table["diff"])]):
         same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
         seeds = int((same & (table["selection"] == "random")).sum())
+        rest = ""
+        if row.get("possible") == seeds:
+            rest = " As many heads of each layer cannot be chosen in another way."
         span = sweep.span_text(row["diff_lower"], row["diff_upper"])
         out.append(
             f"{row['model']}, {row['recipe']}: the informed choice changes MASE by"
             f" {sweep.change_text(row['diff'])} {span} against the geometric mean of"
-            f" {seeds} random ones ({sweep.verdict(row['diff_significant'])});"
-            f" {row['n_worse'] or 'none'} of these {seeds} cost more."
+            f" {seeds} distinct random ones ({sweep.verdict(row['diff_significant'])});"
+            f" {row['n_worse'] or 'none'} of these {seeds} cost more.{rest}"
         )
     return out
 

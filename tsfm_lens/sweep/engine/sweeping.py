@@ -43,6 +43,7 @@ class Outcome:
 
     Attributes:
         cells: number in the plan, as far as it was known when the run ended.
+        most: cells that the plan could come to, with all that depends on results.
         finished, resumed: cells in the store, and those that were there before this
             run.
         failed: groups that could not be computed, a line each.
@@ -51,6 +52,7 @@ class Outcome:
     """
 
     cells: int = 0
+    most: int = 0
     finished: int = 0
     resumed: int = 0
     failed: list[str] = field(default_factory=list)
@@ -169,7 +171,10 @@ def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
     later = sum(model.later for model in plan.models.values())
     text = ""
     if later:
-        text = f"; up to {later} further variants depend on results"
+        text = (
+            f"; up to {later} further variants ({plan.later_cells} cells) depend on"
+            " results"
+        )
     keys = set(plan.first["key"])
     return SweepStatus(len(keys), len(keys & finished), parts, text, plan.notes)
 
@@ -248,6 +253,7 @@ def run_sweep(
     # also after an interrupt, so that a report knows what was planned
     sweep.save(complete=not outcome.cancelled and not outcome.failed)
     outcome.cells = len(sweep.cells)
+    outcome.most = len(plan.first) + plan.later_cells
     outcome.finished = len(store.done() & sweep.cells.keys())
     outcome.resumed = len(before & sweep.cells.keys())
     return outcome
@@ -288,6 +294,9 @@ class _Sweep:
         self.save(complete=False)
         # the seasonal naive forecast takes no model, and no other process
         run(self.plan.naive, self.store)
+        # its cells count like those of models, here and in the outcome
+        naive = set(self.plan.naive["key"])
+        self.progress.begin("seasonal naive", len(naive & self.store.done()), 0)
         for model in self.plan.models.values():
             try:
                 self._run_model(model)

@@ -157,7 +157,7 @@ class Variants(Strict):
 
     With ``scale_recipes``, a recipe for another size of model is scaled to each model.
     ``random_seeds`` is the number of random sets of heads that each recipe is compared
-    with.
+    with. They are distinct; where there are fewer sets, each is taken once.
     """
 
     layers: Layers | None = None

@@ -307,7 +307,8 @@ def to_entries(
 ) -> list[PlanEntry]:
     """Plan a recipe, and random sets of the same size.
 
-    A random set has as many heads of each layer, and the same MLPs.
+    A random set has as many heads of each layer, and the same MLPs. Sets are distinct,
+    from each other and from the recipe's.
 
     Returns:
         Entries of the plan.
@@ -331,7 +332,7 @@ def to_entries(
     }
     entries = [planner.recipe(recipe.name, heads, mlps, selection=selection)]
     if keep:
-        entries += planner.random(recipe.name, keep, random_seeds, mlps)
+        entries += planner.random(recipe.name, keep, random_seeds, mlps, chosen=heads)
     return entries
 
 

@@ -130,6 +130,11 @@ class SweepPlan:
         self._config = config.model_dump(mode="json", exclude_none=True)
 
     @property
+    def later_cells(self) -> int:
+        """Number of cells, at most, whose variants depend on results."""
+        return sum(model.later * len(model.tasks) for model in self.models.values())
+
+    @property
     def notes(self) -> list[str]:
         """Remarks on the data, each with the name of its dataset."""
         return [

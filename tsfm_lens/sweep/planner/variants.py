@@ -8,8 +8,10 @@ interventions are made of it when it runs.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,7 +40,7 @@ PARTS = ("both", "heads", "mlp")
 _MOVES = {"outward": ("up", "down"), "up": ("up",), "down": ("down",)}
 TAGS = (
     *("part", "first", "last", "layer", "kind", "head", "order"),
-    *("ablated", "of", "recipe", "selection", "seed", "mlps"),
+    *("ablated", "of", "recipe", "selection", "seed", "mlps", "possible"),
 )
 """Columns of a plan that say what its entries ablate; each family has some of them."""
 
@@ -484,16 +486,30 @@ class VariantPlanner:
         keep: Mapping[int, int],
         seeds: Sequence[int],
         mlps: Sequence[int] = (),
+        *,
+        chosen: Mapping[int, Collection[int]] | None = None,
     ) -> list[PlanEntry]:
-        """Draw heads to ablate, so that ``keep`` (layer -> count) of them stay.
+        """Draw sets of heads to ablate, so that ``keep`` (layer -> count) of them stay.
 
-        They are drawn without replacement, once per seed.
+        They are drawn without replacement. A seed that repeats an earlier set, or
+        draws the heads ``chosen`` (layer -> heads), is left out, and the next seeds
+        after the last take its place.
 
         Returns:
-            Entries of the plan, one for each seed.
+            Entries of the plan, one for each distinct set: as many as seeds, or fewer
+            where there are no more sets. Their tag ``possible`` is the number of sets.
         """
-        entries = []
-        for draw in seeds:
+        entries: list[PlanEntry] = []
+        n_heads = self.stack.n_heads
+        possible = math.prod(math.comb(n_heads, kept) for kept in keep.values())
+        seen = set()
+        if chosen is not None:
+            possible -= 1
+            seen.add(_as_set(chosen))
+        further = itertools.count(max(seeds, default=-1) + 1)
+        for draw in itertools.chain(seeds, further):
+            if len(entries) == min(len(seeds), possible):
+                break
             heads: dict[int, list[int]] = {}
             # of one kind alone, as ``recipe`` adds the other kinds of each index
             drawn = random_heads(
@@ -503,10 +519,20 @@ class VariantPlanner:
                 # a drawn component is a head, so its index is never None; 0 is for the
                 # type checker
                 heads.setdefault(component.layer, []).append(component.head or 0)
-            entries.append(
-                self.recipe(recipe, heads, mlps, selection="random", draw=draw)
-            )
+            if _as_set(heads) in seen:
+                continue
+            seen.add(_as_set(heads))
+            entry = self.recipe(recipe, heads, mlps, selection="random", draw=draw)
+            entry.tags["possible"] = possible
+            entries.append(entry)
         return entries
+
+
+def _as_set(heads: Mapping[int, Collection[int]]) -> frozenset[tuple[int, int]]:
+    """Return heads by layer as a set of (layer, head)."""
+    return frozenset(
+        (layer, head) for layer, indices in heads.items() for head in indices
+    )
 
 
 def _in_layer(layer: int, kinds: str) -> dict[str, str | int]:

@@ -235,5 +235,7 @@ def chosen_and_drawn(lines: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split the entries of a recipe into its own, and random draws of other heads."""
     chosen = lines[lines["family"] == "recipes"]
     draws = lines[lines["family"] == "random"]
-    # a draw of the very heads that were chosen is no other choice
-    return chosen, draws[~draws["variant"].isin(chosen["variant"])]
+    # A draw of the very heads that were chosen is no other choice, and two draws of the
+    # same heads are one. New plans have neither.
+    others = draws[~draws["variant"].isin(chosen["variant"])]
+    return chosen, others.drop_duplicates("variant")

@@ -75,6 +75,7 @@ _INTEGER_COLUMNS = (
     "head",
     "ablated",
     "of",
+    "possible",
     "heads_ablated",
     "heads_total",
     "n_mlps",
@@ -481,7 +482,8 @@ _DIFFERENCE = {
 def selection(results: SweepResults) -> pd.DataFrame | None:
     """Compare heads chosen by a rule with as many random heads.
 
-    Its kind is "sweep_selection".
+    Its kind is "sweep_selection". ``possible`` is the number of other sets of as many
+    heads of each layer, -1 where the plan does not have it.
 
     Returns:
         The table, None without such variants.
@@ -500,8 +502,11 @@ def selection(results: SweepResults) -> pd.DataFrame | None:
                     name: is_chosen.map({True: test[column]})
                     for name, column in _DIFFERENCE.items()
                 }
-                parts.append(table.assign(**columns))
+                # plans of earlier versions do not say how many sets of heads there are
+                possible = draws.get("possible", pd.Series([-1])).iloc[0]
+                parts.append(table.assign(**columns, possible=possible))
     names = ["model", "recipe", "selection", "seed", "label", *CHANGE, *_DIFFERENCE]
+    names.append("possible")
     return _table(
         results, "selection", "Informed and random choices of heads", parts, names
     )
