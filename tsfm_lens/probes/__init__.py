@@ -13,6 +13,7 @@ from tsfm_lens.probes.given import check_arguments as _check_arguments
 if TYPE_CHECKING:
     from tsfm_lens.probes.attention import *
     from tsfm_lens.probes.attribution import *
+    from tsfm_lens.probes.circuit_curve import *
     from tsfm_lens.probes.circuits import *
     from tsfm_lens.probes.compare_models import *
     from tsfm_lens.probes.effects import *
