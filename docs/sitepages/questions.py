@@ -75,8 +75,8 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Which connections between components matter?",
             "path_patching",
-            "Each connection costs one forward pass, so start from the components that"
-            " matter.",
+            "Each connection costs one forward pass. `screen=0.1` patches only those of"
+            " the largest estimates, and may miss a connection without gradient.",
             "path patching",
             "edges",
         ),
