@@ -67,10 +67,16 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "circuit, greedy, zeroed",
         ),
         Question(
+            "How good is a ranking of components, at every size of circuit?",
+            "circuit_curve",
+            "A large area can come from circuits that overshoot, so read CPR and CMD"
+            " together, beside those of random orders.",
+        ),
+        Question(
             "Which connections between components matter?",
             "path_patching",
-            "Each connection costs one forward pass, so start from the components that"
-            " matter.",
+            "Each connection costs one forward pass. `screen=0.1` patches only those of"
+            " the largest estimates, and may miss a connection without gradient.",
             "path patching",
             "edges",
         ),

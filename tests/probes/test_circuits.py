@@ -30,6 +30,7 @@ from tsfm_lens.probes import (
 )
 from tsfm_lens.probes.effects import self_repair
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.circuits import read_circuit
 from tsfm_lens.zoo.planted import add_cancelling_pair, draw_contexts, plant
 
 TWO = ("co2", "elnino")
@@ -181,6 +182,10 @@ def circuit_members(circuit: Any) -> set[str]:
     [
         ("trend", "chronos-bolt", "greedy"),
         ("trend", "chronos-bolt", "effects"),
+        ("seasonal-copy", "chronos-bolt", "greedy"),
+        ("gate", "chronos-bolt", "greedy"),
+        ("local-mean", "chronos-bolt", "greedy"),
+        ("trend", "chronos", "greedy"),
         ("seasonal-copy", "chronos-2", "effects"),
     ],
 )
@@ -208,8 +213,12 @@ def test_cancelling_heads_leave_the_circuit_together(
     assert circuit_members(found) == circuit_members(before)
     assert found.attrs["minimal"] == "up to pairs"
     # what never goes one by one is what the pairs are for
-    alone = minimal_circuit(run, nodes=nodes, ranking=ranking, pairs=False)
+    alone = minimal_circuit(run, nodes=nodes, ranking=ranking, order=1)
     assert pair <= circuit_members(alone)
+    assert "minimal" not in alone.attrs
+    assert "is minimal" not in str(read_circuit(alone))
+    assert "no pairs" in str(read_circuit(alone))
+    assert "no pairs" not in str(read_circuit(found))
 
 
 @pytest.mark.parametrize("how", ["zero", "mean"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -353,6 +354,29 @@ def test_the_last_branch_acts_directly(name: str) -> None:
     expected = full["recovered"].isel(component=0, position=0)
     close_in_float32(direct, expected, magnitude=1.0)
     assert np.isnan(paths["recovered"].isel(receiver=slice(None, -1))).all()
+
+
+def test_screened_paths_are_the_exact_ones() -> None:
+    """A screen leaves out paths of small effect, and the others keep their number."""
+    runs = make_runs("chronos-bolt")
+    everything = path_patching(*runs)
+    some = path_patching(*runs, screen=0.3)
+    left_out = some["screened_out"].values
+    exists = np.isfinite(everything["recovered"].values).all(-1)
+    kept = exists & ~left_out
+    # of the paths to the output, none is left out
+    n_inner = int(exists[:, :-1].sum())
+    assert not left_out[:, -1].any()
+    assert kept[:, :-1].sum() == math.ceil(0.3 * n_inner)
+    one, other = (ds["recovered"].values for ds in (some, everything))
+    assert np.isnan(one[left_out]).all()
+    close_in_float32(one[kept], other[kept], depth=300, magnitude=1.0)
+    # the largest path is among those that are patched
+    sizes = np.where(exists, np.abs(other).mean(-1), 0.0)
+    assert kept.flat[sizes.argmax()]
+    expect_error("screen is 2", path_patching, *runs, screen=2)
+    direct = path_patching(*runs, receivers=["output"], screen=0.1)
+    assert np.isfinite(direct["recovered"]).all()
 
 
 def test_edges_of_small_corruptions_are_paths() -> None:

@@ -69,6 +69,7 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
         ("minimal_circuit", {"per_round": 1.5}, "expected a tolerance"),
         ("minimal_circuit", {"per_round": 0}, "expected a tolerance"),
         ("minimal_circuit", {"tolerance": 1}, "tolerance 1"),
+        ("minimal_circuit", {"order": 3}, "order=3"),
         ("minimal_circuit", {"behaviour": "forecast"}, "expected a function"),
         (
             "minimal_circuit",

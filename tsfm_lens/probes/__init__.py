@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.attention import *
     from tsfm_lens.probes.attention_sinks import *
     from tsfm_lens.probes.attribution import *
+    from tsfm_lens.probes.circuit_curve import *
     from tsfm_lens.probes.circuits import *
     from tsfm_lens.probes.compare_models import *
     from tsfm_lens.probes.effects import *

@@ -1,7 +1,7 @@
 """Minimal circuits: components that keep a behaviour while all others are ablated.
 
 Components are removed one by one and in pairs, until no other can go. Read
-:func:`minimal_circuit` first; ``_Bench`` says how faithful a set of components is, and
+:func:`minimal_circuit` first; ``Bench`` says how faithful a set of components is, and
 ``_Search`` removes them. The search is greedy, so it finds one circuit of possibly
 several, and three components that can only go together may remain.
 """
@@ -76,7 +76,7 @@ def minimal_circuit(
     how: str = "zero",
     reference: Any = None,
     per_round: int = 1,
-    pairs: bool = True,
+    order: int = 2,
     smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -86,9 +86,10 @@ def minimal_circuit(
     Everything outside the set is ablated, and d is the root mean square difference of
     the behaviour.
 
-    The circuit is minimal up to pairs: no component and no two components can go as
-    well. Two heads that cancel each other can only go together. Three components that
-    can only go together may remain.
+    With ``order=2`` the circuit is minimal up to pairs: no component and no two
+    components can go as well. Two heads that cancel each other can only go together.
+    Three components that can only go together may remain. With ``order=1`` two may
+    remain, and the result does not call the circuit minimal.
 
     Args:
         clean: the run that shows the behaviour.
@@ -107,8 +108,8 @@ def minimal_circuit(
         reference: activations, or series to record them on, from which "mean" and
             "resample" take their values.
         per_round: components that are removed at once, if the rest is faithful enough.
-        pairs: try all pairs once no single component can go: n (n - 1) / 2 forecasts of
-            a circuit of n components.
+        order: 2 tries all pairs once no single component can go, with n (n - 1) / 2
+            forecasts of a circuit of n components; 1 tries none.
         smallest: a series has no verdict if ablating every node changes its forecast by
             up to this share of its range.
         progress: called with (removed, of).
@@ -132,7 +133,7 @@ def minimal_circuit(
         - ``gap_share`` (series): the forecast's difference over the series' range.
         - ``refused`` (series): whether the gap is below its floor or ``smallest``.
 
-        Attribute ``minimal`` is "up to pairs" or "up to single components".
+        Attribute ``minimal`` is "up to pairs" with ``order=2``, and else missing.
 
     Source:
         Wang et al. 2022; Conmy et al. 2023 (pruning); Syed et al. 2023 (edges); Marks
@@ -140,8 +141,8 @@ def minimal_circuit(
 
     Raises:
         InputError: no such ranking, "edges" without a corrupted series or gradients, a
-            tolerance outside [0, 1), or a behaviour that ablating every node changes in
-            no series.
+            tolerance outside [0, 1), an order other than 1 or 2, or a behaviour that
+            ablating every node changes in no series.
         UnknownNameError: no such component.
 
     Example:
@@ -151,67 +152,43 @@ def minimal_circuit(
         >>> bool((data["faithfulness"] >= 0.9).all())
         True
     """
-    _check_options(ranking, tolerance, per_round, behaviour, smallest)
-    if corrupted is not None and (how != "zero" or reference is not None):
-        raise InputError(
-            "give either corrupted=… or how=… with its reference, not both: each"
-            " ablates nodes outside"
-        )
+    _check_options(ranking, tolerance, per_round, order)
     if ranking == "edges" and corrupted is None:
         raise InputError(
             "ranking='edges' compares a clean with a corrupted series; give corrupted=…"
         )
-    sites = _nodes(clean, nodes)
-    components = [site.component for site in sites]
-    sources = [clean]
-    if corrupted is None:
-        ablations = make_ablations(clean, components, how, reference)
-    else:
-        # the clean run is the base: what lies outside the circuit comes from the
-        # corrupted one
-        pair = contrast(clean, corrupted, sites, direction="noise")
-        sources.append(pair.source)
-        ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
-    bench = _Bench(clean, ablations, behaviour, sources, smallest)
+    bench = make_bench(
+        clean,
+        corrupted,
+        nodes=nodes,
+        how=how,
+        reference=reference,
+        behaviour=behaviour,
+        smallest=smallest,
+    )
     search = _Search(bench, tolerance, progress)
     if ranking != "greedy":
         search.take_shortest(_scores(bench, corrupted, ranking))
-    search.prune(per_round, pairs)
-    data = _dataset(bench, components, search)
-    label = "forecast"
-    if behaviour is not None:
-        label = getattr(behaviour, "__name__", type(behaviour).__name__)
+    search.prune(per_round, order)
+    data = _dataset(bench, search)
     data.attrs = {
         "ranking": ranking,
         "tolerance": tolerance,
-        "smallest": smallest,
-        "behaviour": label,
-        "minimal": "up to pairs" if pairs else "up to single components",
-        "how": "corrupted" if corrupted is not None else how,
-        "rollout": int(clean.rollout),
-        "statistic": clean.statistic,
+        "order": order,
+        **bench.parameters,
     }
-    if bench.no_verdict.any():
-        without = ", ".join(np.array(clean.batch.ids)[bench.no_verdict])
-        data.attrs["refused"] = (
-            f"no verdict on {without}: all nodes together change too little there"
-        )
+    if order > 1:
+        data.attrs["minimal"] = "up to pairs"
     # both are 1 less a distance over the gap, so noise counts in units of the gap
     for name in ("faithfulness", "completeness"):
-        data = add_estimates(
-            data, name, floor=bench.noise / bench.usable_gap, signed=True
-        )
+        data = add_estimates(data, name, floor=bench.floor, signed=True)
     return data
 
 
 def _check_options(
-    ranking: str,
-    tolerance: object,
-    per_round: object,
-    behaviour: object,
-    smallest: object,
+    ranking: str, tolerance: object, per_round: object, order: object
 ) -> None:
-    """Check the options of :func:`minimal_circuit`."""
+    """Check the options of the search of :func:`minimal_circuit`."""
     check_option("ranking", ranking, ("greedy", "effects", "edges"))
     if (
         not isinstance(tolerance, int | float)
@@ -222,12 +199,53 @@ def _check_options(
             f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance"
             " from 0 to below 1, and a whole number of components of 1 or more"
         )
+    if not is_count(order) or order not in (1, 2):
+        raise InputError(
+            f"order={order!r} is not known, choose 1 (single components) or 2 (pairs,"
+            " too)"
+        )
+
+
+def make_bench(
+    clean: Run,
+    corrupted: Run | None,
+    *,
+    nodes: Sequence[str | Component] | None,
+    how: str,
+    reference: Any,
+    behaviour: Behaviour | None,
+    smallest: float,
+) -> Bench:
+    """Return the bench of a run; arguments as :func:`minimal_circuit` takes them.
+
+    Raises:
+        InputError: an argument is wrong, or ablating every node changes too little.
+        UnknownNameError: no such component.
+    """
     check_share(smallest, "smallest")
     if behaviour is not None and not callable(behaviour):
         raise InputError(
             f"behaviour is {behaviour!r}, expected a function of forecasts (…, series,"
             " step)"
         )
+    if corrupted is not None and (how != "zero" or reference is not None):
+        raise InputError(
+            "give either corrupted=… or how=… with its reference, not both: each"
+            " ablates nodes outside"
+        )
+    sites = _nodes(clean, nodes)
+    components = [site.component for site in sites]
+    sources = [clean]
+    if corrupted is None:
+        ablations = make_ablations(clean, components, how, reference)
+    else:
+        how = "corrupted"
+        # the clean run is the base: what lies outside the circuit comes from the
+        # corrupted one
+        pair = contrast(clean, corrupted, sites, direction="noise")
+        sources.append(pair.source)
+        ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
+    return Bench(clean, ablations, behaviour, sources, smallest, how)
 
 
 def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[PatchSite]:
@@ -243,7 +261,7 @@ def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[PatchSite]
     return sites
 
 
-class _Bench:
+class Bench:
     """Run whose nodes can be ablated, and the faithfulness of what then remains.
 
     By series it holds the gap of the behaviour between the full model and one with
@@ -258,9 +276,13 @@ class _Bench:
         behaviour: Behaviour | None,
         sources: Sequence[Run],
         smallest: float,
+        how: str,
     ) -> None:
         self.run = run
         self.ablations = ablations
+        self.smallest = smallest
+        self.how = how
+        self.own_behaviour = behaviour
         self.behaviour: Behaviour = behaviour or (lambda forecasts: forecasts)
         # empty until both are known, as forecasts() compares with them
         self.full = self.nothing = np.empty(0)
@@ -291,7 +313,37 @@ class _Bench:
         # NaN leaves series without a verdict out of every statistic
         self.usable_gap = np.where(self.no_verdict, np.nan, self.gap)
 
-    def forecasts(self, sets: Sequence[set[Component]]) -> np.ndarray:
+    @property
+    def floor(self) -> np.ndarray:
+        """Noise of the faithfulness, (series,); NaN for series without a verdict."""
+        floor: np.ndarray = self.noise / self.usable_gap
+        return floor
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Attributes of a result: how it ablates, and the series without a verdict."""
+        behaviour = "forecast"
+        if self.own_behaviour is not None:
+            behaviour = getattr(
+                self.own_behaviour, "__name__", type(self.own_behaviour).__name__
+            )
+        attributes = {
+            "smallest": self.smallest,
+            "behaviour": behaviour,
+            "how": self.how,
+            "rollout": int(self.run.rollout),
+            "statistic": self.run.statistic,
+        }
+        if self.no_verdict.any():
+            without = ", ".join(np.array(self.run.batch.ids)[self.no_verdict])
+            attributes["refused"] = (
+                f"no verdict on {without}: all nodes together change too little there"
+            )
+        return attributes
+
+    def forecasts(
+        self, sets: Sequence[set[Component]], progress: Progress | None = None
+    ) -> np.ndarray:
         """Forecast with each set of nodes ablated, (set, series, step)."""
         ablations = [
             # in the order of the model, as a set has none
@@ -299,7 +351,7 @@ class _Bench:
             for members in sets
         ]
         variants = [Variant("ablated", tuple(chain(*parts))) for parts in ablations]
-        forecasts = point_forecasts(self.run, variants)
+        forecasts = point_forecasts(self.run, variants, progress)
         # faithfulness and rankings by it must not depend on rounding
         for plain in (self.nothing, self.full):
             if plain.size:
@@ -312,6 +364,18 @@ class _Bench:
         It is NaN for series without a verdict.
         """
         return 1.0 - self._distance(forecasts, self.full) / self.usable_gap
+
+    def recovered(self, forecasts: np.ndarray) -> np.ndarray:
+        """Return the share of the way from nothing to the model, (…, series).
+
+        It is that of the behaviour of forecasts (…, series, step), along this way, so
+        it may lie outside 0 and 1. It is NaN for series without a verdict.
+        """
+        start = self._features(self.nothing)
+        way = self._features(self.full) - start
+        along = ((self._features(forecasts) - start) * way).sum(-1)
+        length = np.where(self.no_verdict, np.nan, np.square(way).sum(-1))
+        return np.asarray(along / length)
 
     def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
         """Return the mean faithfulness (…) of forecasts (…, series, step).
@@ -365,7 +429,7 @@ class _Search:
     """
 
     def __init__(
-        self, bench: _Bench, tolerance: float, progress: Progress | None
+        self, bench: Bench, tolerance: float, progress: Progress | None
     ) -> None:
         self.bench = bench
         self.required = 1 - tolerance
@@ -392,26 +456,27 @@ class _Search:
             len(order) - 1 - index: float(value) for index, value in enumerate(values)
         }
 
-    def prune(self, per_round: int, pairs: bool) -> None:
+    def prune(self, per_round: int, order: int) -> None:
         """Remove the node that costs least, as long as one can go.
 
-        If no single node can go, remove the pair that costs least, and go on.
+        If no single node can go and the order is 2, remove the pair that costs least,
+        and go on.
         """
         while self.remaining:
             singles = [[node] for node in self.remaining]
             values = self.values(singles)
             # stable, so that equal nodes go in the order of the model
-            order = np.argsort(-values, kind="stable")
-            best = singles[order[0]]
-            value = float(values[order[0]])
+            ranked = np.argsort(-values, kind="stable")
+            best = singles[ranked[0]]
+            value = float(values[ranked[0]])
             if value >= self.required and per_round > 1:
-                several = [self.remaining[index] for index in order[:per_round]]
+                several = [self.remaining[index] for index in ranked[:per_round]]
                 value_of_several = float(self.values([several])[0])
                 if value_of_several >= self.required:
                     best = several
                     value = value_of_several
             # pairs are many, so they are tried only where no single node can go
-            if value < self.required and pairs and len(self.remaining) > 1:
+            if value < self.required and order > 1 and len(self.remaining) > 1:
                 best, value = self.best_pair()
             if value < self.required:
                 return
@@ -443,14 +508,20 @@ class _Search:
             self.progress(len(self.cost), len(self.bench.ablations))
 
 
+def single_effects(bench: Bench) -> dict[Component, float]:
+    """Score each node by the faithfulness that is lost without it alone."""
+    nodes = list(bench.ablations)
+    single = bench.forecasts([{node} for node in nodes])
+    return dict(zip(nodes, 1.0 - bench.mean_faithfulness(single), strict=True))
+
+
 def _scores(
-    bench: _Bench, corrupted: Run | None, ranking: str
+    bench: Bench, corrupted: Run | None, ranking: str
 ) -> dict[Component, float]:
     """Score each node by single ablation, or by the size of its outgoing edges."""
-    nodes = list(bench.ablations)
     if ranking == "effects" or corrupted is None:
-        single = bench.forecasts([{node} for node in nodes])
-        return dict(zip(nodes, 1.0 - bench.mean_faithfulness(single), strict=True))
+        return single_effects(bench)
+    nodes = list(bench.ablations)
     edges = edge_attribution(bench.run, corrupted, nodes=nodes)
     # scores are shares of this change, and become data units by it, as rounding is
     change = (
@@ -465,8 +536,9 @@ def _scores(
     return dict(zip(nodes, outgoing, strict=True))
 
 
-def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
+def _dataset(bench: Bench, search: _Search) -> xr.Dataset:
     """Return the circuit that a search found, with its forecasts."""
+    nodes = list(bench.ablations)
     order = list(search.cost)
     remaining = set(search.remaining)
     circuit, complement = bench.forecasts([set(order), remaining])

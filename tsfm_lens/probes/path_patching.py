@@ -9,6 +9,7 @@ together are in :mod:`.patching` and :mod:`.effects`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -16,11 +17,13 @@ from itertools import chain
 import numpy as np
 import torch
 import xarray as xr
+from scipy.stats import rankdata
 from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
+from tsfm_lens.core.estimates import check_share
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
@@ -28,6 +31,7 @@ from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import check_gradients
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.metric import GivenMetric, as_metric
 from tsfm_lens.probes.patching import Direction, RunPair, _PatchEdit, contrast, slopes
@@ -75,6 +79,7 @@ def path_patching(
     senders: Sequence[str | Component] | None = None,
     receivers: Sequence[str | Component] | None = None,
     direction: Direction = "noise",
+    screen: float | None = None,
     metric: GivenMetric | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -85,6 +90,10 @@ def path_patching(
     only the receiver is set to that activation, and all later branches respond. (Wang
     et al. freeze attention only.)
 
+    A screen saves most paths: :func:`edge_attribution` estimates all of them from one
+    gradient, and only those of the largest estimates are patched. Edges that are
+    reached by no gradient in any series may be missed.
+
     Args:
         clean: the run to explain.
         corrupted: a run of the same series with something removed, of equal ids,
@@ -94,6 +103,9 @@ def path_patching(
             the heads and MLPs of the output stack and "output".
         direction: "noise" puts corrupted activations into the clean run, "denoise" does
             the reverse.
+        screen: share of the paths between components that is patched, such as 0.1,
+            those of the largest estimates; all if None. Paths to "output" are always
+            patched, as they cost nothing further.
         metric: what to measure instead of the whole forecast: a function of (forecast,
             truth, series) that returns a number, named by its ``__name__``, or a name
             with it, ``{"peak": function}``.
@@ -101,7 +113,7 @@ def path_patching(
 
     Returns:
         Dataset of kind "path_patching". NaN stands where a receiver does not come after
-        the sender.
+        the sender, and where a screen leaves a path out.
 
         - ``recovered`` (sender, receiver, series): share of the way from the unpatched
           forecast, or its metric, to the source's.
@@ -110,13 +122,16 @@ def path_patching(
         - ``metric_value`` (sender, receiver, series): the metric itself, where there is
           one.
         - ``forecast`` (sender, receiver, series, step): in data units.
+        - ``screened_out`` (sender, receiver): with a screen, whether a path is left
+          out.
 
         The first two come with what :func:`.estimates.add_estimates` adds, with the
         noise of both runs.
 
     Raises:
         InputError: the runs have other options, ids, lengths or starts, the corruption
-            does nothing, or the metric is no finite number or is not corrupted.
+            does nothing, or the metric is no finite number or is not corrupted; with a
+            screen also what :func:`edge_attribution` refuses.
         UnknownNameError: no such component.
 
     Source:
@@ -142,18 +157,24 @@ def path_patching(
     else:
         receiver_sites = []
     pair = sender_contrast(clean, corrupted, sender_sites, direction=direction)
+    is_path = _find_paths(clean.lens, sender_sites, receiver_sites)
+    kept = is_path
+    if screen is not None:
+        check_share(screen, "screen")
+    if screen is not None and is_path.any():
+        estimates = _estimate_paths(
+            clean, corrupted, sender_sites, receiver_sites, direction
+        )
+        kept = is_path & _screen(estimates, is_path, screen)
     # the output, if it is a receiver, is the last column
     shape = (len(sender_sites), len(receiver_sites) + to_output)
     forecasts = np.full((*shape, *pair.base.point.shape), np.nan)
     paths: dict[tuple[int, int], Variant] = {}
     groups = heard_in_groups(pair, sender_sites, receiver_sites)
-    for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(groups)):
-        # an effect cannot run backwards, so pairs in the other order stay NaN
-        later = set(later_branches(lens.wiring, sender.component))
-        for column, receiver in enumerate(receiver_sites):
-            if receiver.branch in later:
-                patch = PatchFrom(receiver.target, receiver_acts)
-                paths[row, column] = Variant("path", (patch,))
+    for row, (_, direct, receiver_acts) in enumerate(chain.from_iterable(groups)):
+        for column in np.flatnonzero(kept[row]).tolist():
+            patch = PatchFrom(receiver_sites[column].target, receiver_acts)
+            paths[row, column] = Variant("path", (patch,))
         if to_output:
             forecasts[row, -1] = direct
         # paths of several senders are gathered to run together; the activations of
@@ -169,7 +190,56 @@ def path_patching(
     if to_output:
         names.append(OUTPUT)
     coords = {**site_coords(sender_sites, "sender"), "receiver": names}
-    return pair.result(forecasts, coords, ("sender", "receiver"), measured)
+    result = pair.result(forecasts, coords, ("sender", "receiver"), measured)
+    if screen is None:
+        return result
+    left_out = is_path & ~kept
+    if to_output:
+        left_out = np.pad(left_out, ((0, 0), (0, 1)))
+    result = result.assign(screened_out=(("sender", "receiver"), left_out))
+    return result.assign_attrs(screen=float(screen))
+
+
+def _find_paths(
+    lens: Lens, senders: Sequence[PatchSite], receivers: Sequence[PatchSite]
+) -> np.ndarray:
+    """Return whether each receiver comes after each sender, (sender, receiver).
+
+    An effect cannot run backwards.
+    """
+    later = [later_branches(lens.wiring, sender.component) for sender in senders]
+    paths = [[site.branch in branches for site in receivers] for branches in later]
+    return np.array(paths, dtype=bool).reshape(len(senders), len(receivers))
+
+
+def _estimate_paths(
+    clean: Run,
+    corrupted: Run,
+    senders: Sequence[PatchSite],
+    receivers: Sequence[PatchSite],
+    direction: Direction,
+) -> np.ndarray:
+    """Return the scores of the paths by one gradient, (sender, receiver, series)."""
+    check_gradients(clean.lens.wiring)
+    pair = sender_contrast(
+        clean.in_one_pass(), corrupted.in_one_pass(), senders, direction=direction
+    )
+    return edge_scores(pair, senders, receivers)[:, :-1]
+
+
+def _screen(scores: np.ndarray, is_path: np.ndarray, share: float) -> np.ndarray:
+    """Return the paths of the largest estimates, (sender, receiver).
+
+    A path is ranked by its median over series or by its mean size, whichever is better:
+    a gate may pass a path on half of the series, and be open on a few alone.
+    """
+    count = math.ceil(share * is_path.sum())
+    sizes = [np.abs(np.median(scores, axis=-1)), np.abs(scores).mean(-1)]
+    ranks = [rankdata(-size[is_path], method="ordinal") for size in sizes]
+    best = np.argsort(np.min(ranks, axis=0), kind="stable")[:count]
+    kept = np.zeros_like(is_path)
+    kept[tuple(index[best] for index in np.nonzero(is_path))] = True
+    return kept
 
 
 def sender_contrast(
@@ -328,12 +398,11 @@ def edge_attribution(
     )
     data = pair.dataset().assign_coords(site_coords(sites, "sender"))
     data = data.assign_coords(receiver=[*(str(site.target) for site in sites), OUTPUT])
-    scores = edge_scores(pair, sites)
+    scores = edge_scores(pair, sites, sites)
     axes = ("sender", "receiver", "series")
-    # receivers that come after the sender, and the output
-    later = [later_branches(lens.wiring, site.component) for site in sites]
-    possible = np.array(
-        [[*(site.branch in branches for site in sites), True] for branches in later]
+    # every sender reaches the output
+    possible = np.pad(
+        _find_paths(lens, sites, sites), ((0, 0), (0, 1)), constant_values=True
     )
     # NaN keeps impossible edges out of the tests; their score of 0 is put back after
     result = pair.test_effects(
@@ -342,20 +411,22 @@ def edge_attribution(
     return result.assign(score=(axes, scores))
 
 
-def edge_scores(pair: RunPair, sites: Sequence[PatchSite]) -> np.ndarray:
-    """Return scores of the edges between sites, (sender, receiver, series).
+def edge_scores(
+    pair: RunPair, senders: Sequence[PatchSite], sites: Sequence[PatchSite]
+) -> np.ndarray:
+    """Return scores of the edges from senders to sites, (sender, receiver, series).
 
     The last receiver is the output. ``pair`` is from :func:`sender_contrast`.
     """
     # activations of the base run, and under point + "_grad" their gradients
     base_acts = slopes(pair, sites)
-    row_by_target = {site.target: row for row, site in enumerate(sites)}
+    row_by_target = {site.target: row for row, site in enumerate(senders)}
     # the heads of an attention share a hook point, so columns are kept by point
     columns: dict[str, list[int]] = {}
     for column, site in enumerate(sites):
         columns.setdefault(site.point, []).append(column)
-    scores = np.zeros((len(sites), len(sites) + 1, len(pair.base.batch)))
-    for group in heard_in_groups(pair, sites, sites):
+    scores = np.zeros((len(senders), len(sites) + 1, len(pair.base.batch)))
+    for group in heard_in_groups(pair, senders, sites):
         rows = [row_by_target[sender.target] for sender, _, _ in group]
         scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
         for point, receivers in columns.items():

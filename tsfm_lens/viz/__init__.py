@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.attention import *
     from tsfm_lens.viz.attention_sinks import *
     from tsfm_lens.viz.attribution import *
+    from tsfm_lens.viz.circuit_curve import *
     from tsfm_lens.viz.circuits import *
     from tsfm_lens.viz.compare_models import *
     from tsfm_lens.viz.compression import *

@@ -57,6 +57,9 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     kinds = xr.DataArray(inside, {"kind": ("component", sites.kind)}, ["component"])
     refused = np.asarray(ds["refused"].values, dtype=bool)
     cost = ds["cost"]
+    tested = None
+    if "minimal" not in ds.attrs:
+        tested = "single components"
     return summarize(
         ds,
         "Components that are kept: {in_circuit:count}, namely {kinds:each whole}; "
@@ -66,12 +69,15 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
         "Completeness {completeness:percent}: this share of that way is lost without "
         "the circuit.",
         "The circuit is minimal {minimal}: none of these can go as well.",
+        "Only {tested} were removed, and no pairs: two components that cancel each"
+        " other may be among these.",
         "Largest costs in faithfulness of components that the tolerance of "
         "{tolerance:percent} let go: {dropped:largest percent}.",
         "No verdict on {refusals}: ablating all components changes the forecast by "
         "less than the noise, or by less than {smallest:percent} of the range.",
         kinds=kinds.groupby("kind").sum(),
         ablation=ablation_word(ds),
+        tested=tested,
         dropped=cost.where(cost >= _WORTH_NAMING),
         refusals=shown(np.array(names(ds, "series"))[refused].tolist()) or None,
     )
