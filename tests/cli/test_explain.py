@@ -125,6 +125,29 @@ def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
         assert reported["reasons"] == []
 
 
+@pytest.mark.parametrize("item", ["", "A", "B"])
+def test_terminal_is_about_the_item_that_is_asked_for(
+    item: str, tmp_path: Path
+) -> None:
+    """Without one, all items follow, under a line that says so."""
+    texts = ["--data", sheet(tmp_path / "load.csv"), *OPTIONS, "--horizon", "4"]
+    texts += ["--sections", "deletion_curves,input_effects", "--parts", "1"]
+    texts += ["--out", str(tmp_path / "page")]
+    if item:
+        texts += ["--item", item]
+    done = run("chronos2-nano", *texts)
+    assert done.exit_code == 0, done.output
+    lines = done.stderr.splitlines()
+    assert not any("criteria below" in line for line in lines)
+    told = [line for line in lines if line.startswith(("A/load:", "B/load:"))]
+    assert any("All items" in line for line in lines) == bool(told) == (not item)
+    summary = json.loads((tmp_path / "page" / "explanation.json").read_text())
+    left_out = [line for line in lines if line.startswith("Leave out")]
+    assert bool(left_out) == bool(summary["undecided"])
+    for name in summary["undecided"]:
+        assert name in left_out[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -705,7 +705,12 @@ def explain(
     metadata = results.summary()
     if (metadata["verdict"] or metadata["answers"]) and not request.as_json:
         lines = [*metadata["answers"], metadata["headline"], *metadata["reasons"][:2]]
-        if "input_effects" in results:
+        if metadata["undecided"]:
+            segments = ", ".join(metadata["undecided"])
+            lines.append(f"Leave out, as not told from zero: {segments}.")
+        # with --item, the answer is on that one alone
+        if "input_effects" in results and not item:
+            lines.append("All items, by the same few stretches of each:")
             lines += read_items(results["input_effects"])
         echo("\n".join(lines), err=True)
     show_page(out / "index.html", missing, results, request.as_json, **metadata)
