@@ -47,6 +47,7 @@ from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import measurements as measurements_by_kind
 from tsfm_lens.models import architectures, load
 from tsfm_lens.models.run import Run
+from tsfm_lens.zoo import checkpoint_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -199,6 +200,15 @@ def test_capabilities_are_those_of_the_cards(name: str) -> None:
     ]
     assert found["covariates"] == [*entry.covariates]
     assert ("heads" in found["branches"]) == ("attention" in entry.traits)
+
+
+@pytest.mark.parametrize("name", checkpoint_names())
+def test_lengths_are_those_of_embedded_models(name: str) -> None:
+    row = next(
+        line for line in capabilities.length_table().splitlines() if f"`{name}`" in line
+    )
+    lens = load(name)
+    assert f"| {lens.context_length} | {lens.prediction_length} |" in row
 
 
 def test_costs_open_with_ten_models() -> None:

@@ -209,7 +209,9 @@ def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanat
     It is :func:`tsfm_lens.report.explanation.explain` as a method.
 
     Args:
-        run: the forecast to explain, of at most one pass of the model.
+        run: the forecast to explain. Beyond one pass of the model, faithfulness by
+            masking is left out, and each forecast with masked inputs takes several
+            passes.
         out: folder for the page and its files; nothing is written if None.
         options: such as ``item``, ``method``, ``parts``, ``sections`` and ``since``.
 

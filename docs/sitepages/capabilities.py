@@ -16,8 +16,10 @@ from tsfm_lens.core.registry import measurements
 from tsfm_lens.hooks import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import tiny
+from tsfm_lens.zoo import checkpoint_names
 
 PAGE = "_cache/capabilities.md"
+LENGTHS = "_cache/lengths.md"
 COLUMNS = {
     "heads": "attention",
     "sums": "attribution, logit lens",
@@ -38,8 +40,22 @@ OTHERS = {
 
 
 def write_capabilities() -> None:
-    """Write the table of families, and which probes each column stands for."""
+    """Write the table of families, and which probes each column stands for.
+
+    A file of its own has the lengths of embedded models.
+    """
     write(PAGE, f"{family_table()}\n\n{probe_table()}\n")
+    write(LENGTHS, f"{length_table()}\n")
+
+
+def length_table() -> str:
+    """A row per embedded model: steps that it reads, and that a pass forecasts."""
+    lenses = [load(name) for name in checkpoint_names()]
+    rows = [
+        (f"`{lens.model_id}`", str(lens.context_length), str(lens.adapter.longest_pass))
+        for lens in lenses
+    ]
+    return table(("model", "steps read", "steps forecast in one pass"), rows)
 
 
 def family_table() -> str:

@@ -38,6 +38,17 @@ def sheet(path: Path, *, ahead: int = AHEAD) -> str:
     return str(path)
 
 
+def known_until(data: str, path: str, *, late: int, further: int = 0) -> None:
+    """Write a file as it was ``late`` steps before, its covariates ``AHEAD`` known.
+
+    They are known for ``further`` steps more, as far as the file has them.
+    """
+    table = pd.read_csv(data)
+    step = table.groupby("site").cumcount()
+    table.loc[step >= HOURS - late, ["load", "price"]] = np.nan
+    table[step < HOURS - late + AHEAD + further].to_csv(path, index=False)
+
+
 @pytest.mark.parametrize("ahead", [AHEAD, 0])
 def test_page_is_written_with_any_future(ahead: int, tmp_path: Path) -> None:
     """A page is written whether or not the future is in the file."""
@@ -114,6 +125,29 @@ def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
         assert reported["reasons"] == []
 
 
+@pytest.mark.parametrize("item", ["", "A", "B"])
+def test_terminal_is_about_the_item_that_is_asked_for(
+    item: str, tmp_path: Path
+) -> None:
+    """Without one, all items follow, under a line that says so."""
+    texts = ["--data", sheet(tmp_path / "load.csv"), *OPTIONS, "--horizon", "4"]
+    texts += ["--sections", "deletion_curves,input_effects", "--parts", "1"]
+    texts += ["--out", str(tmp_path / "page")]
+    if item:
+        texts += ["--item", item]
+    done = run("chronos2-nano", *texts)
+    assert done.exit_code == 0, done.output
+    lines = done.stderr.splitlines()
+    assert not any("criteria below" in line for line in lines)
+    told = [line for line in lines if line.startswith(("A/load:", "B/load:"))]
+    assert any("All items" in line for line in lines) == bool(told) == (not item)
+    summary = json.loads((tmp_path / "page" / "explanation.json").read_text())
+    left_out = [line for line in lines if line.startswith("Leave out")]
+    assert bool(left_out) == bool(summary["undecided"])
+    for name in summary["undecided"]:
+        assert name in left_out[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -163,7 +197,7 @@ def test_what_if_comes_first_on_page(tmp_path: Path) -> None:
     assert "temperature +5 from 2 until 2024-01-03 06:00" in reported["answers"][0]
     messages = " ".join(reported["answers"])
     assert "(4 of 12)" in messages
-    for part in ("goes through", "outer quantiles", "same 11 steps", "1 step nearer"):
+    for part in ("goes through", "outer quantiles", "same 12 steps", "1 step nearer"):
         assert part in messages
     assert list(reported["results"]) == ["what_if", "forecast_change", "forecast"]
     retained = reported["results"]["what_if"]["coords"]
@@ -279,6 +313,37 @@ def test_answers_can_be_all_that_is_asked_for(tmp_path: Path) -> None:
         assert (tmp_path / "page" / "numbers" / f"{kind}.nc").stat().st_size
 
 
+@pytest.mark.parametrize("item", ["A", "B"])
+@pytest.mark.parametrize("cure", ["rows", "all rows", "past"])
+def test_cures_of_forecasts_without_common_steps_work(
+    cure: str, item: str, tmp_path: Path
+) -> None:
+    """A day ahead and a day apart, known covariates leave no step in common."""
+    data = sheet(tmp_path / "load.csv")
+    earlier = str(tmp_path / "earlier.csv")
+    known_until(data, earlier, late=AHEAD)
+    texts = ["--item", item, "--horizon", "12", "--sections", "forecast_change"]
+    texts += ["--since", earlier, "--out", str(tmp_path / "page")]
+    done = run("chronos2-nano", "--data", data, *OPTIONS, *texts)
+    assert done.exit_code == 1
+    message = " ".join(done.output.split())
+    assert "1 or more" in message
+    assert "past covariates" in message
+    options = OPTIONS
+    if cure == "past":
+        for path in (data, earlier):
+            pd.read_csv(path).dropna().to_csv(path, index=False)
+        options = " ".join(OPTIONS).replace("--known", "--past").split()
+    else:
+        further = 1 if cure == "rows" else AHEAD
+        known_until(data, earlier, late=AHEAD, further=further)
+    done = run("chronos2-nano", "--data", data, *options, *texts)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "page" / "explanation.json").read_text())
+    start = "same one step" if cure == "rows" else "same 12 steps"
+    assert start in found["answers"][0]
+
+
 def test_what_cannot_be_is_refused_before_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,13 +358,15 @@ def test_what_cannot_be_is_refused_before_the_model(
     table = pd.read_csv(data)
     table["ts"] = pd.to_datetime(table["ts"]) + pd.Timedelta("9h")
     table.to_csv(later, index=False)
+    known_to = str(tmp_path / "known_to.csv")
+    known_until(data, known_to, late=12)
     common = [*OPTIONS, "--item", "B", "--out", str(tmp_path / "page")]
     for arguments, text in (
         (["--data", data, "--horizon", "13"], "give --horizon 12"),
         (["--data", data, "--set", "temperature=+2,5"], "'+2.5'"),
         (["--data", data, "--set", "temperature=warm"], "is no change"),
         (["--data", data, "--since", str(later)], "9 steps before the earlier one"),
-        (["--data", str(later), "--since", data, "--horizon", "9"], "--horizon 10"),
+        (["--data", data, "--since", known_to], "1 or more"),
     ):
         done = run("chronos2-nano", *arguments, *common)
         assert done.exit_code == 1

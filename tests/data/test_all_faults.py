@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -250,3 +251,19 @@ def test_large_files_are_read_once(
     error = refusal(file)
     assert len(error.faults.found) == 1
     assert re.search("encoding='cp1252'", str(error))
+
+
+@pytest.mark.parametrize("columns", [("load",), ("load", "heat")])
+def test_roles_of_columns_are_said_beside_the_command(
+    columns: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Where several columns would be forecast, the options that choose are named."""
+    file = tmp_path / "load.csv"
+    days = pd.date_range("2024-01-13", periods=20).strftime("%d.%m.%Y")
+    table = pd.DataFrame({"day": days} | {name: range(20) for name in columns})
+    table.to_csv(file, index=False)
+    words = ["forecast", "chronos2-nano", "--data", str(file)]
+    refused = CliRunner().invoke(app, words).stderr.partition("This reads it:")
+    assert refused[1]
+    for option in ("--targets", "--known", "--past"):
+        assert (option in refused[0]) == (len(columns) > 1)

@@ -121,6 +121,63 @@ def test_tables_with_gaps_have_every_section(
     expect_error("no figure 'tree'", found.plot, "tree")
 
 
+@pytest.mark.parametrize("role", ["known", "past"])
+def test_what_if_says_what_the_page_cannot_tell_from_zero(role: str) -> None:
+    """A change of a covariate is beside the tests of this covariate alone."""
+    rng = np.random.default_rng(0)
+    days = pd.date_range("2024-01-01", periods=64)
+    tables = []
+    for name in "ab":
+        heat, price = rng.normal(size=(2, 64))
+        columns = {"y": 10 + rng.normal(size=64), "heat": heat, "price": price}
+        tables.append(pd.DataFrame({"id": name, "ds": days, **columns}))
+    read = {"targets": ["y"], role: ["heat", "price"]}
+    series = as_series(pd.concat(tables), **read)
+    run = tsfm_lens.load("chronos2-nano").run(series, 4, holdout=True)
+    options = {"covariate_use": {"shuffles": 2}}
+    found = explanation.explain(
+        run,
+        item="b",
+        changes={"heat": "+1"},
+        start=-8,
+        sections=("covariate_use",),
+        options=options,
+    )
+    use = found["covariate_use"].sel(covariate="heat")
+    # two series are too few for a test
+    assert not use["slope_significant"].item()
+    answers = found.summary()["answers"]
+    doubt = [text for text in answers if "not distinguishable from zero" in text]
+    assert len(doubt) == 1
+    assert "heat" in doubt[0]
+    assert "price" not in doubt[0]
+    assert "2 series" in doubt[0]
+    alone = explanation.explain(
+        run.select("b"),
+        changes={"heat": "+1"},
+        start=-8,
+        sections=("covariate_use",),
+        options=options,
+    )
+    assert not any("distinguishable" in text for text in alone.summary()["answers"])
+
+
+def test_segments_to_leave_out_are_those_of_the_verdict(page: Any) -> None:
+    """They are in the reasons, and a change of one of them says so."""
+    found = dict(page.found)
+    test = found["deletion_curves"]
+    # as if the test had told no segment from zero
+    unsure = test.assign(segment_agreement=test["segment_agreement"] * 0)
+    found = explanation.Explanation(found | {"deletion_curves": unsure})
+    undecided = found.summary()["undecided"]
+    assert len(undecided) == test.sizes["segment"]
+    assert any(undecided[0] in reason for reason in found.summary()["reasons"])
+    covariate = test.isel(segment=[-1]).rename(segment="change")
+    changes = covariate.assign_attrs(kind="what_if")
+    doubts = explanation._list_doubts({"what_if": changes, "deletion_curves": unsure})
+    assert doubts == {"undecided": undecided[-1]}
+
+
 def test_files_hold_the_page_s_numbers(page: Any, tmp_path: Path) -> None:
     files = {str(path.relative_to(tmp_path)) for path in page.found.write(tmp_path)}
     assert {

@@ -224,9 +224,14 @@ def test_readings_name_sum_and_outliers() -> None:
     assert down.startswith("K lowers the forecast")
     assert "by 51.2 a step" in down
     assert (
-        "the explanation holds in part (criteria below)."
+        "Verdict: the explanation holds in part."
         in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
     )
+    # what was not tested is not to be quoted
+    unmasked = exact.assign_attrs(verdict="holds in part", masked=0)
+    assert "by its routes alone" in read_inputs(unmasked)[0]
+    assert "do not quote" in read_inputs(unmasked)[0]
+    assert "below" not in read_inputs(unmasked)[0]
     separate = results()["exact"].assign(remainder=results()["exact"]["remainder"] + 5)
     assert "Segments also act jointly: +5 belongs to no single one." in read_inputs(
         separate

@@ -50,6 +50,7 @@ from tsfm_lens.core.io import find_page
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
+    from tsfm_lens.models import Lens
 
 
 @app.command(rich_help_panel=DAILY)
@@ -474,26 +475,46 @@ def _change(text: str, names: Collection[str]) -> tuple[str, str]:
     return text[:sign], change
 
 
-def _check_answers(
-    series: SeriesBatch,
-    edits: Mapping[str, str],
-    earlier: SeriesBatch | None,
-    item: int | str,
-    horizon: int | None,
+def _check_changes(
+    series: SeriesBatch, edits: Mapping[str, str], item: int | str
 ) -> None:
-    """Refuse changes, and an earlier file, that nothing can be forecast of."""
+    """Refuse changes that nothing can be forecast of."""
     from tsfm_lens.data.batch import item_rows
-    from tsfm_lens.data.changes import check_shared, edited, later_by
+    from tsfm_lens.data.changes import edited
 
-    rows = item_rows(series, item)
     for name, edit in edits.items():
-        for row in rows:
+        for row in item_rows(series, item):
             if name in (series.variates[row], series.ids[row]):
                 edited(series.values[row], edit, name, series.categories[row])
-    if earlier is not None:
-        group = series.groups[rows[0]]
-        before = earlier.select(item_rows(earlier, group))
-        check_shared(later_by(before, series.select(rows)), horizon)
+
+
+def _count_later(
+    series: SeriesBatch, earlier: SeriesBatch, item: int | str, held_out: int | None
+) -> int:
+    """Return by how many steps an item's forecast starts later than an earlier one.
+
+    Forecasts that share no step are refused. ``held_out`` are the steps that both hold
+    out, which bound the earlier forecast; None if it goes on beyond its data.
+    """
+    from tsfm_lens.data.batch import item_rows
+    from tsfm_lens.data.changes import check_shared, later_by
+
+    rows = item_rows(series, item)
+    before = earlier.select(item_rows(earlier, series.groups[rows[0]]))
+    ahead = later_by(before, series.select(rows))
+    known = earlier.known_steps if held_out is None else None
+    check_shared(ahead, held_out, known)
+    return ahead
+
+
+def _longest_horizon(lens: Lens, series: SeriesBatch, horizon: int) -> int:
+    """Return the horizon, or how far covariates are known or a model can go."""
+    bounds = [horizon]
+    if series.known_steps is not None:
+        bounds.append(series.known_steps)
+    if lens.adapter.rollout == "single":
+        bounds.append(lens.adapter.longest_pass)
+    return min(bounds)
 
 
 def _step(text: str) -> int | str | None:
@@ -620,8 +641,10 @@ def explain(
         edits = dict(_change(text, names) for text in changes or [])
         earlier = None
         if since:
-            earlier = read_data([since], request.reading, request.horizon, is_held_out)
-        _check_answers(series, edits, earlier, item or 0, request.horizon)
+            held_out = request.horizon if is_held_out else None
+            earlier = read_data([since], request.reading, held_out, is_held_out)
+            ahead = _count_later(series, earlier, item or 0, held_out)
+        _check_changes(series, edits, item or 0)
         lens = open_with_progress(bar, model)
         missing: dict[str, str] = {}
         from tsfm_lens.report import explanation, pipeline
@@ -649,6 +672,9 @@ def explain(
             "stop": _step(stop),
         }
         if earlier is not None:
+            if not is_held_out:
+                steps = _longest_horizon(lens, earlier, run.horizon + ahead)
+                settings = replace(settings, horizon=steps)
             options["since"] = settings.run(lens, earlier)
         results = explanation.explain(
             run,
@@ -679,7 +705,12 @@ def explain(
     metadata = results.summary()
     if (metadata["verdict"] or metadata["answers"]) and not request.as_json:
         lines = [*metadata["answers"], metadata["headline"], *metadata["reasons"][:2]]
-        if "input_effects" in results:
+        if metadata["undecided"]:
+            segments = ", ".join(metadata["undecided"])
+            lines.append(f"Leave out, as not told from zero: {segments}.")
+        # with --item, the answer is on that one alone
+        if "input_effects" in results and not item:
+            lines.append("All items, by the same few stretches of each:")
             lines += read_items(results["input_effects"])
         echo("\n".join(lines), err=True)
     show_page(out / "index.html", missing, results, request.as_json, **metadata)

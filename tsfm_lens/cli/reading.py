@@ -329,6 +329,8 @@ def describe_faults(faults: Faults, args: Sequence[str]) -> str:
         command = ["tsfm-lens", *_without_flags(args, faults.changes)]
         for name, value in faults.changes.items():
             command += _flags_of(name, value)
+        # before the command, which ends the message
+        lines += [f"note: {translate_options(note)}" for note in faults.notes]
         lines += ["This reads it:", f"  {shlex.join(command)}"]
     return "\n".join(lines)
 

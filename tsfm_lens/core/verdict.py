@@ -298,13 +298,17 @@ def _judge_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
             " all tests pass"
         ]
         word = "holds"
-    undecided, _ = _judge_segments(curves.isel(explanation=0))
-    if undecided:
+    if undecided := list_undecided(curves):
         noun = "effects" if len(undecided) > 1 else "effect"
         sentences.append(
             f"The test cannot tell from zero the {noun} of {_few(undecided, 6)}"
         )
     return [word], [f"{'. '.join(sentences)}."]
+
+
+def list_undecided(test: xr.Dataset) -> list[str]:
+    """List the segments whose effect a test of the inputs cannot tell from zero."""
+    return _judge_segments(test.isel(explanation=0))[0]
 
 
 def _judge_segments(test: xr.Dataset) -> tuple[list[str], list[str]]:
@@ -321,7 +325,7 @@ def _judge_segments(test: xr.Dataset) -> tuple[list[str], list[str]]:
     flippable = agreed & flipped
     undecided = ~agreed | (zero & ~flipped)
     names = test["segment"].values.astype(str)
-    return list(names[undecided]), list(names[flippable])
+    return names[undecided].tolist(), names[flippable].tolist()
 
 
 def _floored(value: float) -> float:

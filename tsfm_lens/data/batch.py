@@ -206,6 +206,12 @@ class SeriesBatch:
             return self.select(np.flatnonzero(self.is_target).tolist())
         return self
 
+    @property
+    def known_steps(self) -> int | None:
+        """Steps after the context that all known covariates have; None without any."""
+        lengths = [len(future) for future in self.futures if future is not None]
+        return min(lengths, default=None)
+
     def known_future(self, horizon: int) -> np.ndarray:
         """Return the known future of all series, (series, step).
 

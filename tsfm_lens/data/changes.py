@@ -122,20 +122,29 @@ def later_by(old: SeriesBatch, new: SeriesBatch) -> int:
     )
 
 
-def check_shared(ahead: int, horizon: int | None) -> None:
+def check_shared(ahead: int, horizon: int | None, known: int | None) -> None:
     """Refuse forecasts that have no step in common.
 
-    The later one starts ``ahead`` steps later; the earlier one has ``horizon`` steps,
-    or any number if None.
+    The later one starts ``ahead`` steps later. The earlier one has ``horizon`` steps,
+    or any number if None, and its covariates are known for ``known`` steps, or it has
+    no known ones if None.
     """
     if ahead < 0:
         raise InputError(
             f"the later forecast starts {-ahead} steps before the earlier one; give the"
             " earlier run first"
         )
+    # first: a longer horizon would be refused by the covariates
+    if known is not None and ahead >= known:
+        raise InputError(
+            f"the later forecast starts {ahead} steps after the earlier one, whose"
+            f" known covariates end after {known}, so they have no step in common; add"
+            f" rows of their future to the earlier series, {ahead + 1 - known} or more,"
+            " or drop these rows in both and give them as past covariates"
+        )
     if horizon is not None and ahead >= horizon:
         raise InputError(
             f"the later forecast starts {ahead} steps after the earlier one, which has"
-            f" {horizon}, so they have no step in common; give horizon={ahead + 1} or"
-            " more"
+            f" {horizon}, so they have no step in common; give the earlier one"
+            f" horizon={ahead + 1} or more"
         )

@@ -76,12 +76,14 @@ class Faults:
         changes: options that differ from those given, by name; None for one that is to
             be left out.
         readable: whether the file reads with them.
+        notes: of what is then read by rule, such as which columns are forecast.
     """
 
     path: str
     found: tuple[Fault, ...]
     changes: Mapping[str, Any]
     readable: bool
+    notes: tuple[str, ...] = ()
 
     def sentences(self, write: Write) -> list[str]:
         """Say each fault in a sentence, without its full stop."""
@@ -156,7 +158,10 @@ def find_faults(
         for name in names
         if current.get(name) != options.get(name)
     }
-    return Faults(path, tuple(faults), changes, readable=error is None)
+    notes: tuple[str, ...] = ()
+    if error is None:
+        notes = read(**current).notes
+    return Faults(path, tuple(faults), changes, readable=error is None, notes=notes)
 
 
 def _apply(

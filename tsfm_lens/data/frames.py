@@ -450,7 +450,7 @@ def _choices(
     if len(columns) > 1 and not named:
         notes.append(
             f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…]"
-            " reads covariates"
+            " or known=[…] reads covariates"
         )
     return notes
 

@@ -240,7 +240,7 @@ def explain_change(
         )
     # from here on, step t of the later run is step t + ahead of the earlier one
     ahead = later_by(old.batch, new.batch) if shift is None else shift
-    check_shared(ahead, old.horizon)
+    check_shared(ahead, old.horizon, old.batch.known_steps)
     shared = min(old.horizon - ahead, new.horizon)
     values = _expected(old, new, ahead)
     row_of_target = target_row(new.batch, target)

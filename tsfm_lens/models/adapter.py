@@ -489,8 +489,10 @@ def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
 
     Covariates that are known beforehand bound the horizon by the shortest of them.
     """
-    known = [len(future) for future in batch.futures if future is not None]
-    return max(1, min([adapter.prediction_length, *known]))
+    known = batch.known_steps
+    if known is None:
+        return adapter.prediction_length
+    return max(1, min(adapter.prediction_length, known))
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:

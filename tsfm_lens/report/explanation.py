@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 
@@ -21,7 +22,7 @@ from tsfm_lens.core.choices import ADAPTIVE, check_explanation
 from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
 from tsfm_lens.core.spreadsheets import to_csv
-from tsfm_lens.core.verdict import verdict
+from tsfm_lens.core.verdict import list_undecided, verdict
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.attribution import METHODS
@@ -35,6 +36,7 @@ from tsfm_lens.viz.input_effects import item_overview
 from tsfm_lens.viz.panels import name_segments, name_target
 from tsfm_lens.viz.saving import locate_browser, printed, write_together
 from tsfm_lens.viz.scenarios import ANSWERS, name_scenario
+from tsfm_lens.viz.words import listed
 
 __all__ = ["SECTIONS", "Explanation", "explain"]
 
@@ -73,7 +75,8 @@ class Explanation(dict[str, xr.Dataset]):
 
         Returns:
             ``answers`` to what-if and change; ``headline``; ``verdict`` of all
-            faithfulness tests and its ``reasons``; ``inputs``, the total effect of each
+            faithfulness tests and its ``reasons``; ``undecided``, the segments whose
+            effect they cannot tell from zero; ``inputs``, the total effect of each
             input in data units; ``items`` of several, worst error first;
             ``covariates``, their worth, response and share; ``clock``, the zone of all
             dates, "" if they came without one.
@@ -82,6 +85,7 @@ class Explanation(dict[str, xr.Dataset]):
         inputs = self.get("input_attribution")
         use = self.get("covariate_use")
         effects = self.get("input_effects")
+        test = self.get("deletion_curves")
         items = [] if effects is None else _list_items(effects)
         if inputs is not None:
             # what moves the forecast, and its level
@@ -100,6 +104,7 @@ class Explanation(dict[str, xr.Dataset]):
             "headline": headline,
             "verdict": word,
             "reasons": reasons,
+            "undecided": [] if test is None else list_undecided(_with_names(test)),
             "inputs": [] if inputs is None else input_totals(inputs),
             "items": items,
             "covariates": [] if use is None else covariate_totals(use),
@@ -190,7 +195,8 @@ def explain(
     not allow are left out.
 
     Args:
-        run: the forecast; at most one pass of the model.
+        run: the forecast. Beyond one pass of the model, faithfulness by masking is left
+            out, and each forecast with masked inputs takes several passes.
         out: folder for index.html and the files of :meth:`Explanation.write`; nothing
             is written if None.
         item: whose forecast is explained, by position or name; the only one if None.
@@ -306,6 +312,8 @@ def explain(
         }
         for kind in results.keys() & set(_MASKING_KINDS):
             results[kind].attrs |= page_verdict
+    if "what_if" in results:
+        results["what_if"].attrs |= _list_doubts(results)
     if out is not None:
         subject = short_ids(run.batch.ids)[0]
         # a change that was asked for is the answer; else what moved the forecast is
@@ -322,6 +330,47 @@ def explain(
         if pdf:
             write_together({page.with_suffix(".pdf"): printed(page.read_bytes())})
     return results
+
+
+def _list_doubts(results: Mapping[str, xr.Dataset]) -> dict[str, Any]:
+    """List what other results cannot tell from zero of the series that a change is of.
+
+    Returns:
+        Attributes of the result of kind "what_if": ``unresponsive`` covariates, with
+        ``responses``, the number of series; ``undecided`` segments.
+    """
+    changes = results["what_if"]
+    doubts: dict[str, Any] = {}
+    use = results.get("covariate_use")
+    # over a single series nothing is tested
+    if use is not None and use.sizes["series"] > 1:
+        changed = use["covariate"].isin(changes["change"])
+        tested = changed & np.isfinite(use["slope_size"])
+        weak = use["covariate"].values[tested & ~use["slope_significant"].astype(bool)]
+        if weak.size:
+            doubts["unresponsive"] = listed(weak.tolist())
+            doubts["responses"] = use.sizes["series"]
+    test = results.get("deletion_curves")
+    if test is not None:
+        undecided = list_undecided(_with_names(test))
+        touched = [
+            str(name)
+            for name, row, start, stop in zip(
+                name_segments(test),
+                test["row"].values,
+                test["start"].values,
+                test["stop"].values,
+                strict=True,
+            )
+            if (
+                (changes["row"] == row)
+                & (changes["start"] < stop)
+                & (changes["stop"] > start)
+            ).any()
+        ]
+        if doubtful := [name for name in touched if name in undecided]:
+            doubts["undecided"] = listed(doubtful)
+    return doubts
 
 
 def _name_page(
@@ -355,8 +404,10 @@ def summarize_verdict(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]
     """
     tests = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
     if tests:
-        # segments are named as in the figures
-        return verdict(
-            *(test.assign_coords(segment=name_segments(test)) for test in tests)
-        )
+        return verdict(*map(_with_names, tests))
     return "", []
+
+
+def _with_names(test: xr.Dataset) -> xr.Dataset:
+    """Name the segments of a test as figures do."""
+    return test.assign_coords(segment=name_segments(test))

@@ -110,8 +110,11 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     if "verdict" in ds.attrs:
         answer = f"{answer} Verdict: the explanation {ds.attrs['verdict']}"
         if not ds.attrs.get("masked", 1):
-            answer = f"{answer} by its routes alone, as masking was not tested"
-        answer = f"{answer} (criteria below)."
+            answer = (
+                f"{answer} by its routes alone. Effects of the inputs were not tested"
+                " by masking, so do not quote them"
+            )
+        answer = f"{answer}."
     far = float(ds.attrs.get("reference_distance", 0.0))
     # the part of the change that belongs to no single segment
     rest = float(median["remainder"].mean())

@@ -148,6 +148,9 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         ds,
         "With {changes} the forecast of {name} {verb} by {distance:unit} on average"
         " over {steps}, from {before} to {after} ({statistic}).",
+        "That is the model's answer: over {responses:whole} series, its response to"
+        " {unresponsive} is not distinguishable from zero.",
+        "The test of the inputs cannot tell from zero the effect of {undecided}.",
         "It moves single steps by {size:unit} on average, {n_up:whole} of {n_steps} of"
         " them up.",
         "Of that mean move, each change makes: {effects:each signed unit}.",
