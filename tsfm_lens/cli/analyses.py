@@ -643,7 +643,7 @@ def explain(
         if since:
             held_out = request.horizon if is_held_out else None
             earlier = read_data([since], request.reading, held_out, is_held_out)
-            ahead = _count_later(series, earlier, item or 0, held_out)
+            later = _count_later(series, earlier, item or 0, held_out)
         _check_changes(series, edits, item or 0)
         lens = open_with_progress(bar, model)
         missing: dict[str, str] = {}
@@ -673,7 +673,7 @@ def explain(
         }
         if earlier is not None:
             if not is_held_out:
-                steps = _longest_horizon(lens, earlier, run.horizon + ahead)
+                steps = _longest_horizon(lens, earlier, run.horizon + later)
                 settings = replace(settings, horizon=steps)
             options["since"] = settings.run(lens, earlier)
         results = explanation.explain(
