@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -238,7 +239,8 @@ class SeriesBatch:
     @property
     def group_index(self) -> np.ndarray:
         """Number of each series' group (series,), in order of first appearance."""
-        return pd.factorize(np.array(self.groups, dtype=object))[0]
+        numbers = {group: index for index, group in enumerate(self.rows_by_group())}
+        return np.array([numbers[group] for group in self.groups])
 
     def rows_by_group(self) -> dict[str, list[int]]:
         """Return the rows of each group, in order of first appearance."""
@@ -342,9 +344,12 @@ class SeriesBatch:
         Returns:
             A batch with these notes, then its own.
         """
-        if notes:
-            return replace(self, notes=(*notes, *self.notes))
-        return self
+        if not notes:
+            return self
+        # not ``replace``, which would check and copy all values again
+        noted = copy(self)
+        object.__setattr__(noted, "notes", (*notes, *self.notes))
+        return noted
 
     def tail(self, steps: int) -> SeriesBatch:
         """Keep the last steps of every series.
