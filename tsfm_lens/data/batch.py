@@ -834,8 +834,13 @@ def missing_at_end(values: np.ndarray) -> int:
     return len(values)
 
 
-def note_missing_ends(batch: SeriesBatch) -> SeriesBatch:
-    """Return the batch with a note where targets end with missing values."""
+def note_missing_ends(
+    batch: SeriesBatch, candidates: Sequence[str] = ()
+) -> SeriesBatch:
+    """Return the batch with a note where targets end with missing values.
+
+    ``candidates`` are columns that are not read and have values there.
+    """
     missing = {
         name: missing_at_end(values)
         for name, values, is_target in zip(
@@ -844,7 +849,11 @@ def note_missing_ends(batch: SeriesBatch) -> SeriesBatch:
         if is_target
     }
     examples = [f"{name!r} with {steps}" for name, steps in missing.items() if steps]
-    cure = "drop these rows, or name known covariates with known=[…]"
+    names = ", ".join(map(repr, candidates[:_MAX_NAMES])) or "…"
+    cure = (
+        f"if these rows are of the future, known=[{names}] reads their columns as known"
+        " covariates; else drop them"
+    )
     listing = ", ".join(examples[:3])
     if len(examples) > 3:
         listing += f", … ({len(examples)} series)"
