@@ -285,6 +285,30 @@ def _repr_html_(result: Run | Forecast) -> str:
 
 
 @add_method("Lens")
+def run(lens: Lens, *series: Any, **options: Any) -> Run:
+    """Make a run: a forecast that is computed once and shared by all probes.
+
+    It is :func:`tsfm_lens.models.run.run` as a method; importing that module, which the
+    first call does, puts the function itself in this place.
+
+    Args:
+        lens: the model.
+        series: the series, and possibly the horizon.
+        options: further arguments of the function.
+
+    Returns:
+        The run; nothing is computed before it is asked for.
+
+    Example:
+        >>> lens.run(tsfm_lens.bundled("co2"), 12).horizon
+        12
+    """
+    from tsfm_lens.models.run import run
+
+    return run(lens, *series, **options)
+
+
+@add_method("Lens")
 def quick_check(lens: Lens) -> list[OracleResult]:
     """Run the cheap exactness checks on one short series.
 

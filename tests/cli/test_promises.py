@@ -133,3 +133,12 @@ def test_json_explanation_holds_its_numbers(tmp_path: Path) -> None:
         found = [item[key] for item in reported["inputs"]]
         assert_close(found, numbers.to_numpy(), depth=100, dtype=np.float32)
     assert list(reported["results"]) == ["forecast", kind]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_json_of_forecast_has_the_context_on_request(asked: bool) -> None:
+    done = run("forecast", *NILE, "--json", *(["--context"] if asked else []))
+    content = json.loads(done.stdout)
+    assert ("context" in content["data_vars"]) == asked
+    assert ("context_timestamp" in content["coords"]) == asked
+    assert content["dims"]["step"] == 8

@@ -4,7 +4,9 @@ then, and what is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 
 import tsfm_lens
 from refusals import expect_error
+from tsfm_lens.cli.reading import translate_options
 from tsfm_lens.data import SeriesBatch, as_series
 
 STEPS = 14
@@ -360,3 +363,39 @@ def test_text_beside_dates_names_both_frames(text: str) -> None:
     # dates of Python beside those of pandas are dates
     frames[text] = frames[text].assign(timestamp=dates.dt.date)
     assert "known" in read().roles
+
+
+@pytest.mark.parametrize("n_ids", [1, 2])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_empty_ends_name_the_option_that_reads_them(
+    tmp_path: Path, as_file: bool, n_ids: int
+) -> None:
+    # rows without a target at the end, as forecasters write known covariates
+    days = pd.date_range("2021-01-01", periods=40, freq="D")
+    parts = [
+        pd.DataFrame(
+            {
+                "id": f"shop {index}",
+                "date": days,
+                "sales": np.where(np.arange(40) < 34, np.arange(40) % 7.0, np.nan),
+                "promo": np.arange(40) % 3.0,
+                "visits": np.where(np.arange(40) < 34, 1.5, np.nan),
+            }
+        )
+        for index in range(n_ids)
+    ]
+    data: Any = pd.concat(parts)
+    if as_file:
+        data.to_csv(tmp_path / "shops.csv", index=False)
+        data = tmp_path / "shops.csv"
+    notes = as_series(data, targets="sales").notes
+    note = next(note for note in notes if "missing values at the end" in note)
+    advice = re.search(r"known=\[([^]]*)\]", note)
+    assert advice is not None
+    # what has no value there is no known covariate; of a file, columns that are not
+    # named are not read, so that the note cannot name them
+    assert advice[1] == ("…" if as_file else "'promo'")
+    followed = as_series(data, targets="sales", known=["promo"])
+    assert [len(f) for f in followed.futures if f is not None] == [6] * n_ids
+    assert not any("missing values at the end" in note for note in followed.notes)
+    assert f"--known {advice[1].strip(chr(39))}" in translate_options(note)

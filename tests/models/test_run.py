@@ -5,6 +5,8 @@ looks at it.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -418,3 +420,17 @@ def test_a_holdout_is_asked_for_or_not(value: object) -> None:
 def test_series_shorter_than_the_horizon_are_noted() -> None:
     run = lens_of("chronos-bolt").run(bundled("co2").tail(3), H)
     assert any(f"only 3 steps come before the {H}" in note for note in run.batch.notes)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "from tsfm_lens.models import Lens",
+        "from tsfm_lens.models.lens import Lens",
+        "from tsfm_lens.models.opening import Lens",
+    ],
+)
+def test_lens_has_run_however_it_is_imported(steps: str) -> None:
+    # in a process of its own, in which nothing else has imported tsfm_lens.models.run
+    code = f"{steps}\nassert callable(Lens.run) and callable(Lens.quick_check)"
+    subprocess.run([sys.executable, "-c", code], check=True)

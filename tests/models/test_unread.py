@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import tsfm_lens
 from tiny_lenses import lens_of
 from tsfm_lens.cli import app
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series
 
 NAMES = ["chronos", "chronos-bolt", "chronos-2", "timestral"]
 # what is read does not depend on how many paths are drawn
@@ -119,3 +119,25 @@ def test_commands_and_pages_tell_unread_input(tmp_path: Path) -> None:
         for text in (" ".join(found.stderr.split()), page.read_text(encoding="utf-8")):
             assert f"{limit} of {limit + 40 - 4 * (name == 'report')} of" in text
             assert "subtract" in text
+
+
+@pytest.mark.parametrize("name", ["chronos-bolt", "chronos-2", "ttm"])
+def test_idle_forecast_checks_no_series_again(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # validation of a batch that is one already took a tenth of a small forecast
+    lens = lens_of(name)
+    length = lens.context_length + 7
+    batch = as_series([np.arange(length) % 5.0, np.arange(length) % 7.0])
+    checked = list[int]()
+    check = SeriesBatch.__post_init__
+
+    def count(batch: SeriesBatch) -> None:
+        checked.append(len(batch.values))
+        check(batch)
+
+    monkeypatch.setattr(SeriesBatch, "__post_init__", count)
+    forecast = lens.forecast(batch, 4)
+    assert not checked
+    assert str(length) in forecast.context.notes[0]
+    assert batch.notes == ()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import tsfm_lens
 from closeness import close_in_float32
@@ -21,6 +22,7 @@ from tsfm_lens import viz
 from tsfm_lens.hooks import writers
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, load
+from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.models.merging import merged
 from tsfm_lens.probes import weight_effects
 from tsfm_lens.probes.weight_effects import _owners
@@ -400,6 +402,32 @@ def test_unmerged_adapters_are_read_as_added(name: str) -> None:
             for item in (separate, together)
         )
         close_in_float32(one, other, depth=400, magnitude=30.0)
+
+
+@pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
+def test_pipeline_around_peft_model_is_read(name: str) -> None:
+    # as Chronos2Pipeline.fit(finetune_mode="lora") returns it
+    peft = pytest.importorskip("peft")
+    base = tsfm_lens.load(name)
+    tuned = copy.deepcopy(base.native)
+    model = unwrap_module(tuned)
+    if name == "bolt-nano":
+        model.get_input_embeddings = lambda: model.shared
+    config = peft.LoraConfig(r=3, target_modules=["v"], init_lora_weights=False)
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(model, config)
+    tuned.model = wrapped
+    run = base.run(tsfm_lens.bundled("elnino"), 8)
+    around = weight_effects(base, tuned, run)
+    inside = weight_effects(base, wrapped, run)
+    assert around.attrs["adapters"] == inside.attrs["adapters"] > 0
+    xr.testing.assert_equal(around["norm"], inside["norm"])
+    # the caller's pipeline keeps its model, which the error's advice merges
+    assert tuned.model is wrapped
+    expect_error("pipeline.model.merge_and_unload()", load, tuned)
+    expect_error("model.merge_and_unload()", load, wrapped)
+    tuned.model = tuned.model.merge_and_unload()
+    assert load(tuned).cfg.n_layers == base.cfg.n_layers
 
 
 def test_models_of_other_sizes_are_refused() -> None:

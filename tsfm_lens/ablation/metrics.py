@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.signal import fftconvolve, periodogram
-from scipy.stats import rankdata
 
 from tsfm_lens.core.errors import InputError
+
+# scipy.signal and scipy.stats take a second to import, which plans of sweeps do
+# without: functions that need them import them themselves
 
 
 def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -111,6 +112,8 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         >>> float(ablation.spearman_distance(np.arange(5.0), -np.arange(5.0)))
         2.0
     """
+    from scipy.stats import rankdata
+
     a, b = _pair(a, b)
     return _of_rows(
         a, b, _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1))
@@ -155,6 +158,8 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics,
         appendix on evaluation measures.
     """
+    from scipy.signal import periodogram
+
     a, b = _pair(a, b)
     spectra = []
     varies = []
@@ -193,6 +198,8 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance,
         coefficient normalisation).
     """
+    from scipy.signal import fftconvolve
+
     a, b = _pair(a, b)
     # a convolution with the reversed row is the cross-correlation at every shift
     convolved = _correlation_distance(

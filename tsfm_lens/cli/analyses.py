@@ -112,6 +112,10 @@ def forecast(
             "--plot", metavar="FILE.html", help="Page with the forecast of each series."
         ),
     ] = None,
+    with_context: Annotated[
+        bool,
+        typer.Option("--context", help="Write the context of each series in --json."),
+    ] = False,
     *,
     request: Request,
 ) -> None:
@@ -122,6 +126,8 @@ def forecast(
     """  # noqa: D205 - the text of --help
     if request.as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
+    if with_context and not request.as_json:
+        raise typer.BadParameter("--context goes with --json", param_hint="--context")
     if page is not None and page.suffix.lower() != ".html":
         hint = "`tsfm-lens figure forecast_fan` draws one series as svg, pdf or png"
         raise typer.BadParameter(
@@ -166,7 +172,11 @@ def forecast(
         )
         echo(str(page), err=True)
     if request.as_json:
-        emit(result.to_dataset(truth).drop_vars("sample", errors="ignore"))
+        left_out = ["sample"]
+        if not with_context:
+            # the caller has the series; only what follows it is new
+            left_out += ["context", "context_timestamp", "time"]
+        emit(result.to_dataset(truth).drop_vars(left_out, errors="ignore"))
         return
     frame = result.to_frame()
     if truth is not None:

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -244,7 +245,8 @@ class SeriesBatch:
     @property
     def group_index(self) -> np.ndarray:
         """Number of each series' group (series,), in order of first appearance."""
-        return pd.factorize(np.array(self.groups, dtype=object))[0]
+        numbers = {group: index for index, group in enumerate(self.rows_by_group())}
+        return np.array([numbers[group] for group in self.groups])
 
     def rows_by_group(self) -> dict[str, list[int]]:
         """Return the rows of each group, in order of first appearance."""
@@ -348,9 +350,12 @@ class SeriesBatch:
         Returns:
             A batch with these notes, then its own.
         """
-        if notes:
-            return replace(self, notes=(*notes, *self.notes))
-        return self
+        if not notes:
+            return self
+        # not ``replace``, which would check and copy all values again
+        noted = copy(self)
+        object.__setattr__(noted, "notes", (*notes, *self.notes))
+        return noted
 
     def tail(self, steps: int) -> SeriesBatch:
         """Keep the last steps of every series.
@@ -835,8 +840,13 @@ def missing_at_end(values: np.ndarray) -> int:
     return len(values)
 
 
-def note_missing_ends(batch: SeriesBatch) -> SeriesBatch:
-    """Return the batch with a note where targets end with missing values."""
+def note_missing_ends(
+    batch: SeriesBatch, candidates: Sequence[str] = ()
+) -> SeriesBatch:
+    """Return the batch with a note where targets end with missing values.
+
+    ``candidates`` are columns that are not read and have values there.
+    """
     missing = {
         name: missing_at_end(values)
         for name, values, is_target in zip(
@@ -845,7 +855,11 @@ def note_missing_ends(batch: SeriesBatch) -> SeriesBatch:
         if is_target
     }
     examples = [f"{name!r} with {steps}" for name, steps in missing.items() if steps]
-    cure = "drop these rows, or name known covariates with known=[…]"
+    names = ", ".join(map(repr, candidates[:_MAX_NAMES])) or "…"
+    cure = (
+        f"if these rows are of the future, known=[{names}] reads their columns as known"
+        " covariates; else drop them"
+    )
     listing = ", ".join(examples[:3])
     if len(examples) > 3:
         listing += f", … ({len(examples)} series)"

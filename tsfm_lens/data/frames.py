@@ -304,7 +304,7 @@ def from_frame(
         notes=tuple(notes),
         clock=clock,
     )
-    return note_missing_ends(batch)
+    return note_missing_ends(batch, _filled_ahead(frame, columns, unread))
 
 
 def _check_not_wide(
@@ -453,6 +453,29 @@ def _choices(
             " or known=[…] reads covariates"
         )
     return notes
+
+
+def _filled_ahead(
+    frame: pd.DataFrame, columns: Sequence[Hashable], unread: Sequence[Hashable]
+) -> list[str]:
+    """List unread columns that have a value wherever no target has one.
+
+    They may be known covariates, of which the file has the future.
+
+    Returns:
+        Names of columns.
+    """
+    is_empty = frame[list(columns)].isna().all(axis=1)
+    if not is_empty.any():
+        return []
+    is_filled = frame.loc[is_empty, list(unread)].notna().all()
+    # columns of a file that are not read come as zeros here, and what is constant tells
+    # a model nothing
+    return [
+        str(column)
+        for column in unread
+        if is_filled[column] and frame[column].nunique() > 1
+    ]
 
 
 def _listed(columns: Sequence[Hashable]) -> str:

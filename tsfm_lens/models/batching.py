@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -232,7 +232,7 @@ def check_request(
     batch_size: int | None = None,
 ) -> ForecastRequest:
     """Check the arguments of ``lens.forecast``; errors as there."""
-    batch = as_series(series)
+    batch = series if isinstance(series, SeriesBatch) else as_series(series)
     adapter = lens.adapter
     check_covariates(adapter.architecture, adapter.covariates, batch)
     steps_ahead = default_horizon(lens.adapter, batch) if horizon is None else horizon
@@ -257,6 +257,8 @@ def cut(batch: SeriesBatch, max_series: int) -> list[Range]:
     Returns:
         First position and position after the last, of each range.
     """
+    if len(batch) <= max_series:
+        return [(0, len(batch))]
     # the series of an item are adjacent in every batch, which SeriesBatch checks
     changes = np.flatnonzero(np.diff(batch.group_index)) + 1
     stops = [*changes.tolist(), len(batch)]
@@ -411,20 +413,20 @@ def forecast_part(
     rows = len(name_rows(batch, adapter.packed))
     # on a CPU torch refuses to draw from logits that give no probabilities; on a GPU
     # they are checked first, unless ``drawing`` checks them
+    device = lens.device
     guarded = (
-        lens.device.type == "cpu"
+        device.type == "cpu"
         or adapter.readout != "token"
         or (drawing is not None and drawing.guarded)
     )
-    head = adapter.model.get_submodule(lens.wiring.unembed.module)
     with (
-        seeded(seed, lens.device),
+        seeded(seed, device),
         lens.running(rows, location),
         padding,
         lens.registry.attach(),
         drawing or nullcontext(),
         # last, so that it sees what other hooks make of the logits
-        nullcontext() if guarded else head.register_forward_hook(check_drawable),
+        nullcontext() if guarded else guard_draws(lens),
     ):
         prediction = predicted(
             adapter, batch, request.horizon, request.levels, request.num_samples
@@ -434,6 +436,16 @@ def forecast_part(
     return Forecast.of(
         prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed}
     )
+
+
+def guard_draws(lens: LensBase) -> AbstractContextManager[Any]:
+    """Check the head's logits in each forward while a block runs.
+
+    Returns:
+        The handle of the torch hook, which a ``with`` statement takes off.
+    """
+    head = lens.adapter.model.get_submodule(lens.wiring.unembed.module)
+    return head.register_forward_hook(check_drawable)
 
 
 def forecast_in_parts(

@@ -146,6 +146,8 @@ def packages_of_extras() -> dict[str, list[str]]:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return {}
+    # read once: the file is parsed anew at each call
+    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ()
     table: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         marker = requirement.marker
@@ -157,7 +159,7 @@ def packages_of_extras() -> dict[str, list[str]]:
             or requirement.name == DISTRIBUTION
         ):
             continue
-        for name in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
+        for name in extras:
             if marker.evaluate({"extra": name}):
                 table.setdefault(name, []).append(requirement.name)
     return table

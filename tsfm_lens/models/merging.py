@@ -183,6 +183,20 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
     yield
 
 
+def find_wrapped(native: Any) -> Any:
+    """Return the ``PeftModel`` that an object is, or holds as a pipeline.
+
+    Chronos-2's ``fit(finetune_mode="lora")`` returns a pipeline with one.
+
+    Returns:
+        The ``PeftModel``, or None if there is none.
+    """
+    for candidate in (native, getattr(native, "model", None)):
+        if hasattr(candidate, "peft_config") and hasattr(candidate, "get_base_model"):
+            return candidate
+    return None
+
+
 def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield path and module of every layer with an adapter beside its matrix."""
     from torch import nn
@@ -203,12 +217,17 @@ def merged(native: Any) -> tuple[Any, list[str]]:
     Returns:
         The model, and the paths of the layers that had an adapter. A model without
         adapters is returned itself, with no paths; of another, a copy. A ``PeftModel``
-        is replaced by the model inside it.
+        is replaced by the model inside it, also where a pipeline holds it.
     """
     from torch import nn
 
-    if hasattr(native, "peft_config"):
-        native = native.get_base_model()
+    wrapped = find_wrapped(native)
+    if wrapped is native:
+        native = wrapped.get_base_model()
+    elif wrapped is not None:
+        # of the caller's pipeline, which keeps its own model
+        native = copy.copy(native)
+        native.model = wrapped.get_base_model()
     if not isinstance(native, nn.Module) and not hasattr(native, "model"):
         # neither a module nor a pipeline around one: ``load`` raises an error that says
         # so

@@ -26,7 +26,12 @@ from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.devices import checked_device
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.locating import base_folder, locate
-from tsfm_lens.models.merging import ADAPTER_WEIGHTS, StoredAdapter, read_adapter
+from tsfm_lens.models.merging import (
+    ADAPTER_WEIGHTS,
+    StoredAdapter,
+    find_wrapped,
+    read_adapter,
+)
 from tsfm_lens.models.merging import beside as adapters_beside
 from tsfm_lens.models.wirings._common import (
     GENERATION,
@@ -109,6 +114,19 @@ def load(
 
 
 def _from_object(native: object) -> Lens:
+    wrapped = find_wrapped(native)
+    if wrapped is not None:
+        kind = type(native).__name__
+        merge = "model = model.merge_and_unload()"
+        if wrapped is not native:
+            kind = f"model of this {kind}"
+            merge = "pipeline.model = pipeline.model.merge_and_unload()"
+        raise WiringError(
+            f"the {kind} is a {type(wrapped).__name__}, whose layers hold an adapter"
+            " beside their matrix, which views of weights would leave out. Merge it"
+            f" first: `{merge}`. `probes.weight_effects(base, tuned, run)` reads it as"
+            " it is."
+        )
     for entry in architectures().values():
         if entry.matches_object(native):
             config = getattr(native, "config", None)

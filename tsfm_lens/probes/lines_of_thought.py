@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from scipy.ndimage import gaussian_filter1d
-from scipy.signal import find_peaks, peak_widths
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
@@ -269,6 +268,9 @@ def _find_modes(
     rules: SimpleNamespace,
 ) -> list[tuple[float, float, float]]:
     """Return value, half width and mass of each mode of a distribution over bins."""
+    # scipy.signal takes half a second to import
+    from scipy.signal import find_peaks, peak_widths
+
     bin_width = (values[-1] - values[0]) / (len(values) - 1)
     # standard deviation in bins; the limit is ``jump`` largest steps
     blur = rules.smooth * step_limit / (rules.jump * bin_width)

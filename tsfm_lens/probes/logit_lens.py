@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from scipy.signal import find_peaks
 from torch import Tensor
 
 from tsfm_lens.core.axes import depth_coords
@@ -198,6 +197,9 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
 
     A mode is a peak of at least 0.02, at least two bins from the next one.
     """
+    # scipy.signal takes half a second to import
+    from scipy.signal import find_peaks
+
     flat = probability.reshape(-1, probability.shape[-1])
     # padding lets a mode in the first or last bin count
     padded = np.pad(flat, ((0, 0), (1, 1)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.rollouts import Progress
@@ -353,7 +353,7 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     # Bonferroni's correction for the number of lags
     lag_level = _LEVEL / len(context)
     # divided by that number once more, since the best error is the smallest of as many
-    tolerance = norm.isf(lag_level / len(context)) * relative_deviation
+    tolerance = -ndtri(lag_level / len(context)) * relative_deviation
     rounding = _rounding_distance(context)
     candidates = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
     # with a longer lag some values of the second half have no earlier copy
@@ -365,7 +365,7 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     excess = gaps - gaps[best]
     counts = np.isfinite(excess).sum(axis=1)
     standard_error = np.nanstd(excess, axis=1) / np.sqrt(counts)
-    tolerated = norm.isf(lag_level) * standard_error + rounding
+    tolerated = -ndtri(lag_level) * standard_error + rounding
     equal = candidates[np.nanmean(excess, axis=1) <= tolerated]
     # the best lag may be a multiple of the true one, which need not be a whole number
     nearest = candidates[best]

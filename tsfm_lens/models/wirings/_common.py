@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -45,13 +46,13 @@ def padded(batch: SeriesBatch, length: int) -> Tensor:
 
     Shorter series are padded with NaN on the left, longer ones are cut there.
     """
-    out = torch.full((len(batch), length), float("nan"))
-    for row, series in zip(out, contexts(batch.values), strict=True):
+    # libraries take single precision
+    out = np.full((len(batch), length), np.nan, dtype=np.float32)
+    for row, series in zip(out, batch.values, strict=True):
         # cut and padded on the left, so that all series end at the forecast start
         tail = series[-length:]
-        # libraries take single precision; the cast comes last, as theirs does
-        row[length - len(tail) :] = tail.float()
-    return out
+        row[length - len(tail) :] = tail
+    return torch.from_numpy(out)
 
 
 def by_item(batch: SeriesBatch, length: int) -> Tensor:

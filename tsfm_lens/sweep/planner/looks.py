@@ -15,8 +15,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
-from scipy.special import ndtr
-from scipy.stats import norm, t
+from scipy.special import ndtr, stdtrit
 
 from tsfm_lens.core.errors import InputError
 
@@ -178,7 +177,8 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
         # the convolution with the normal increment between two looks, (new grid, old
         # grid) summed over the old one
         increments = (new_grid[:, None] - grid) / step
-        density = (weight * norm.pdf(increments) / step).sum(axis=1)
+        normal = np.exp(-(increments**2) / 2) / np.sqrt(2 * np.pi)
+        density = (weight * normal / step).sum(axis=1)
         # the trapezoidal rule
         width = np.full(_GRID, new_grid[1] - new_grid[0])
         width[[0, -1]] /= 2
@@ -214,4 +214,4 @@ def student_bound(bound: float, freedom: float) -> float:
     """
     if np.isinf(freedom):
         return bound
-    return float(t.isf(norm.sf(bound), freedom))
+    return float(-stdtrit(freedom, ndtr(-bound)))
