@@ -445,7 +445,8 @@ def guard_draws(lens: LensBase) -> AbstractContextManager[Any]:
         The handle of the torch hook, which a ``with`` statement takes off.
     """
     head = lens.adapter.model.get_submodule(lens.wiring.unembed.module)
-    return head.register_forward_hook(check_drawable)
+    handle: AbstractContextManager[Any] = head.register_forward_hook(check_drawable)
+    return handle
 
 
 def forecast_in_parts(
