@@ -468,7 +468,7 @@ def _filled_ahead(
     is_empty = frame[list(columns)].isna().all(axis=1)
     if not is_empty.any():
         return []
-    is_filled = frame.loc[is_empty, list(unread)].notna().all()
+    is_filled = frame.loc[is_empty, list(unread)].notna().all().to_dict()
     # columns of a file that are not read come as zeros here, and what is constant tells
     # a model nothing
     return [
