@@ -214,7 +214,7 @@ class _Branch:
 
 
 @dataclass(frozen=True)
-class _Head:
+class _HeadMass:
     """One head, and the token with most of its attention.
 
     ``mass``, ``even`` and ``odds`` are (series,) of that token; ``further`` is the
@@ -240,7 +240,7 @@ class _Attended:
     mass: np.ndarray
     even: np.ndarray
 
-    def strongest(self, rows: Sequence[int], least: float) -> Iterator[_Head]:
+    def strongest(self, rows: Sequence[int], least: float) -> Iterator[_HeadMass]:
         """Yield each head with its strongest token, in the median over ``rows``."""
         # all of the attention, in single precision, has finite odds
         rest = np.maximum(1 - self.mass, np.finfo(np.float32).eps)
@@ -250,7 +250,7 @@ class _Attended:
         strongest = np.argmax(np.nan_to_num(median), axis=-1)
         for head, key in enumerate(strongest.tolist()):
             others = np.delete(median[head], key)
-            yield _Head(
+            yield _HeadMass(
                 Component(
                     self.branch.stack.name,
                     self.branch.layer,
@@ -332,7 +332,7 @@ def _pattern(scores: Tensor, hidden: int | None = None) -> tuple[Tensor, Tensor]
 
 
 def _variants(
-    run: Run, head: _Head, recorded: Activations, rows: Sequence[int]
+    run: Run, head: _HeadMass, recorded: Activations, rows: Sequence[int]
 ) -> list[Variant]:
     """Return the model under each of ``EFFECTS`` of one sink."""
     branch = head.branch
