@@ -116,7 +116,6 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "attention_sinks",
             "A constant and what differs between series are told apart with two series"
             " or more.",
-            "heads have one",
         ),
         Question(
             "Which heads have sharp attention?",
