@@ -345,3 +345,16 @@ def test_searches_land(word: str) -> None:
 def test_pages_for_language_models_exist() -> None:
     for page in agents.PAGES:
         assert (DOCS / f"{page}.md").exists() or f"{page}.md" in WRITTEN, page
+
+
+def test_scores_beside_questions_are_measured() -> None:
+    """A question names a method of the benchmark, on a level that it has, or none."""
+    tables = [
+        pd.read_csv(DOCS / name) for name in ("planted.csv", "planted.explanations.csv")
+    ]
+    asked = [question for group in questions.GROUPS.values() for question in group]
+    scored = [question for question in asked if question.method]
+    assert 0 < len(scored) < len(asked)
+    for question in scored:
+        found, _ = questions.score(question, *tables)
+        assert found
