@@ -332,6 +332,11 @@ def explain(
     return results
 
 
+def _can_be_significant(p_values: xr.DataArray) -> bool:
+    facts = p_values.attrs
+    return bool(facts["units"] >= facts["needed"])
+
+
 def _list_doubts(results: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     """List what other results cannot tell from zero of the series that a change is of.
 
@@ -342,8 +347,8 @@ def _list_doubts(results: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     changes = results["what_if"]
     doubts: dict[str, Any] = {}
     use = results.get("covariate_use")
-    # over a single series nothing is tested
-    if use is not None and use.sizes["series"] > 1:
+    # with fewer units than the test needs, nothing can be told from zero
+    if use is not None and _can_be_significant(use["slope_p"]):
         changed = use["covariate"].isin(changes["change"])
         tested = changed & np.isfinite(use["slope_size"])
         weak = use["covariate"].values[tested & ~use["slope_significant"].astype(bool)]
