@@ -294,7 +294,9 @@ def test_a_circuit_of_both_stacks_has_more_components() -> None:
     )
     kept = circuit["component"].values[circuit["in_circuit"].values]
     text = " ".join(notebook.cells[-1].source.split())
-    assert f"keeps {len(kept)} of {circuit.sizes['component']} components, seven" in text
+    assert (
+        f"keeps {len(kept)} of {circuit.sizes['component']} components, seven" in text
+    )
     assert sum(name.startswith("encoder") for name in kept) == 7
 
 
