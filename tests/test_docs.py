@@ -327,7 +327,8 @@ SEARCHES = (
     *("logit lens", "multivariate", "sparse autoencoder", "GPU", "attention map"),
     *("API reference", "FAQ", "troubleshoot", "batch size", "reproducibility"),
     *("feature importance", "induction head", "covariate", "zero ablation"),
-    *("mean ablation", "LoRA"),
+    *("mean ablation", "LoRA", "equivalence", "BibTeX", "false discovery"),
+    *("bootstrap", "redundancy", "error bar"),
 )
 """What people type into the search of a site like this one."""
 
@@ -340,6 +341,18 @@ def test_searches_land(word: str) -> None:
     glossary = (DOCS / "reference" / "glossary.md").read_text()
     terms = re.findall(r"^(\w.*)$", glossary.split("{glossary}")[1], re.MULTILINE)
     assert any(word.lower() in found.lower() for found in (*headings, *terms))
+
+
+def test_citation_is_that_of_the_repository() -> None:
+    """The entry to copy has the title, the authors, the version and the licence."""
+    text = (DOCS / "howto" / "paper-figures.md").read_text()
+    (entry,) = re.findall(r"```bibtex\n(.*?)```", text, re.DOTALL)
+    cited = dict(re.findall(r"^  (\w+) += \{+(.*?)\}+,$", entry, re.MULTILINE))
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    (author,) = citation["authors"]
+    assert cited.pop("author") == author["name"]
+    assert cited == {name: citation[name] for name in cited}
+    assert {"title", "version"} <= set(cited)
 
 
 def test_pages_for_language_models_exist() -> None:
