@@ -44,8 +44,8 @@ def test_shares_of_accepted_explanations_are_recorded() -> None:
     table = pd.read_csv(ROOT / "docs" / "howto" / "verdict.csv")
     accepted = table["verdict"].ne("fails").groupby(table["explanation"]).mean()
     true, wrong = re.search(
-        r"(\d+) % of true explanations are accepted .*? at most (\d+) % of each kind that"
-        r" is wrong as a whole",
+        r"(\d+) % of true explanations are accepted .*? at most (\d+) % of each kind"
+        r" that is wrong as a whole",
         words(README),
     ).groups()
     assert round(100 * accepted.pop("true")) == int(true)
