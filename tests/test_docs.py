@@ -44,6 +44,7 @@ from tsfm_lens import data, sweep, testing
 from tsfm_lens.cli import app
 from tsfm_lens.core import errors
 from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import THEMES
 from tsfm_lens.core.registry import measurements as measurements_by_kind
 from tsfm_lens.models import architectures, load
 from tsfm_lens.models.run import Run
@@ -216,6 +217,18 @@ def test_costs_open_with_ten_models() -> None:
     assert len(re.findall(r"^- ", text, re.MULTILINE)) == 4
     assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 1 + 10
     assert "| 13 | 17 |" in text
+
+
+def test_measurements_stand_under_questions() -> None:
+    """Every theme answers one, and what is asked most comes first."""
+    assert set(measurements.QUESTIONS) == set(THEMES)
+    measurements.write_measurements()
+    text = (DOCS / measurements.PAGE).read_text()
+    places = [
+        text.index(f"(`{kind}`)")
+        for kind in ("ablation_effects", "minimal_circuit", "compression", "what_if")
+    ]
+    assert places == sorted(places)
 
 
 def test_every_probe_of_a_run_stands_beside_its_models() -> None:
