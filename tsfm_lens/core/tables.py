@@ -78,10 +78,9 @@ def tabulate(
         )
     if not chosen:
         return _frame(data, variables or _first_variables(data))
+    shown: Sequence[str] = BRIEF
     if full or len(chosen) == 1:
         shown = PARTS
-    else:
-        shown = BRIEF
     parts = {
         f"{name}_{part}": part if len(chosen) == 1 else f"{name}_{part}"
         for name in chosen
