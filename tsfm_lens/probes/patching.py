@@ -95,7 +95,8 @@ def activation_patching(
             options as the clean run.
         at: "stream" (residual stream around each layer), "branches", "heads", or names
             and globs of sites.
-        stack: the stack whose tokens are patched; the first if None.
+        stack: the stack whose tokens are patched; the first if None, whose tokens cover
+            the past. (Ablation takes the output stack, which writes the forecast.)
         positions: "all" tokens at once, "each" token, or that many tokens at a time;
             None makes at most 32 groups. In rollouts a group is the tokens that cover
             the same steps.
@@ -529,7 +530,8 @@ def attribution_patching(
             starts, lengths and options.
         at: "stream" (residual stream around each layer), "branches", "heads", or names
             and globs of sites.
-        stack: the stack whose tokens are patched; the first if None.
+        stack: the stack whose tokens are patched; the first if None, whose tokens cover
+            the past. (Ablation takes the output stack, which writes the forecast.)
         positions: "all" tokens at once, "each" token, or that many tokens at a time;
             None makes at most 32 groups.
         direction: "denoise" puts clean activations into the corrupted run, "noise" does

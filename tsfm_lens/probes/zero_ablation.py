@@ -80,8 +80,9 @@ def ablation_effects(
 
     Args:
         run: the forecast to explain; errors are computed if it has a truth.
-        components: names or globs; if None every head, MLP and layer of the
-            output stack.
+        components: names or globs; if None every head, MLP and layer of the output
+            stack, which writes the forecast. (Patching takes the first stack, whose
+            tokens cover the past.)
         how: "zero", "mean", "resample" or "noise", which replaces the component.
         reference: activations, or series to record them on, from which "mean" and
             "resample" take their values. Random choices use the run's seed.
