@@ -13,7 +13,9 @@ os.environ.setdefault("TSFM_LENS_TWINS", "0")
 
 import random
 import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,13 @@ import torch
 
 # seconds after which a browser is taken to hang
 BROWSER_PATIENCE = 300
+
+# jsonschema, which plotly imports where Jupyter is installed, spends a second on a
+# grammar in every process, unless the module of it cannot be imported
+LIGHTER = str(Path(__file__).parent / "lighter")
+sys.path.insert(0, LIGHTER)
+PATH = os.environ.get("PYTHONPATH", "")
+os.environ["PYTHONPATH"] = f"{LIGHTER}{os.pathsep}{PATH}".rstrip(os.pathsep)
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
