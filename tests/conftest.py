@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # twins take most of the time of a report; tests that are about them ask for some
 os.environ.setdefault("TSFM_LENS_TWINS", "0")
 
+import gc
 import random
 import shutil
 import sys
@@ -33,6 +34,14 @@ PATH = os.environ.get("PYTHONPATH", "")
 os.environ["PYTHONPATH"] = f"{LIGHTER}{os.pathsep}{PATH}".rstrip(os.pathsep)
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported by now out of the garbage collections to come, each of
+    which would go through all of it, in vain.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
