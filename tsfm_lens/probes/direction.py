@@ -36,14 +36,13 @@ from tsfm_lens.core.nulls import (
 )
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import LEVEL, SMALLEST, holm, ratio, sign_test
-from tsfm_lens.hooks.activations import Activations, Call
-from tsfm_lens.hooks.interventions import PatchFrom
+from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.noise import share_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import check_option
 from tsfm_lens.probes.patching import RunPair, contrast
-from tsfm_lens.probes.sites import first_stack, parse_sites
+from tsfm_lens.probes.sites import first_stack, parse_sites, put_value
 
 __all__ = ["direction"]
 
@@ -370,9 +369,7 @@ class _Subject:
             recorded = self.pair.source_acts
         altered = recorded[self.point].clone()
         altered[:, list(self.at)] += torch.as_tensor(change).to(altered)
-        source = Activations(run.lens.registry.points, False, run.batch.ids)
-        source.recorded[self.point] = [Call(0, 0, altered)]
-        return Variant(self.point, (PatchFrom(self.point, source),))
+        return Variant(self.point, (put_value(run, self.point, self.point, altered),))
 
 
 def _subject(
