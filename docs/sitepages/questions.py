@@ -60,6 +60,13 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "attribution patching, denoise",
         ),
         Question(
+            "Is this property one direction of the stream, and what does a dose of it"
+            " do?",
+            "direction",
+            "The two groups must be alike in all but the property. What both halves of"
+            " the series share may still be another property that goes with it.",
+        ),
+        Question(
             "Which few components are enough (a circuit)?",
             "minimal_circuit",
             "They are enough on these series. Several circuits may exist; the greedy"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.circuit_curve import *
     from tsfm_lens.probes.circuits import *
     from tsfm_lens.probes.compare_models import *
+    from tsfm_lens.probes.direction import *
     from tsfm_lens.probes.effects import *
     from tsfm_lens.probes.forecast import *
     from tsfm_lens.probes.head_states import *

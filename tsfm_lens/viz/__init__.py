@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.compression import *
     from tsfm_lens.viz.dark import *
     from tsfm_lens.viz.data import *
+    from tsfm_lens.viz.direction import *
     from tsfm_lens.viz.facets import *
     from tsfm_lens.viz.faithfulness import *
     from tsfm_lens.viz.forecast import *
