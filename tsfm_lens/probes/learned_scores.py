@@ -82,7 +82,8 @@ def learned_scores(
             output stack if None.
         how: base of the mask without ``corrupted``: "zero", or "mean" over the series
             of the run at each position.
-        steps: of Adam, with a rate of 0.05; 500 are enough for tens of units.
+        steps: of Adam, with a rate of 0.05. Parts behind a saturated gate have no
+            gradient, and more steps do not always find them.
         seed: of the budgets and the division of the series.
         progress: called with (done, of), in steps.
 
