@@ -80,6 +80,12 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             " together, beside those of random orders.",
         ),
         Question(
+            "Which of hundreds of hidden units matter?",
+            "learned_scores",
+            "Scores are of one training. Of tens of components a circuit found by"
+            " removal is as good and sooner there.",
+        ),
+        Question(
             "Which connections between components matter?",
             "path_patching",
             "Each connection costs one forward pass. `screen=0.1` patches only those of"
@@ -246,6 +252,12 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "weight_effects",
             "Weights that moved far may do little, so read the effects. They hold for"
             " the series that you give.",
+        ),
+        Question(
+            "How few of the weights that fine-tuning changed carry its gain?",
+            "tuned_weights",
+            "The list is certified on series by which nothing was chosen. With few of"
+            " them the share that it keeps is uncertain.",
         ),
         Question(
             "How many heads does each layer need, over whole benchmarks?",
