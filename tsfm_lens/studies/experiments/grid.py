@@ -433,7 +433,8 @@ def record_names() -> tuple[str, ...]:
         >>> "toy" in experiments.record_names()
         True
     """
-    return tuple(sorted(file.stem for file in _RECORDS.glob("*.nc")))
+    files = (file.relative_to(_RECORDS) for file in _RECORDS.rglob("*.nc"))
+    return tuple(sorted(file.with_suffix("").as_posix() for file in files))
 
 
 def record(name: str) -> xr.Dataset:
