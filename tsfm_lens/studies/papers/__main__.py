@@ -13,8 +13,8 @@ import typer
 
 from tsfm_lens.core.errors import LensError
 from tsfm_lens.studies.papers.answers import write_answer
+from tsfm_lens.studies.papers.context import ANSWERS
 from tsfm_lens.studies.papers.items import ITEMS, find_item
-from tsfm_lens.studies.papers.measures.lens_records import ANSWERS
 from tsfm_lens.studies.papers.reproduce import measure_item
 from tsfm_lens.studies.papers.sweeps import Where
 from tsfm_lens.training.command import run_command

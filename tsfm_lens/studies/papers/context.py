@@ -37,6 +37,21 @@ contexts.
 _GROUP = 8  # windows that pass through a model together
 
 
+Answer = Callable[[], MeasuredValues]
+ANSWERS: dict[str, Answer] = {}
+"""What answers an item from records of small models, by the item's id."""
+
+
+def from_record(*ids: str) -> Callable[[Answer], Answer]:
+    """Register a function as what answers items from records of small models."""
+
+    def register(function: Answer) -> Answer:
+        ANSWERS.update(dict.fromkeys(ids, function))
+        return function
+
+    return register
+
+
 def measure(*ids: str, **options: Any) -> Callable[[F], F]:
     """Register a function as the measure of items, called with these options."""
 

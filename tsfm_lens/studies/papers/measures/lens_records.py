@@ -21,7 +21,12 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.studies.experiments.grid import record
-from tsfm_lens.studies.papers.context import MEASURES, Context, judge_parts
+from tsfm_lens.studies.papers.context import (
+    MEASURES,
+    Context,
+    from_record,
+    judge_parts,
+)
 from tsfm_lens.studies.papers.measures.induction import (
     HeadScores,
     inducing,
@@ -48,9 +53,6 @@ from tsfm_lens.studies.papers.verdicts import (
     undecided,
 )
 
-Answer = Callable[[], MeasuredValues]
-ANSWERS: dict[str, Answer] = {}
-"""What answers an item from the records, by the item's id."""
 HEADED = ("bolt-nano", "chronos-nano")
 MODELS = {**{name: name for name in HEADED}, "ztxtech/fracast-0": "fracast"}
 """Names of the models in the records."""
@@ -68,16 +70,6 @@ PUBLISHED = ("timesfm-28", "timesfm-51", "toto-29", "bolt-60", "bolt-released")
 MILD = 0.11
 """Rise of MASE above which no heavy ablation of table 1 comes: 10.71 % at most."""
 TWINS = "more so than in untrained twins"
-
-
-def from_record(*ids: str) -> Callable[[Answer], Answer]:
-    """Register a function as what answers items from the records."""
-
-    def register(function: Answer) -> Answer:
-        ANSWERS.update(dict.fromkeys(ids, function))
-        return function
-
-    return register
 
 
 # --- records --------------------------------------------------------------------------
@@ -374,7 +366,7 @@ def _without(data: xr.Dataset, layer: int, heads: Sequence[int]) -> np.ndarray:
     return np.asarray(rise.values)
 
 
-def _kept(data: xr.Dataset, layer: int, order: np.ndarray) -> int:
+def _kept(data: xr.Dataset, layer: int, order: Sequence[int]) -> int:
     """Count the heads that are kept at heads@1pp, in an order."""
     for count in range(len(order), 0, -1):
         if np.expm1(_without(data, layer, order[:count]).mean()) < WITHIN:
@@ -397,7 +389,7 @@ def heads_kept() -> MeasuredValues:
         n_layers, n_heads = _stable_ranks(model).shape
         for layer in range(n_layers):
             for text, order in orders.items():
-                kept = _kept(data, layer, order[layer])
+                kept = _kept(data, layer, order[layer].tolist())
                 result.add(f"{model}: heads kept in layer {layer}, {text}", kept)
         counts = range(1, n_heads)
         # what any set of as many heads does is averaged over all sets
@@ -405,7 +397,7 @@ def heads_kept() -> MeasuredValues:
             text: np.mean(
                 [
                     _any(data, layer, n_heads, count)
-                    - _without(data, layer, order[layer][:count])
+                    - _without(data, layer, order[layer].tolist()[:count])
                     for layer in range(n_layers)
                     for count in counts
                 ],
@@ -455,7 +447,7 @@ def _heavy(
         share = 100 * gone / _stable_ranks(model).size
         result.add(f"{name}: heads ablated", share, unit="%")
         result.add(f"{name}: MLPs ablated", code.count("m"))
-        reached = (drawn.mean("series").values <= own.mean()).sum()
+        reached = np.sum(np.mean(drawn.values, axis=1) <= np.mean(own))
         text = f"{name}: draws of {len(random)} that raise MASE no more"
         result.add(text, reached)
         logs = {"MASE": own, "MASE, parts at random": drawn.mean("variant").values}
