@@ -39,7 +39,8 @@ def record(
         try:
             if item.id in ANSWERS:
                 result = ANSWERS[item.id]()
-                write_answer(item, result, result.settings["model"].split(", "), {})
+                models = result.settings.get("model", "").split(", ")
+                write_answer(item, result, models, {})
             else:
                 stand_in = STAND_INS.get(item.id)
                 write_answer(item, *measure_item(item, Where(), stand_in))

@@ -114,10 +114,9 @@ def _result(models: Sequence[str], data: xr.Dataset) -> MeasuredValues:
 
 
 def _prefixed(model: str, parts: Sequence[ClaimPart]) -> list[ClaimPart]:
+    start = "the middle layers move the forecast less "
     return [
-        ClaimPart(
-            f"{model}: {part.words}", np.atleast_2d(part.margins).mean(0), part.of
-        )
+        replace(part, words=f"{model} {part.words.removeprefix(start)}")
         for part in parts
     ]
 
@@ -195,7 +194,7 @@ def _varying(model: str, moved: np.ndarray) -> ClaimPart:
     """Compare two layers, chosen on every other series, on the others."""
     by_layer = moved[:, ::2].mean(1)
     most, least = int(by_layer.argmax()), int(by_layer.argmin())
-    words = f"{model}: layer {most} moves the forecast more than layer {least}"
+    words = f"{model} layer {most} against layer {least}"
     return ClaimPart(words, (moved[most] - moved[least])[1::2], "Spearman distance")
 
 
@@ -337,7 +336,7 @@ def gains() -> MeasuredValues:
                 text = f"{model}: median gain, {metric}, layer {layer}"
                 result.add(text, np.median(values), unit="%")
                 if layer in middle:
-                    words = f"{model}: no improvement by layer {layer}: {metric}"
+                    words = f"{model} layer {layer} {metric}"
                     of = f"gain + {SMALLEST_GAIN:g} %"
                     parts.append(ClaimPart(words, values + SMALLEST_GAIN, of))
     result.claims["no_improvement"] = _over_series(parts)
@@ -407,7 +406,7 @@ def heads_kept() -> MeasuredValues:
         }
         # the order is chosen on every other series, and tested on the others
         best = max(saved, key=lambda text: float(saved[text][::2].mean()))
-        words = f"{model}: {best}"
+        words = f"{model} {best}"
         of = "rise of log MASE of all sets of as many heads, less that of the order"
         parts.append(ClaimPart(words, saved[best][1::2], of))
     result.claims["ranked"] = _over_series(parts)
@@ -500,7 +499,7 @@ def by_series() -> MeasuredValues:
         for layer, values in enumerate(rise):
             far = f"{model}: series on which MASE rises by a quarter, layer {layer}"
             result.add(far, (values > np.log(1.25)).sum())
-        words = f"{model}: layer {least} beside layer {most}"
+        words = f"{model} layer {least} beside layer {most}"
         margins = (rise[most] - rise[least])[1::2]
         parts.append(ClaimPart(words, margins, "rise of log MASE"))
     result.claims["kinder"] = _over_series(parts)
