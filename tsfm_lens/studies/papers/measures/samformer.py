@@ -27,7 +27,7 @@ from tsfm_lens.studies.papers.context import (
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.verdicts import LEVEL, POSITIVE, ClaimPart, Verdict
-from tsfm_lens.studies.queue.orders import PLAN
+from tsfm_lens.studies.queue.driver import PLAN
 from tsfm_lens.studies.samformer.models import oracle_loss
 
 DRAWS = 500

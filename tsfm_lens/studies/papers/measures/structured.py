@@ -15,8 +15,9 @@ import torch
 import xarray as xr
 
 from tsfm_lens.compress.timing import ratios
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.studies import structured
-from tsfm_lens.studies.experiments.grid import record, record_names
+from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.experiments.running import prepare
 from tsfm_lens.studies.papers.context import (
     Context,
@@ -260,8 +261,10 @@ def chronos(context: Context) -> MeasuredValues:
 @measure("S2-F5")
 def rates(context: Context) -> MeasuredValues:
     """Measure figure 5: the rate of the lowest error at every width."""
-    names = ("queue/transfer_rates", "transfer")
-    data = record(next(name for name in names if name in record_names()))
+    try:
+        data = record("queue/transfer_rates")
+    except UnknownNameError:
+        data = record("transfer")
     widths = data["width"].values.tolist()
     settings = {
         "widths": ", ".join(map(str, widths)),
