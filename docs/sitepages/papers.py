@@ -16,14 +16,14 @@ from tsfm_lens.studies.papers.measures.benchmark import METRICS, RECIPES
 from tsfm_lens.studies.papers.verdicts import FAILS, Tested, Verdict
 
 MODELS = ("bolt-nano", "chronos-nano")
+HEADER = ("id", "claim", "verdict", "what decides, or why it is open")
 
 
 def write_verdicts() -> None:
     """Write a table of verdicts for each paper, and one of printed numbers."""
     for paper, content in PAPERS.items():
         rows = [row for item in content["items"] for row in _rows(item)]
-        header = ("id", "claim", "verdict", "what decides, or why it is open")
-        write(f"{CACHE.name}/verdicts-{paper}.md", table(header, rows) + "\n")
+        write(f"{CACHE.name}/verdicts-{paper}.md", table(HEADER, rows) + "\n")
     header = ("recipe", "metric", "printed", *MODELS, "as many parts at random")
     write(f"{CACHE.name}/heavy.md", table(header, _heavy()) + "\n")
 

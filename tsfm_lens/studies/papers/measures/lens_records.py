@@ -380,7 +380,8 @@ def heads_kept() -> MeasuredValues:
     parts = []
     for model in HEADED:
         data = ablations(model)
-        error = np.log(data["MASE"]).mean("seed").mean("series")
+        logs: xr.DataArray = xr.apply_ufunc(np.log, data["MASE"])
+        error = logs.mean(("seed", "series"))
         relative = error.sel(variant=PLAIN) - error.sel(variant="seasonal naive")
         text = f"{model}: MASE over the seasonal naive's, whole model"
         result.add(text, np.exp(float(relative)))
@@ -451,7 +452,8 @@ def _heavy(
         result.add(text, reached)
         logs = {"MASE": own, "MASE, parts at random": drawn.mean("variant").values}
         for metric in metrics:
-            of_recipe = np.log(data[metric]).mean("seed")
+            logarithm: xr.DataArray = xr.apply_ufunc(np.log, data[metric])
+            of_recipe = logarithm.mean("seed")
             if "variant" in of_recipe.dims:
                 of_recipe = of_recipe.sel(variant=[chosen, PLAIN])
             else:

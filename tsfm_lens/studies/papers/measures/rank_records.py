@@ -64,6 +64,11 @@ def _of_kind(values: xr.DataArray, kind: str) -> xr.DataArray:
     return values.sel(arm=arms).rename(arm="width").assign_coords(width=list(WIDTHS))
 
 
+def _log(values: xr.DataArray) -> xr.DataArray:
+    logs: xr.DataArray = xr.apply_ufunc(np.log, values)
+    return logs
+
+
 def _over_seeds(margins: xr.DataArray, of: str) -> Verdict:
     over = [dim for dim in margins.dims if dim != "seed"]
     return judge_parts("seed", ClaimPart("", margins.mean(over).values, of))
@@ -144,7 +149,7 @@ def widths() -> MeasuredValues:
         narrow - wide, "share of the full rank at width 64, less that at 96"
     )
     small, large = (_of_kind(share, TEXT).sel(width=w, drop=True) for w in WIDTHS)
-    power = 1 + np.log(large / small) / math.log(WIDTHS[1] / WIDTHS[0])
+    power = 1 + _log(large / small) / math.log(WIDTHS[1] / WIDTHS[0])
     result.claims["linear"] = _over_seeds(
         power - ALMOST_LINEAR, f"power of d, less {ALMOST_LINEAR:g}"
     )
@@ -166,7 +171,7 @@ def heads() -> MeasuredValues:
     # heads that a model does not have are no ranks of 0
     rank = (shares(of_heads, "head_mode") * size).where(size > 0)
     rank = rank.mean(("layer", "head"))
-    change = abs(np.log(rank).diff("arm")).max("arm")
+    change = abs(_log(rank).diff("arm")).max("arm")
     result.claims["head_constant"] = _over_seeds(
         math.log(CONSTANT_WITHIN) - change,
         f"log of {CONSTANT_WITHIN:g}, less that of the ratio of ranks of a head",
@@ -263,8 +268,8 @@ def schedules() -> MeasuredValues:
         one = data.sel(arm=f"1, growth {growth:g}")
         row = f"schedule ({rank:g}, {growth:g})"
         for name in ("wql", "mase"):
-            rise = np.exp(np.log(one[name] / dense[name]).mean("item"))
-            result.mean(f"zero-shot {name.upper()}, {row}", rise.values)
+            rise = np.exp(_log(one[name] / dense[name]).mean("item").values)
+            result.mean(f"zero-shot {name.upper()}, {row}", rise)
         space = one["all_numbers"] / dense["all_numbers"]
         result.add(f"space, {row}", space.mean())
     return result
