@@ -201,13 +201,11 @@ def judge_parts(unit: str, *parts: ClaimPart) -> Verdict:
     Parts may have different numbers of units.
     """
     count = max(part.margins.shape[-1] for part in parts)
-    padded = [
-        replace(
-            part,
-            margins=np.pad(
-                part.margins, (0, count - len(part.margins)), constant_values=np.nan
-            ),
+    padded = []
+    for part in parts:
+        lacking = (0, count - len(part.margins))
+        margins = np.pad(
+            np.asarray(part.margins, dtype=float), lacking, constant_values=np.nan
         )
-        for part in parts
-    ]
+        padded.append(replace(part, margins=margins))
     return combine_tests(padded, range(count), unit)

@@ -204,13 +204,11 @@ def judged_trends(
     p_values = []
     ranks = rankdata(positions)
     for part in parts:
-        size = len(set(part.margins.tolist()))
-        correlation = float(np.corrcoef(rankdata(part.margins), ranks)[0, 1])
-        intervals.append(
-            Interval(
-                correlation if size > 1 else 0.0, math.nan, math.nan, len(positions)
-            )
-        )
+        correlation = 0.0
+        # a constant has no correlation
+        if np.ptp(part.margins) > 0:
+            correlation = float(np.corrcoef(rankdata(part.margins), ranks)[0, 1])
+        intervals.append(Interval(correlation, math.nan, math.nan, len(positions)))
         # every order of few units, and a sample of the orders of many
         test = permutation_test(
             (rankdata(part.margins),),
