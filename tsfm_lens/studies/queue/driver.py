@@ -25,7 +25,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,8 +34,10 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import replacing
+from tsfm_lens.core.registry import declarations
 
 __all__ = [
+    "PLAN",
     "RECORDS",
     "QueueCell",
     "Workplace",
@@ -48,6 +50,9 @@ __all__ = [
 
 RECORDS = Path(__file__).parents[1] / "experiments" / "results" / "queue"
 """Folder of the records that ship; its README describes them."""
+
+PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
+"""Seeds and sizes of all experiments, fixed beforehand."""
 
 SECONDS = "processor_seconds"
 """Variable of a record over ``cell``, the names of what it holds."""
