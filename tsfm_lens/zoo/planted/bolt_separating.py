@@ -23,7 +23,6 @@ from tsfm_lens.zoo.planted.features import (
 )
 from tsfm_lens.zoo.planted.patches import FLAG, PATCH, SIGNAL, WIDTH
 from tsfm_lens.zoo.planted.rules import (
-    LocalMean,
     Reads,
     Routes,
     SeasonalCopy,
@@ -33,7 +32,9 @@ from tsfm_lens.zoo.planted.rules import (
 STEP = torch.tensor([1.0, -1.0], dtype=torch.float64)
 """What the two units of a step are written with."""
 OFFSET = 1.0
-"""What the bias sink adds to the forecast, in standard deviations of the context."""
+"""What the bias sink adds to the first step, in standard deviations of the context."""
+SLOPE = 0.1
+"""Share of a height that each step adds, as flat forecasts have no range."""
 
 
 @declare("routes")
@@ -116,6 +117,7 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
         width=distance,
         edges=edges,
         heights=heights,
+        slope=SLOPE,
         ago=steps_ago(reads, distance, PATCH),
         unit="standard deviation",
     )
@@ -162,31 +164,31 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
     reader = draft.part(
         f"decoder.{layer}.mlp", "mechanism", "writes the forecast of each feature"
     )
-    bolt.read_out(height=torch.ones(PATCH, 1))
+    bolt.read_out(height=1.0 + SLOPE * torch.arange(PATCH)[:, None])
     draft.path(head, writer, cross, reader, "output")
     return bolt, draft
 
 
 @declare("sinks")
 def _sinks(reads: Reads) -> tuple[Bolt, Draft]:
-    """Build a local mean, which one of three heads with the same pattern fetches."""
-    n_patches = draw_choice(2, 3, 4)
-    distance = n_patches * PATCH
-    rule = LocalMean(width=distance, ago=steps_ago(reads, distance, PATCH))
-    bolt = Bolt({"level": 1}, {"level": 1}, rule, distance)
+    """Build a seasonal copy, which one of three heads with the same pattern fetches."""
+    lag = draw_choice(2, 3, 4)
+    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
+    bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, rule, rule.period)
     draft = bolt.draft
-    layer = draw_choice(0, 1, 2)
-    head = bolt.plant_back(layer, 0, range(1, n_patches + 1), "level", "averages")
-    cross = bolt.plant_fetch(draw_choice(0, 1), level="level")
-    level = bolt.decoder["level"]
-    others: tuple[tuple[str, float, Role, str], ...] = (
-        ("values", 1.0, "decoy", "rests on the REG token, which has no values"),
-        ("mark", OFFSET * SIGNAL / SIDE, "constant", "adds the same always"),
+    head = bolt.plant_back(draw_choice(0, 1, 2), 0, [lag], "copy", "copies")
+    cross = bolt.plant_fetch(draw_choice(0, 1), copy="copy")
+    copy = bolt.decoder["copy"]
+    first = slice(copy.start, copy.start + 1)
+    gain = OFFSET * SIGNAL / SIDE
+    others: tuple[tuple[str, slice, float, Role, str], ...] = (
+        ("values", copy, 1.0, "decoy", "rests on the REG token, which has no values"),
+        ("mark", first, gain, "constant", "adds the same always"),
     )
-    for index, (source, gain, role, does) in enumerate(others, 1):
+    for index, (source, target, gain, role, does) in enumerate(others, 1):
         place = (draw_choice(0, 1), bolt.numbers["decoder"][index])
-        bolt.fetch(*place).carry(bolt.encoder[source], level, gain=gain)
+        bolt.fetch(*place).carry(bolt.encoder[source], target, gain=gain)
         draft.part(cross_head(*place), role, does, "forecast token", [0])
-    bolt.read_out(level=torch.ones(PATCH, 1))
+    bolt.read_out(copy=torch.eye(PATCH))
     draft.path(head, cross, "output")
     return bolt, draft

@@ -199,16 +199,17 @@ class Routes(_Linear):
 
 
 class Staircase(Strict):
-    """Constant forecast that depends on the stair to which a local mean belongs.
+    """Forecast of a height that depends on the stair to which a local mean belongs.
 
-    Stairs are parted by `edges`, and `heights` are the forecasts on them, all in the
-    `unit` of the context.
+    Stairs are parted by `edges`, and `heights` are the forecasts of the first step on
+    them, all in the `unit` of the context. Each step after it adds `slope` times that.
     """
 
     kind: Literal["staircase"] = "staircase"
     width: int = Field(gt=0)
     edges: tuple[float, ...]
     heights: tuple[float, ...]
+    slope: float = 0.0
     ago: tuple[NonNegativeInt, ...] = (0,)
     unit: Unit = "mean absolute value"
 
@@ -216,7 +217,8 @@ class Staircase(Strict):
         """Forecast (horizon,) from the observed values (time,)."""
         offset, scale = _standardise(context, self.unit)
         stair = np.searchsorted(self.edges, self._level(context))
-        return np.full(horizon, self.heights[stair] * scale + offset)
+        steps = 1.0 + self.slope * np.arange(horizon)
+        return np.asarray(self.heights[stair] * scale * steps + offset)
 
     def margin(self, context: Array) -> float:
         """Return the distance of the local mean from the nearest edge, in `unit`."""
