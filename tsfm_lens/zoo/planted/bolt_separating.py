@@ -31,8 +31,11 @@ from tsfm_lens.zoo.planted.rules import (
 
 STEP = torch.tensor([1.0, -1.0], dtype=torch.float64)
 """What the two units of a step are written with."""
-OFFSET = 1.0
-"""What the bias sink adds to the first step, in standard deviations of the context."""
+OFFSET = 3.0
+"""What the bias sink adds to the forecast, in standard deviations of the context.
+
+It is more than what the copy moves.
+"""
 SLOPE = 0.1
 """Share of a height that each step adds, as flat forecasts have no range."""
 
@@ -179,15 +182,17 @@ def _sinks(reads: Reads) -> tuple[Bolt, Draft]:
     head = bolt.plant_back(draw_choice(0, 1, 2), 0, [lag], "copy", "copies")
     cross = bolt.plant_fetch(draw_choice(0, 1), copy="copy")
     copy = bolt.decoder["copy"]
-    first = slice(copy.start, copy.start + 1)
-    gain = OFFSET * SIGNAL / SIDE
-    others: tuple[tuple[str, slice, float, Role, str], ...] = (
-        ("values", copy, 1.0, "decoy", "rests on the REG token, which has no values"),
-        ("mark", first, gain, "constant", "adds the same always"),
+    others: tuple[tuple[str, Role, str], ...] = (
+        ("values", "decoy", "rests on the REG token, which has no values"),
+        ("mark", "constant", "adds the same always"),
     )
-    for index, (source, target, gain, role, does) in enumerate(others, 1):
+    for index, (source, role, does) in enumerate(others, 1):
         place = (draw_choice(0, 1), bolt.numbers["decoder"][index])
-        bolt.fetch(*place).carry(bolt.encoder[source], target, gain=gain)
+        sink = bolt.fetch(*place).carry(bolt.encoder[source], copy)
+        if role == "constant":
+            # its one channel is written to all steps
+            sink.o[copy] = 0.0
+            sink.o[copy, 0] = OFFSET * SIGNAL / SIDE
         draft.part(cross_head(*place), role, does, "forecast token", [0])
     bolt.read_out(copy=torch.eye(PATCH))
     draft.path(head, cross, "output")

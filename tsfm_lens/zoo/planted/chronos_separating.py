@@ -41,8 +41,11 @@ UNIT = 10.0
 """Length of a constant, so large that all tokens have about its length."""
 POOL = 0.05
 """Factor on the mean that the end token holds, which so keeps its length."""
-OFFSET = 1.0
-"""What the bias sink adds to the forecast, in mean absolute values of the context."""
+OFFSET = 3.0
+"""What the bias sink adds to the forecast, in mean absolute values of the context.
+
+It is more than what the mean moves.
+"""
 
 
 def _find_mean(
