@@ -348,3 +348,15 @@ def test_models_are_in_two_architectures_and_sizes() -> None:
         mechanisms = pd.Series(names).map(mechanism_of).value_counts()
         assert len(mechanisms) == 8
         assert (mechanisms == 2).all()
+
+
+def test_the_page_shows_the_table_beside_it() -> None:
+    """The table of the page is made of the file, and methods differ by 0.3 or more."""
+    docs = Path(__file__).parents[3] / "docs" / "howto"
+    means = summarise(pd.read_csv(docs / "rivals.csv")).round(2)
+    page = (docs / "score-your-method.md").read_text()
+    for method, row in means.iterrows():
+        cells = " | ".join(f"{value:.2f}" for value in row)
+        assert f"| {method} | {cells} |" in page
+    assert len(means) >= 10
+    assert means["all"].max() - means["all"].min() >= 0.3
