@@ -86,7 +86,7 @@ test-minimal:
 	$(MINIMAL)/python -m pip install --quiet --upgrade pip
 	$(MINIMAL)/python -m pip install -c constraints.txt torch==2.13.0
 	$(MINIMAL)/python -m pip install -c constraints.txt -e . pytest
-	$(MINIMAL)/python -m pytest -p no:cacheprovider --noconftest tests/minimal
+	$(MINIMAL)/python -m pytest -p no:cacheprovider --noconftest -o addopts=--import-mode=importlib tests/minimal
 
 # the source distribution, unpacked where nothing else is, passes its own suite; TESTS="tests/models" runs a part
 test-sdist: $(STAMP)

@@ -1,8 +1,9 @@
 """How often parts of planted models match across architectures, in a table.
 
-``python -m benchmarks.matching`` plants one mechanism in several architectures, and
-others beside it, and compares all by :func:`tsfm_lens.probes.compare_models`. Series
-are those on which the mechanisms differ.
+``python -m benchmarks.matching --out PAGE`` plants one mechanism in several
+architectures, and others beside it, compares all by
+:func:`tsfm_lens.probes.compare_models`, and writes the table into the page. Series are
+those on which the mechanisms differ.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+import typer
 import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Run
+from tsfm_lens.studies.method_scores.page import markdown, replace_section
+from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import Card, plant
 from tsfm_lens.zoo.planted.rules import draw_contexts
 
@@ -31,6 +37,9 @@ COPIES = (
     {"chronos": 6, "chronos-bolt": 4, "chronos-2": 4, "moirai-2": 4},
 )
 OTHERS = ("trend", "local-mean")
+START = "<!-- from the matching -->\n"
+STOP = "<!-- end of the matching -->"
+SHARES = ("matched", "planted")
 
 
 @dataclass(frozen=True)
@@ -121,10 +130,21 @@ def table(samples: Sequence[dict[str, int]] = COPIES) -> pd.DataFrame:
     )
 
 
-def main() -> None:
-    """Print the table."""
-    print(table().round(3).to_string())
+def page_rows(found: pd.DataFrame) -> list[list[str]]:
+    """Rows of the page, the heading first."""
+    rows = [["series", "models", "parts compared", "matched", "to a planted part"]]
+    for row in found.reset_index().to_dict("records"):
+        shares = [f"{row[name]:.0%}".replace("%", " %") for name in SHARES]
+        rows.append([row["series"], row["mechanisms"], str(row["parts"]), *shares])
+    return rows
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="the page that has the table")],
+) -> None:
+    """Write how often planted parts match into the page."""
+    replace_section(out, START, STOP, markdown(page_rows(table())))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

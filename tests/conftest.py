@@ -11,9 +11,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # twins take most of the time of a report; tests that are about them ask for some
 os.environ.setdefault("TSFM_LENS_TWINS", "0")
 
+import gc
 import random
 import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,22 @@ import torch
 # seconds after which a browser is taken to hang
 BROWSER_PATIENCE = 300
 
+# jsonschema, which plotly imports where Jupyter is installed, spends a second on a
+# grammar in every process, unless the module of it cannot be imported
+LIGHTER = str(Path(__file__).parent / "lighter")
+sys.path.insert(0, LIGHTER)
+PATH = os.environ.get("PYTHONPATH", "")
+os.environ["PYTHONPATH"] = f"{LIGHTER}{os.pathsep}{PATH}".rstrip(os.pathsep)
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported by now out of the garbage collections to come, each of
+    which would go through all of it, in vain.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

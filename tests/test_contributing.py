@@ -12,22 +12,32 @@ from pathlib import Path
 
 from walks import ROOT, find_blocks, write_modules
 
+COMMANDS = """
+import sys
+from typer.testing import CliRunner
+from tsfm_lens.cli import app
 
-def run_commands(folder: Path, *commands: str) -> str:
-    """Run commands of the package that lies in a folder; return what they print."""
-    printed = []
-    for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "tsfm_lens", *command.split()],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        printed.append(done.stdout)
-    return "".join(printed)
+for words in sys.argv[1:]:
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    print(done.stdout, end="\\0")
+"""
+
+
+def run_commands(folder: Path, *commands: str) -> list[str]:
+    """Run commands of the package that lies in a folder, in one process; return what
+    each prints.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, *commands],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.split("\0")
 
 
 def test_a_probe_and_its_figure(tmp_path: Path) -> None:
@@ -42,9 +52,10 @@ def test_a_probe_and_its_figure(tmp_path: Path) -> None:
     write_modules("Add a figure", tmp_path)
     (walk,) = find_blocks("Add a figure", "sh")
     commands = [line.removeprefix("tsfm-lens ") for line in walk.splitlines()]
-    run_commands(tmp_path, *commands)
+    listed, kinds, *_ = run_commands(
+        tmp_path, "figure --list", "measurements", *commands
+    )
     assert list((tmp_path / "drawn").glob("jump_bars*.html"))
     assert "The largest jump is" in (tmp_path / "told" / "index.html").read_text()
-    listed = run_commands(tmp_path, "figure --list", "measurements")
     assert "jump_bars" in listed
-    assert "first_jump" in listed
+    assert "first_jump" in kinds

@@ -44,6 +44,7 @@ from tsfm_lens import data, sweep, testing
 from tsfm_lens.cli import app
 from tsfm_lens.core import errors
 from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import THEMES
 from tsfm_lens.core.registry import measurements as measurements_by_kind
 from tsfm_lens.models import architectures, load
 from tsfm_lens.models.run import Run
@@ -218,6 +219,18 @@ def test_costs_open_with_ten_models() -> None:
     assert "| 13 | 17 |" in text
 
 
+def test_measurements_stand_under_questions() -> None:
+    """Every theme answers one, and what is asked most comes first."""
+    assert set(measurements.QUESTIONS) == set(THEMES)
+    measurements.write_measurements()
+    text = (DOCS / measurements.PAGE).read_text()
+    places = [
+        text.index(f"(`{kind}`)")
+        for kind in ("ablation_effects", "minimal_circuit", "compression", "what_if")
+    ]
+    assert places == sorted(places)
+
+
 def test_every_probe_of_a_run_stands_beside_its_models() -> None:
     text = capabilities.probe_table()
     for measurement in measurements_by_kind().values():
@@ -327,7 +340,8 @@ SEARCHES = (
     *("logit lens", "multivariate", "sparse autoencoder", "GPU", "attention map"),
     *("API reference", "FAQ", "troubleshoot", "batch size", "reproducibility"),
     *("feature importance", "induction head", "covariate", "zero ablation"),
-    *("mean ablation", "LoRA"),
+    *("mean ablation", "LoRA", "equivalence", "BibTeX", "false discovery"),
+    *("bootstrap", "redundancy", "error bar"),
 )
 """What people type into the search of a site like this one."""
 
@@ -340,6 +354,18 @@ def test_searches_land(word: str) -> None:
     glossary = (DOCS / "reference" / "glossary.md").read_text()
     terms = re.findall(r"^(\w.*)$", glossary.split("{glossary}")[1], re.MULTILINE)
     assert any(word.lower() in found.lower() for found in (*headings, *terms))
+
+
+def test_citation_is_that_of_the_repository() -> None:
+    """The entry to copy has the title, the authors, the version and the licence."""
+    text = (DOCS / "howto" / "paper-figures.md").read_text()
+    (entry,) = re.findall(r"```bibtex\n(.*?)```", text, re.DOTALL)
+    cited = dict(re.findall(r"^  (\w+) += \{+(.*?)\}+,$", entry, re.MULTILINE))
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    (author,) = citation["authors"]
+    assert cited.pop("author") == author["name"]
+    assert cited == {name: citation[name] for name in cited}
+    assert {"title", "version"} <= set(cited)
 
 
 def test_pages_for_language_models_exist() -> None:

@@ -12,7 +12,7 @@ from tsfm_lens.testing import last_digit
 
 NOTEBOOK = EXAMPLES / "4-why-did-my-forecast-change.ipynb"
 PARTS = ["origin", "people, new", "day_off, future"]
-DAYS = ["Tue 01 Nov", "Wed 02 Nov", "Thu 03 Nov"]
+DAYS = ["Tue 01 Nov", "Wed 02 Nov", "Thu 03 Nov", "Fri 04 Nov"]
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def notebook() -> Any:
 
 
 def test_parts_sum_to_the_change(notebook: Any) -> None:
-    (table,) = frames(notebook)
+    table, _ = frames(notebook)
     whole = table["today"] - table["yesterday"]
     # five numbers, each rounded to a person
     assert (table[PARTS].sum(axis=1) - whole).abs().max() <= 5 * last_digit(0)
@@ -30,13 +30,19 @@ def test_parts_sum_to_the_change(notebook: Any) -> None:
     assert all(states(text, tuesday[name]) for name in ["yesterday", "today", *PARTS])
 
 
-def test_the_mark_repairs_one_day_and_spoils_two(notebook: Any) -> None:
-    (table,) = frames(notebook)
-    errors = table[["yesterday", "today"]].sub(table["came"], axis=0).abs()
+def test_the_mark_repairs_one_day_and_spoils_three(notebook: Any) -> None:
+    table, errors = frames(notebook)
     text = prose(notebook)
-    assert all(states(text, error) for error in errors.loc[DAYS].to_numpy().ravel())
-    fell = errors["today"] < errors["yesterday"]
-    assert fell[DAYS].tolist() == [True, False, False]
+    with_mark, without = errors["today"], errors["mark taken back"]
+    stated = [*with_mark[DAYS], *without[DAYS]]
+    assert all(states(text, error) for error in stated)
+    assert "repairs Tuesday and spoils the three days" in text
+    assert (with_mark < without)[DAYS].tolist() == [True, False, False, False]
+    above = (table["today"] > table["came"])[DAYS[1:]]
+    assert above.tolist() == [True, True, False]
+    assert "from Friday on, the later start moves the forecast more" in text
+    later, mark = (table.loc[DAYS[3] :, name].abs() for name in (PARTS[0], PARTS[2]))
+    assert (later > mark).all()
 
 
 def test_verdict_is_that_of_the_texts(notebook: Any) -> None:

@@ -266,14 +266,38 @@ def test_six_components_are_enough_on_most_days() -> None:
     cells = plotted(notebook, "share of the forecast that six")["data"][0]
     by_week = decode(cells["z"])
     before_christmas = by_week[:-1]
-    least, monday, boxing_day = numbers(
+    least, monday, sunday, boxing_day = numbers(
         text,
-        r"keep (\d+%) or more of each day.* median Monday .* keep (\d+%), and on"
-        r" Boxing Day, the 26th, (\d+%)",
+        r"keep (\d+%) or more of each day.* median Monday .* keep (\d+%), on Sunday,"
+        r" the 11th of December, (\d+%), and on Boxing Day, the 26th, (\d+%)",
     )
     assert before_christmas[:, 1:4].min() > least - last_digit(2)
     assert abs(np.median(before_christmas[:, 0]) - monday) < ROUNDED_TWICE
+    assert abs(by_week[-4, -1] - sunday) < ROUNDED_TWICE
     assert abs(by_week[-1, 0] - boxing_day) < ROUNDED_TWICE
+    opening = " ".join(notebook.cells[0].source.split())
+    assert "less than 80 % are Sundays or Mondays, or lie after 22 December" in opening
+    week, weekday = np.nonzero(by_week < 0.8)
+    after = (week == 7) | ((week == 6) & (weekday > 3))
+    assert np.isin(weekday, (0, 6))[~after].all()
+
+
+def test_a_circuit_of_both_stacks_has_more_components() -> None:
+    """The search that the notebook names, in both stacks."""
+    path = EXAMPLES / "3-six-of-27-components-are-enough.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    names: dict[str, Any] = {}
+    opening = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    exec(opening.partition("stream =")[0], names)
+    circuit = tsfm_lens.probes.minimal_circuit(
+        names["run"], names["moved"], nodes=["*.*.mlp", "*.*.*.*"]
+    )
+    kept = circuit["component"].values[circuit["in_circuit"].values]
+    text = " ".join(notebook.cells[-1].source.split())
+    assert (
+        f"keeps {len(kept)} of {circuit.sizes['component']} components, seven" in text
+    )
+    assert sum(name.startswith("encoder") for name in kept) == 7
 
 
 def test_heads_emerge_in_training() -> None:

@@ -12,7 +12,10 @@ import house
 import pytest
 
 ALONE = """
-import importlib, pkgutil
+import importlib, pkgutil, sys
+import numpy as np
+
+sys.modules["gluonts"] = None
 import tsfm_lens
 from typer.testing import CliRunner
 
@@ -21,11 +24,23 @@ for module in pkgutil.walk_packages(tsfm_lens.__path__, "tsfm_lens."):
         importlib.import_module(module.name)
 from tsfm_lens import probes, viz
 from tsfm_lens.cli import app
+from tsfm_lens.core.errors import MissingExtraError
+from tsfm_lens.sweep.statistics.scores import window_scores
 
 assert "reproduce" not in CliRunner().invoke(app, ["--help"]).stdout
 run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("nile"), 6, holdout=True)
 assert viz.attribution_heatmap(probes.attribution(run)).data
-assert run.report("report", sections=("forecast", "ablation_effects")).exists()
+series = "bolt-nano --data bundled:nile --horizon 6".split()
+report = ["report", *series, "--sections", "forecast,ablation_effects"]
+for command in (report, ["figure", "forecast_fan", *series, "--format", "html"]):
+    result = CliRunner().invoke(app, [*command, "--out", command[0]])
+    assert result.exit_code == 0, result.output
+try:
+    window_scores(np.zeros((1, 2)), np.zeros((1, 3, 2)), (0.1, 0.5, 0.9), np.ones(1))
+except MissingExtraError as error:
+    assert "[sweep]" in str(error)
+else:
+    raise AssertionError("scored without gluonts")
 """
 FORMS = {
     "at module level": "from tsfm_lens.{0} import x",
@@ -104,58 +119,22 @@ def test_structure_stays_within_bounds() -> None:
     } == {}
 
 
-def test_the_core_stands_without_studies(tmp_path: Path) -> None:
-    """Whole and quickly: every module imports, a command runs, a run is measured, drawn
-    and reported.
+def test_the_core_stands_without_studies_and_extras(tmp_path: Path) -> None:
+    """Every module imports, a run is measured and drawn, and commands report and draw
+    it; gluonts is for sweeps alone, and they say so.
     """
     shutil.copytree(
         house.ROOT / "tsfm_lens",
         tmp_path / "tsfm_lens",
         ignore=shutil.ignore_patterns("studies"),
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
     done = subprocess.run(
         [sys.executable, "-c", ALONE],
         cwd=tmp_path,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_reports_and_figures_need_no_extra(tmp_path: Path) -> None:
-    """As after ``pip install`` without extras: gluonts is for sweeps alone, and they
-    say so.
-    """
-    code = """
-import sys
-sys.modules["gluonts"] = None
-from typer.testing import CliRunner
-from tsfm_lens.cli import app
-
-series = "bolt-nano --data bundled:nile --horizon 6".split()
-report = ["report", *series, "--sections", "forecast,ablation_effects"]
-for command in (report, ["figure", "forecast_fan", *series, "--format", "html"]):
-    result = CliRunner().invoke(app, [*command, "--out", command[0]])
-    assert result.exit_code == 0, result.output
-from tsfm_lens.core.errors import MissingExtraError
-from tsfm_lens.sweep.statistics.scores import window_scores
-import numpy as np
-
-try:
-    window_scores(np.zeros((1, 2)), np.zeros((1, 3, 2)), (0.1, 0.5, 0.9), np.ones(1))
-except MissingExtraError as error:
-    assert "[sweep]" in str(error)
-else:
-    raise AssertionError("scored without gluonts")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -68,7 +68,8 @@ def table(result: Result, *variables: str, **options: Any) -> pd.DataFrame:
         result: the result.
         variables: names of effects, or of variables that share their dimensions; all
             tested effects, or else the first variable, if there is none.
-        options: ``by_series=True`` for a row for each member and series.
+        options: ``by_series=True`` for a row for each member and series, ``full=True``
+            for all columns of several effects.
 
     Returns:
         A frame with the labels of the dimensions first, then the values.

@@ -35,6 +35,7 @@ def _write(app: Any) -> None:
     from sitepages.measurements import write_measurements
     from sitepages.notebooks import write_notebooks
     from sitepages.outputs import write_outputs
+    from sitepages.papers import write_verdicts
     from sitepages.printing import write_printed
     from sitepages.questions import write_questions
     from sitepages.wirings import write_wirings
@@ -54,6 +55,7 @@ def _write(app: Any) -> None:
     write_outputs()
     write_printed()
     write_questions()
+    write_verdicts()
     write_wirings()
     remove_others()
 

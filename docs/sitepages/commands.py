@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from functools import cache
 
+import typer
+from typer.cli import get_docs_for_click
+from typer.core import MARKUP_MODE_KEY
+
 from sitepages.api import FOLDER
-from sitepages.writing import DOCS, write
+from sitepages.writing import write
+from tsfm_lens.cli import app
 
 PAGE = f"{FOLDER}/commands.md"
 
@@ -40,19 +43,9 @@ def pages() -> dict[str, str]:
 @cache
 def text() -> str:
     """All commands in one text."""
-    asked = [
-        sys.executable,
-        "-m",
-        "typer",
-        "tsfm_lens.cli",
-        "utils",
-        "docs",
-        "--name",
-        "tsfm-lens",
-    ]
-    made = subprocess.run(
-        asked, capture_output=True, text=True, check=True, cwd=DOCS.parent
-    ).stdout
+    command = typer.main.get_command(app)
+    context = typer.Context(command, obj={MARKUP_MODE_KEY: app.rich_markup_mode})
+    made = get_docs_for_click(obj=command, ctx=context, name="tsfm-lens")
     _, _, rest = made.partition("\n")
     reported = (
         "Data goes to stdout and messages to stderr. Exit code 0 means done, 1 refused,"

@@ -60,6 +60,13 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "attribution patching, denoise",
         ),
         Question(
+            "Is this property one direction of the stream, and what does a dose of it"
+            " do?",
+            "direction",
+            "The two groups must be alike in all but the property. What both halves of"
+            " the series share may still be another property that goes with it.",
+        ),
+        Question(
             "Which few components are enough (a circuit)?",
             "minimal_circuit",
             "They are enough on these series. Several circuits may exist; the greedy"
@@ -71,6 +78,12 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "circuit_curve",
             "A large area can come from circuits that overshoot, so read CPR and CMD"
             " together, beside those of random orders.",
+        ),
+        Question(
+            "Which of hundreds of hidden units matter?",
+            "learned_scores",
+            "Scores are of one training. Of tens of components a circuit found by"
+            " removal is as good and sooner there.",
         ),
         Question(
             "Which connections between components matter?",
@@ -239,6 +252,12 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "weight_effects",
             "Weights that moved far may do little, so read the effects. They hold for"
             " the series that you give.",
+        ),
+        Question(
+            "How few of the weights that fine-tuning changed carry its gain?",
+            "tuned_weights",
+            "The list is certified on series by which nothing was chosen. With few of"
+            " them the share that it keeps is uncertain.",
         ),
         Question(
             "How many heads does each layer need, over whole benchmarks?",

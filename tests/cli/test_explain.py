@@ -314,8 +314,9 @@ def test_answers_can_be_all_that_is_asked_for(tmp_path: Path) -> None:
         assert (tmp_path / "page" / "numbers" / f"{kind}.nc").stat().st_size
 
 
-@pytest.mark.parametrize("item", ["A", "B"])
-@pytest.mark.parametrize("cure", ["rows", "all rows", "past"])
+@pytest.mark.parametrize(
+    ("cure", "item"), [("rows", "A"), ("all rows", "B"), ("past", "B")]
+)
 def test_cures_of_forecasts_without_common_steps_work(
     cure: str, item: str, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from pandas.testing import assert_frame_equal
 
 from refusals import expect_error
 from tsfm_lens.core.estimates import Result, add_estimates, restore_selected
@@ -61,6 +62,22 @@ def test_several_effects_keep_their_names() -> None:
     difference = table["rise_size"] - table["shift_size"]
     assert_close(difference.to_numpy(), np.ones(6), depth=10)
     assert "size" in tabulate(result, "rise")
+
+
+def test_several_effects_show_the_most_read_columns() -> None:
+    """The rest is there on request, as it is of one effect."""
+    result = shifted("shift", "rise")
+    brief = tabulate(result)
+    full = tabulate(result, full=True)
+    effects = {column for column in brief if column.startswith(("shift_", "rise_"))}
+    assert effects == {
+        f"{name}_{part}"
+        for name in ("shift", "rise")
+        for part in ("size", "significant")
+    }
+    assert_frame_equal(full[list(brief)], brief)
+    one = tabulate(result, "rise").rename(columns="rise_{}".format)
+    assert set(one) & set(full) >= {"rise_low", "rise_p", "rise_leads"}
 
 
 def test_rows_by_series_hold_values() -> None:

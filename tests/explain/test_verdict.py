@@ -18,6 +18,8 @@ from tsfm_lens.core.verdict import (
 )
 from tsfm_lens.explain import verdict
 from tsfm_lens.explain.faithfulness import CONTROLS
+from tsfm_lens.report.cards import make_cards
+from tsfm_lens.viz.faithfulness import read_tests
 
 DRAWS = 39
 """So many that 5 % of them can be told."""
@@ -200,3 +202,17 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
 )
 def test_rules(proofs: list[xr.Dataset], word: str) -> None:
     assert verdict(*proofs)[0] == word
+
+
+def test_pages_say_that_only_routes_were_tested() -> None:
+    """Without masking, neither the sentence nor the card judges the inputs."""
+    page = {"verdict": "holds in part", "reason": "Weak point: part 1.", "masked": 0}
+    found = routes({}, NONE).assign_attrs(page).expand_dims(series=["a"])
+    assert "tests of routes alone" in read_tests(found.isel(series=0))[0]
+    results = {"route_faithfulness": found}
+    (card,) = make_cards(results, dict.fromkeys(results, "s1"))
+    assert card["cards"]["a"]["big"].startswith("only routes were tested")
+    # with masking, the card is that of the masking test
+    assert not make_cards(
+        {"route_faithfulness": found.assign_attrs(masked=1)}, {"route_faithfulness": ""}
+    )

@@ -12,7 +12,7 @@ import torch
 import tsfm_lens
 from library_forecasts import masked
 from refusals import expect_error
-from tiny_lenses import fresh
+from tiny_lenses import fresh, lens_of
 from tsfm_lens import explain
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
@@ -236,6 +236,36 @@ def test_timestral_forecasts_as_its_library_does(
             depth=100,
             dtype=np.float32,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "past", "known"),
+    [
+        ("chronos-2", "forecast", "forecast"),
+        ("timesfm-3", "forecast", "forecast"),
+        ("toto-1", "forecast", "values"),
+        ("moirai-1.1", "NaN", "NaN"),
+        ("moirai-2", "NaN", "NaN"),
+        ("timestral", "NaN", "NaN"),
+    ],
+)
+def test_rows_of_covariates_hold_what_the_model_emits(
+    name: str, past: str, known: str
+) -> None:
+    """The table of the how-to."""
+    # within one pass of every tiny model
+    batch = as_series(drawn(1, horizon=8))
+    forecast = lens_of(name).forecast(batch, 8)
+    future = batch.futures[batch.variates.index("k")]
+    emitted = {}
+    for variate in ("a", "k"):
+        median = forecast.median[batch.variates.index(variate)]
+        emitted[variate] = "forecast"
+        if np.isnan(median).all():
+            emitted[variate] = "NaN"
+        elif np.array_equal(median, np.float32(future)):
+            emitted[variate] = "values"
+    assert emitted == {"a": past, "k": known}
 
 
 @pytest.mark.parametrize(

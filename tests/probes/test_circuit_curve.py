@@ -53,6 +53,23 @@ def test_curves_are_of_ablated_models() -> None:
         close_in_float32(found[name], area, magnitude=1.0)
 
 
+def test_some_sizes_are_those_of_all() -> None:
+    run = lens_of("chronos-bolt").run(bundled("co2").tail(40), 4)
+    nodes = ["*.*.mlp"]
+    ranking = ablation_effects(run, components=nodes)
+    every, some, more = (
+        circuit_curve(run, ranking, draws=1, most=most) for most in (None, 2, 100)
+    )
+    sizes = some["size"].values.tolist()
+    assert sizes[0] == 0
+    assert sizes[-1] == every["size"].values[-1]
+    assert len(sizes) == 3
+    at = every["recovered"].sel(size=sizes)
+    close_in_float32(some["recovered"], at, depth=300, magnitude=1.0)
+    assert_array_equal(more["size"], every["size"])
+    expect_error("most is 0", circuit_curve, run, ranking, most=0)
+
+
 def test_rankings_of_a_planted_mechanism_are_told_apart() -> None:
     """On a trend beside heads that cancel, the order of a circuit comes near to 1 in
     CMD and CPR. Zero ablation ranks the pair first, so its circuits overshoot: its CPR

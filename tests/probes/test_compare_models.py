@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
 
 import tsfm_lens
-from benchmarks.matching import COPIES, LENGTH, twins
+from benchmarks.matching import COPIES, LENGTH, page_rows, twins
 from refusals import expect_error
+from tiny_lenses import fresh
 from tsfm_lens import testing, viz
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.core.registry import find
@@ -226,3 +229,31 @@ def test_what_cannot_be_compared_is_refused() -> None:
         tsfm_lens.bundled("co2"), HORIZON, holdout=True
     )
     expect_error("no attention.*parts='mlps'", compare_models, [mixer])
+
+
+def test_page_of_convolutions_is_true() -> None:
+    """The how-to says which orders of MLPs cost other than chance."""
+    names = ("chronos-nano", "bolt-nano", "chronos2-nano")
+    lenses = [fresh("fracast"), *map(tsfm_lens.load, names)]
+    series = tsfm_lens.bundled("all")
+    runs = [lens.run(series, 12, holdout=True) for lens in lenses]
+    found = compare_models(runs, parts="mlps")
+    assert found["excess_p"].notnull().sum() == 18
+    significant = found["excess_significant"]
+    assert significant.sum() == 2
+    own = found.isel(model=0)
+    assert np.flatnonzero(own["excess_significant"].sel(order="low")).tolist() == [2]
+    assert np.flatnonzero(own["excess_significant"].sel(order="high")).tolist() == [1]
+    assert own["excess_size"].sel(order="low")[2] > 0
+    assert own["excess_size"].sel(order="high")[1] < 0
+
+
+def test_table_of_matches_is_one_of_the_benchmark() -> None:
+    """The page has a row for each pair of mechanisms, as the benchmark writes it."""
+    index = pd.MultiIndex.from_tuples(
+        [("of the copy", "seasonal-copy")], names=["series", "mechanisms"]
+    )
+    whole = pd.DataFrame({"parts": 81, "matched": 1.0, "planted": 1.0}, index)
+    page = Path(__file__).parents[2] / "docs" / "howto" / "models-on-one-axis.md"
+    for row in page_rows(whole):
+        assert f"| {' | '.join(row)} |" in page.read_text()

@@ -324,7 +324,8 @@ def test_slopes_go_from_tuned_to_base() -> None:
     fewer = viz.reset_slopes(found, top=1)
     assert fewer.layout.yaxis.ticktext[-1].startswith("1 more")
     assert_close(np.array(fewer.data[0].x)[-1], lines[0].x[-1], depth=1)
-    text = read_weight_effects(found)[0]
+    tuning, text = read_weight_effects(found)[:2]
+    assert tuning.startswith("Tuning ")
     size = np.abs(found["error_change_size"].values)
     most = int(size.argmax())
     # by itself, unlike a row of the figure, which adds to those above
@@ -355,7 +356,7 @@ def test_one_component_is_named_in_title_and_sentence() -> None:
     run = base.run(tsfm_lens.bundled("co2"), 24, holdout=True)
     found = weight_effects(base, tuned, run)
     assert name_change(found).endswith("decoder.1.mlp changed")
-    text = read_weight_effects(found)[0]
+    text = read_weight_effects(found)[1]
     assert text.startswith("Setting decoder.1.mlp back")
     word = "raises"
     if float(found["base_error_change"][0]) < 0:

@@ -61,9 +61,9 @@ def test_plots_draw_without_error_or_network(driver, evil_whole, evil, counts):
     )
 
 
-def test_phones_need_no_sideways_scrolling(driver, whole):
+def test_phones_need_no_sideways_scrolling(driver, evil_whole):
     """On a phone the page needs no sideways scrolling."""
-    opened(driver, whole, width=500)
+    opened(driver, evil_whole, width=500)
     wide, seen = driver.execute_script(
         "return [document.documentElement.scrollWidth, window.innerWidth]"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,10 @@ def test_every_text_follows_the_confidence() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ANOTHER],
         cwd=ROOT / "tests",
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
+        env={
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{os.environ['PYTHONPATH']}",
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         check=False,

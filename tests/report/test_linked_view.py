@@ -103,6 +103,33 @@ def test_tabs_switch_view_and_card_numbers(screen):
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
 
 
+MARKS = """return plots.filter(plot => plot.dataset.drawn && plot.offsetWidth).flatMap(
+  plot => (plot.layout.shapes || []).slice(shapes.get(plot).length).map(
+    shape => [plot.closest("section").id, shape.xref, shape.x0, shape.x1, shape.y0]))"""
+
+
+def test_chapters_mark_what_is_chosen(screen):
+    """A click and a step are marked in the chapters that draw them, until cleared."""
+    until_drawn(screen)
+    view = Linked(screen)
+    view.press_component("decoder.1.cross_attn.0")
+    until(lambda: screen.execute_script(MARKS), "no component is marked")
+    framed = screen.execute_script(MARKS)
+    screen.execute_script(
+        "const step = document.querySelector('[data-part=step]'); step.value = 2;"
+        " step.dispatchEvent(new Event('input'))"
+    )
+    # a step is a line, which begins and ends there, unlike the frames of a component
+    assert all(start != stop for _, _, start, stop, _ in framed)
+    until(
+        lambda: any(
+            start == stop for *_, start, stop, _ in screen.execute_script(MARKS)
+        ),
+        "no step is marked",
+    )
+    ActionChains(screen).send_keys("\ue00c").perform()
+
+
 # of every chapter what is on the screen: the series that its figures are of, and those
 # that it says not to draw
 SEEN = """const there = each => each.offsetParent !== null;

@@ -271,7 +271,7 @@ def test_kills_end_in_the_same_table(
     path = tmp_path / "store"
     hits = 0
     turn = 0
-    while hits < 12:
+    while hits < 6:
         if turn:
             # so few kills let it finish: it is whole, and the next ones hit a sweep
             # that begins anew
@@ -282,7 +282,7 @@ def test_kills_end_in_the_same_table(
             str(path),
             CONTENT,
             store=path,
-            kills=12 - hits,
+            kills=6 - hits,
             longest=1.2,
             seed=turn,
         )

@@ -19,13 +19,18 @@ PARTS = (
     *("twin_rank", "learned"),
 )
 """Statements on an effect, in the order of their columns."""
+BRIEF = ("size", "significant", "learned")
+"""Those that are shown of each of several effects."""
 # what a result has of its run, so that figures of a saved one need no model
 _OF_RUN = ("context", "corrupted_context", "truth", "known_future")
 _FORECAST_DIMS = {"series", "time", "step", "quantile", "draw"}
 
 
 def tabulate(
-    result: xr.Dataset, *variables: str, by_series: bool = False
+    result: xr.Dataset,
+    *variables: str,
+    by_series: bool = False,
+    full: bool = False,
 ) -> pd.DataFrame:
     """Tabulate a result, with labels as the first columns.
 
@@ -37,13 +42,15 @@ def tabulate(
         result: labelled result.
         variables: names of effects, or of variables that share their dimensions.
         by_series: of effects, a row for each member and series, with its value there.
+        full: of several effects, all columns that a single effect has.
 
     Returns:
         Labels of the dimensions, with what is known of each, such as "layer" and "head"
         of a component; then the variables. Of one effect "size", "low" and "high" (the
         median over series, and the range), "acts" (on how many series), "p",
         "significant", "leads", "lead_share" and, beside twins, "twin_rank" and
-        "learned"; of several with the name of each effect before them.
+        "learned"; of several effects "size", "significant" and "learned" alone, with
+        the name of the effect before them.
 
     Raises:
         InputError: the variables have different dimensions, or ``by_series`` has no
@@ -71,10 +78,13 @@ def tabulate(
         )
     if not chosen:
         return _frame(data, variables or _first_variables(data))
+    shown: Sequence[str] = BRIEF
+    if full or len(chosen) == 1:
+        shown = PARTS
     parts = {
         f"{name}_{part}": part if len(chosen) == 1 else f"{name}_{part}"
         for name in chosen
-        for part in PARTS
+        for part in shown
         if f"{name}_{part}" in data
     }
     members = _frame(data, list(parts)).rename(columns=parts)

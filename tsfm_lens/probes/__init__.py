@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.circuit_curve import *
     from tsfm_lens.probes.circuits import *
     from tsfm_lens.probes.compare_models import *
+    from tsfm_lens.probes.direction import *
     from tsfm_lens.probes.effects import *
     from tsfm_lens.probes.forecast import *
     from tsfm_lens.probes.head_states import *
     from tsfm_lens.probes.induction import *
     from tsfm_lens.probes.kernel_regression import *
+    from tsfm_lens.probes.learned_scores import *
     from tsfm_lens.probes.lines_of_thought import *
     from tsfm_lens.probes.logit_lens import *
     from tsfm_lens.probes.parroting import *
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.rollout import *
     from tsfm_lens.probes.similarity import *
     from tsfm_lens.probes.stream_ranks import *
+    from tsfm_lens.probes.tuned_weights import *
     from tsfm_lens.probes.weight_effects import *
     from tsfm_lens.probes.weights import *
     from tsfm_lens.probes.zero_ablation import *

@@ -27,9 +27,9 @@ from tsfm_lens.core.estimates import (
 )
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import FEWEST, ratio
-from tsfm_lens.hooks.activations import Activations, Call, TokenSpans
+from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.interventions import PatchFrom, Zero
+from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Attention, Stack
 from tsfm_lens.models.noise import (
@@ -40,7 +40,7 @@ from tsfm_lens.models.noise import (
 )
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import check_variates
-from tsfm_lens.probes.sites import component_coords
+from tsfm_lens.probes.sites import component_coords, put_value
 
 __all__ = ["attention_sinks"]
 
@@ -362,9 +362,7 @@ def _variants(
             change = change * gate.double().sigmoid()
         altered = z.clone()
         altered[:, :, index] += change.to(altered)
-        source = Activations(run.lens.registry.points, False, run.batch.ids)
-        source.recorded[f"{branch.name}.hook_z"] = [Call(0, 0, altered)]
-        patch = PatchFrom(head.component, source)
+        patch = put_value(run, head.component, f"{branch.name}.hook_z", altered)
         variants.append(Variant(f"{name} {head.component}", (patch,)))
     zero = Variant(f"{EFFECTS[-1]} {head.component}", (Zero(head.component),))
     return [*variants, zero]

@@ -58,6 +58,7 @@ def circuit_curve(
     reference: Any = None,
     draws: int = 5,
     seed: int = 0,
+    most: int | None = None,
     smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -88,6 +89,8 @@ def circuit_curve(
         reference: for "mean" and "resample", see :func:`minimal_circuit`.
         draws: random orders of the same components, for comparison.
         seed: of these.
+        most: number of sizes besides nothing, evenly spaced, for models with many
+            components; every size if None or if there are no more.
         smallest: a series has no verdict if ablating every node changes its forecast by
             up to this share of its range.
         progress: called with the number of forecasts done, and of all.
@@ -111,8 +114,8 @@ def circuit_curve(
         Mueller et al. 2025 (MIB), section 3; Wang et al. 2022 (faithfulness).
 
     Raises:
-        InputError: the ranking has no scores of components, or lacks some; draws is no
-            number of orders; and what :func:`minimal_circuit` refuses.
+        InputError: the ranking has no scores of components, or lacks some; draws or
+            most is no such number; and what :func:`minimal_circuit` refuses.
         UnknownNameError: no such component or variable.
 
     Example:
@@ -123,6 +126,8 @@ def circuit_curve(
     """
     if not isinstance(draws, int) or draws < 0:
         raise InputError(f"draws is {draws!r}, expected 0 or more random orders")
+    if most is not None and (not isinstance(most, int) or most < 1):
+        raise InputError(f"most is {most!r}, expected 1 or more sizes")
     given = None
     if ranking is not None:
         given = _read_scores(run, ranking, variable)
@@ -149,8 +154,11 @@ def circuit_curve(
         [components[at] for at in rng.permutation(len(components))]
         for _ in range(draws)
     ]
-    forecasts = _forecast_curves(bench, [best_first, *random], progress)
-    return _dataset(bench, best_first, scores, forecasts).assign_attrs(
+    count = len(components)
+    spaced = np.linspace(0, count, min(most or count, count) + 1)
+    sizes = spaced.round().astype(int).tolist()
+    forecasts = _forecast_curves(bench, [best_first, *random], sizes, progress)
+    return _dataset(bench, best_first, scores, sizes, forecasts).assign_attrs(
         ranking=_name_ranking(ranking, variable),
         draws=draws,
         seed=seed,
@@ -257,27 +265,29 @@ def _name_ranking(ranking: Any, variable: str) -> str:
 
 
 def _forecast_curves(
-    bench: Bench, orders: Sequence[Sequence[Component]], progress: Progress | None
+    bench: Bench,
+    orders: Sequence[Sequence[Component]],
+    sizes: Sequence[int],
+    progress: Progress | None,
 ) -> np.ndarray:
-    """Forecast with the first of each order kept, and removed, for every number.
+    """Forecast with the first of each order kept, and removed, for some numbers.
 
     Returns:
         (order, direction, size, series, step).
     """
-    n_nodes = len(bench.ablations)
-    sizes = range(1, n_nodes)
+    between = sizes[1:-1]
     ablated = [
         set(part)
         for order in orders
         for part in chain(
-            (order[size:] for size in sizes), (order[:size] for size in sizes)
+            (order[size:] for size in between), (order[:size] for size in between)
         )
     ]
     # in one call, as variants that run side by side share their forwards
     inner = bench.forecasts(ablated, progress)
     shape = bench.full.shape
-    forecasts = np.empty((len(orders), 2, n_nodes + 1, *shape))
-    forecasts[:, :, 1:-1] = inner.reshape(len(orders), 2, n_nodes - 1, *shape)
+    forecasts = np.empty((len(orders), 2, len(sizes), *shape))
+    forecasts[:, :, 1:-1] = inner.reshape(len(orders), 2, len(between), *shape)
     # both ends of a curve are the model and nothing, in either order
     forecasts[:, 0, 0] = forecasts[:, 1, -1] = bench.nothing
     forecasts[:, 0, -1] = forecasts[:, 1, 0] = bench.full
@@ -288,18 +298,19 @@ def _dataset(
     bench: Bench,
     order: Sequence[Component],
     scores: Mapping[Component, float],
+    sizes: Sequence[int],
     forecasts: np.ndarray,
 ) -> xr.Dataset:
     """Return the curves of a ranking, their areas, and those of random orders."""
     n_nodes = len(order)
     axes = ("direction", "size", "series")
     recovered = xr.DataArray(bench.recovered(forecasts), dims=("draw", *axes))
-    share = np.arange(n_nodes + 1) / n_nodes
+    share = np.array(sizes) / n_nodes
     data = bench.run.dataset().assign_coords(component_coords(order))
     data = data.assign_coords(
         flat=("series", bench.flat),
         direction=list(DIRECTIONS),
-        size=range(n_nodes + 1),
+        size=list(sizes),
         share=("size", share),
         draw=range(len(forecasts) - 1),
     )

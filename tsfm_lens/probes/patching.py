@@ -25,6 +25,7 @@ from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
@@ -95,7 +96,8 @@ def activation_patching(
             options as the clean run.
         at: "stream" (residual stream around each layer), "branches", "heads", or names
             and globs of sites.
-        stack: the stack whose tokens are patched; the first if None.
+        stack: the stack whose tokens are patched; the first if None, whose tokens cover
+            the past. (Ablation takes the output stack, which writes the forecast.)
         positions: "all" tokens at once, "each" token, or that many tokens at a time;
             None makes at most 32 groups. In rollouts a group is the tokens that cover
             the same steps.
@@ -300,10 +302,8 @@ class RunPair:
         It is how far forecasts (…, series, step) have moved from the base's to the
         source's.
         """
-        # contrast() refuses runs with the same forecast, so no difference has length 0
         along = ((forecasts - self.base.point) * self.difference).sum(-1)
-        result: np.ndarray = along / np.square(self.difference).sum(-1)
-        return result
+        return ratio(along, np.square(self.difference).sum(-1))
 
     def result(
         self,
@@ -431,7 +431,8 @@ def contrast(
     base_acts = _record(base, base_names)
     source_acts = _record(source, _points(sites))
     same = (keep_above_rounding(base, source.point, base.point) == base.point).all(-1)
-    if same.any():
+    # in a twin both may well be the same, and such a series has no share
+    if same.any() and clean.original is None:
         name = clean.batch.ids[int(np.argmax(same))]
         raise InputError(
             f"clean and corrupted forecasts of series {name!r} are the same, so there"
@@ -447,9 +448,17 @@ def _record(run: Run, names: Sequence[str]) -> Activations:
     return Activations(run.lens.registry.points, run.rollout, run.batch.ids)
 
 
+def _same_model(one: Run, other: Run) -> bool:
+    """Return whether two runs have the same lens, or the same twin of it."""
+    if one.original is not None and other.original is not None:
+        same_twin = one.lens.model_id == other.lens.model_id
+        return same_twin and _same_model(one.original, other.original)
+    return one.lens is other.lens
+
+
 def _check_pair(clean: Run, corrupted: Run) -> None:
     """Refuse two runs that differ in more than the values of their series."""
-    if clean.lens is not corrupted.lens:
+    if not _same_model(clean, corrupted):
         raise InputError(
             f"the clean run is of {clean.lens.model_id}, the corrupted of"
             f" {corrupted.lens.model_id} as another lens; make both with the same lens"
@@ -529,7 +538,8 @@ def attribution_patching(
             starts, lengths and options.
         at: "stream" (residual stream around each layer), "branches", "heads", or names
             and globs of sites.
-        stack: the stack whose tokens are patched; the first if None.
+        stack: the stack whose tokens are patched; the first if None, whose tokens cover
+            the past. (Ablation takes the output stack, which writes the forecast.)
         positions: "all" tokens at once, "each" token, or that many tokens at a time;
             None makes at most 32 groups.
         direction: "denoise" puts clean activations into the corrupted run, "noise" does

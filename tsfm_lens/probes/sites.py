@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import xarray as xr
+from torch import Tensor
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.hooks.activations import TokenSpans
+from tsfm_lens.hooks.activations import Activations, Call, TokenSpans
 from tsfm_lens.hooks.component import Component, components, writers
+from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.wiring import Stack, Wiring
 from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 
 MOST_GROUPS = 32
 
@@ -176,6 +179,18 @@ def find_site(wiring: Wiring, component: Component) -> PatchSite:
         str(component.kind),
         component.head,
     )
+
+
+def put_value(
+    run: Run, target: Component | str, point: str, value: Tensor
+) -> PatchFrom:
+    """Return the intervention that puts a value in place of that of a hook point.
+
+    The value is of a single forward of the whole batch.
+    """
+    source = Activations(run.lens.registry.points, False, run.batch.ids)
+    source.recorded[point] = [Call(0, 0, value)]
+    return PatchFrom(target, source)
 
 
 def site_coords(sites: Sequence[PatchSite], dim: str = "component") -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.merging import merged
 from tsfm_lens.models.noise import (
+    Measure,
     forecast_rounding,
     marked_dataset,
     noise_floor,
@@ -106,17 +107,17 @@ def weight_effects(
         >>> probes.weight_effects(lens, lens, run).attrs["identical"]
         1
     """
-    base_lens, _ = _open_lens(base)
-    tuned_lens, adapters = _open_lens(tuned)
+    base_lens, _ = open_lens(base)
+    tuned_lens, adapters = open_lens(tuned)
     differences = _differences(base_lens, tuned_lens)
     # rerun, since a part of a larger run draws its paths together with the rest
-    tuned_run = _rerun(tuned_lens, run)
+    tuned_run = rerun(tuned_lens, run)
     plain = tuned_run.point
-    base_forecast = _rerun(base_lens, run).point
+    base_forecast = rerun(base_lens, run).point
     component_forecasts = []
     for done, difference in enumerate(differences):
         with _set_back(tuned_lens, difference):
-            component_forecasts.append(_rerun(tuned_lens, run).point)
+            component_forecasts.append(rerun(tuned_lens, run).point)
         if progress is not None:
             progress(done + 1, 2 * len(differences))
     # reshaped, since no differences leave an array without the other axes
@@ -132,7 +133,7 @@ def weight_effects(
     with ExitStack() as contexts:
         for difference in differences:
             contexts.enter_context(_set_back(tuned_lens, difference))
-            cumulative.append(_rerun(tuned_lens, run).point)
+            cumulative.append(rerun(tuned_lens, run).point)
             if progress is not None:
                 progress(len(differences) + len(cumulative) - 1, 2 * len(differences))
     data = _with_effects(tuned_run, differences, forecasts, plain).assign_coords(
@@ -159,7 +160,7 @@ def weight_effects(
     return Result(data.data_vars, data.coords, data.attrs)
 
 
-def _rerun(lens: Lens, run: Run) -> Run:
+def rerun(lens: Lens, run: Run) -> Run:
     """Return a run of the same series by another model.
 
     It may be the same lens, whose weights have changed since.
@@ -251,17 +252,7 @@ def _with_effects(
 
 def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     """Add errors, and their change from those of the tuned model, with tests."""
-    # errors of less than rounding are the same error
-    smallest = np.maximum(forecast_rounding(run), np.finfo(float).tiny)
-
-    def log_error(forecast: np.ndarray) -> np.ndarray:
-        result: np.ndarray = np.log(np.maximum(mae(forecast, truth), smallest))
-        return result
-
-    def change(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        result: np.ndarray = log_error(other) - log_error(plain)
-        return result
-
+    change = log_error_change(run, truth)
     cumulative = data["cumulative_forecast"].values
     tuned = data["tuned_forecast"].values
     data["cumulative_error"] = (("back", "series"), mae(cumulative, truth))
@@ -288,7 +279,26 @@ def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     return add_estimates(data, "base_error_change", floor=floor, signed=True)
 
 
-def _open_lens(source: Any) -> tuple[Lens, list[str]]:
+def log_error_change(run: Run, truth: np.ndarray) -> Measure:
+    """Return the function that measures the change of the logarithm of the error.
+
+    It takes a forecast (…, series, step) and the one that it is compared with.
+    """
+    # errors of less than rounding are the same error
+    smallest = np.maximum(forecast_rounding(run), np.finfo(float).tiny)
+
+    def log_error(forecast: np.ndarray) -> np.ndarray:
+        result: np.ndarray = np.log(np.maximum(mae(forecast, truth), smallest))
+        return result
+
+    def change(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        result: np.ndarray = log_error(other) - log_error(plain)
+        return result
+
+    return change
+
+
+def open_lens(source: Any) -> tuple[Lens, list[str]]:
     """Return a lens of a model or its files, and the names of unmerged adapters."""
     if isinstance(source, Lens):
         return source, []
@@ -298,10 +308,10 @@ def _open_lens(source: Any) -> tuple[Lens, list[str]]:
     return load(native), adapters
 
 
-def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
-    """List the components whose weights differ."""
-    old = dict(base.model.named_parameters())
-    new = dict(tuned.model.named_parameters())
+def named_pair(base: Lens, tuned: Lens) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the parameters of both models by name; of other sizes they are refused."""
+    old: dict[str, Tensor] = dict(base.model.named_parameters())
+    new: dict[str, Tensor] = dict(tuned.model.named_parameters())
     same_architecture = base.wiring.architecture == tuned.wiring.architecture
     same_names = same_architecture and set(old) == set(new)
     wrong = [name for name in new if same_names and new[name].shape != old[name].shape]
@@ -320,6 +330,12 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
             f"{base.model_id} and {tuned.model_id} are not a model and its fine-tuned"
             f" version: {detail}; expected the same architecture and sizes"
         )
+    return old, new
+
+
+def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
+    """List the components whose weights differ."""
+    old, new = named_pair(base, tuned)
     differences = []
     for owner, slices in _owners(tuned).items():
         difference = _Difference(owner)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
@@ -23,7 +24,14 @@ from tsfm_lens.ablation.metrics import (
 )
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
+from tsfm_lens.core.nulls import (
+    check_draws,
+    draw_directions,
+    match_norms,
+    with_nulls,
+)
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
@@ -41,7 +49,12 @@ from tsfm_lens.models.noise import (
 )
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.metric import GivenMetric, as_metric, metric_changes
-from tsfm_lens.probes.sites import component_coords, head_or_kind, listed
+from tsfm_lens.probes.sites import (
+    component_coords,
+    head_or_kind,
+    listed,
+    put_value,
+)
 
 __all__ = ["ablation_effects"]
 
@@ -69,6 +82,7 @@ def ablation_effects(
     how: str = "zero",
     reference: Any = None,
     metric: GivenMetric | None = None,
+    nulls: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Ablate components one at a time and compare the forecasts.
@@ -80,8 +94,9 @@ def ablation_effects(
 
     Args:
         run: the forecast to explain; errors are computed if it has a truth.
-        components: names or globs; if None every head, MLP and layer of the
-            output stack.
+        components: names or globs; if None every head, MLP and layer of the output
+            stack, which writes the forecast. (Patching takes the first stack, whose
+            tokens cover the past.)
         how: "zero", "mean", "resample" or "noise", which replaces the component.
         reference: activations, or series to record them on, from which "mean" and
             "resample" take their values. Random choices use the run's seed.
@@ -90,6 +105,9 @@ def ablation_effects(
             ``{"peak": function}``. Forecast and truth are (step,) in data units and
             hold every step, the truth None where there is none; ``series`` is a batch
             of this one series.
+        nulls: draws beside each component, a forward each: random directions of the
+            stream's own covariance, added where the component writes, with the norm of
+            its write token by token. Of zero ablations in single forwards.
         progress: called with (done, of) after each component.
 
     Returns:
@@ -116,6 +134,12 @@ def ablation_effects(
         - ``metric_change`` (component, series): their difference as a share of the
           baseline's size, NaN where that is noise.
 
+        With nulls:
+
+        - ``null_low``, ``null_high`` (component, series, step): range of the forecasts
+          under the draws, in data units. ``mean_shift`` has what
+          :func:`.nulls.with_nulls` adds.
+
         Distances and changes come with what :func:`.estimates.add_estimates` adds.
 
     Source:
@@ -123,7 +147,8 @@ def ablation_effects(
 
     Raises:
         UnknownNameError: a component does not exist.
-        InputError: the metric is no finite number, or noise on every series.
+        InputError: the metric is no finite number, or noise on every series; or nulls
+            of a rollout, or of another ablation than zero.
 
     Example:
         >>> data = probes.ablation_effects(run, components="decoder.*.mlp")
@@ -131,6 +156,13 @@ def ablation_effects(
         ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
     """
     lens = run.lens
+    check_draws(nulls)
+    if nulls and (run.rollout or how != "zero"):
+        raise InputError(
+            f"nulls={nulls} draws are of single forwards and how='zero', this is"
+            f" {'a rollout' if run.rollout else f'how={how!r}'}; leave nulls out, or"
+            " take lens.run(..., rollout=False)"
+        )
     measured = None if metric is None else as_metric(metric)
     stack = run.lens.wiring.output_stack
     if components is None:
@@ -202,6 +234,20 @@ def ablation_effects(
             groups=head_or_kind(data),
         )
     data["mean_shift_size"].attrs["units"] = "share of the range"
+    if nulls:
+        drawn = forecast_nulls(run, targets, nulls)
+        ends = {"null_low": drawn.min(axis=0), "null_high": drawn.max(axis=0)}
+        data = data.assign({name: ((*axes, "step"), end) for name, end in ends.items()})
+        measure = measures["mean_shift"]
+        data = with_nulls(
+            data,
+            "mean_shift",
+            xr.DataArray(
+                measure(drawn[..., later], plain[..., later]), dims=("null", *axes)
+            ),
+            floor=noise_floor(run, compute_size(measure, later)),
+            scale=ranges(run, plain),
+        )
     if measured is None:
         return data
     changes = metric_changes(measured, run, forecasts)
@@ -219,6 +265,49 @@ def ablation_effects(
         signed=True,
         groups=head_or_kind(data),
     )
+
+
+def forecast_nulls(run: Run, components: Sequence[Component], count: int) -> np.ndarray:
+    """Return forecasts with random directions added in place of ablations.
+
+    Each is drawn from the covariance of the stream after the component's layer, and has
+    the norm of what the component writes, token by token.
+
+    Returns:
+        (null, component, series, step), data units.
+    """
+    wiring = run.lens.wiring
+    # of each component, the hook points of its write and of what the draws change
+    places = []
+    for component in components:
+        layer = f"{wiring.stack(component.stack).prefix}.{component.layer}"
+        out = f"{layer}.{component.kind}.hook_out"
+        written = out
+        if component.kind is None:
+            out = f"{layer}.hook_resid_post"
+            written = f"{layer}.hook_resid_pre"
+        elif component.head is not None:
+            written = out.replace("hook_out", "hook_result")
+        places.append((component, f"{layer}.hook_resid_post", out, written))
+    recorded = run.record(sorted({name for place in places for name in place[1:]}))
+    variants = []
+    for component, stream, out, written in places:
+        shown = run.encoded.shown(component.stack).cpu()
+        rows = recorded[stream].detach().cpu().double()[shown].numpy()
+        draws = draw_directions(rows - rows.mean(axis=0), count, seed=run.seed)
+        value = recorded[out]
+        write = recorded[written]
+        if component.kind is None:
+            write = value - write
+        elif component.head is not None:
+            write = write[:, :, component.head]
+        changed = np.broadcast_to(draws[:, None], (count, *write.shape))
+        for change in match_norms(changed, write.detach().cpu().double().numpy()):
+            altered = value + torch.as_tensor(change).to(value)
+            added = put_value(run, out, out, altered)
+            variants.append(Variant(f"draw {component}", (added,)))
+    forecasts = point_forecasts(run, variants)
+    return forecasts.reshape(len(components), count, *run.point.shape).swapaxes(0, 1)
 
 
 def rank_distance(run: Run) -> Measure:

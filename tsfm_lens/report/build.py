@@ -233,7 +233,12 @@ def _first_screen(
     ids: list[str] = []
     packed_state = ""
     if linked is not None:
-        state = linked_state(linked, command=_find_command(provenance))
+        command = _find_command(provenance)
+        state = linked_state(linked, command=command)
+        state["notes"].append(
+            "The figures below mark the chosen component, step and stretch where they"
+            f" draw them. To forecast without several components: {command}"
+        )
         # the linked view may be of fewer series than there are cards
         ids = [line["name"] for line in state["series"]]
         if omitted := [name for name in series if name not in ids]:

@@ -346,6 +346,17 @@ def _trust(ds: xr.Dataset, _: int) -> Card:
     return {"big": f"the explanation {word}", "note": note}
 
 
+def _trust_routes(ds: xr.Dataset, _: int) -> Card:
+    """Return the card on the verdict where routes were tested and no input was."""
+    if ds.attrs.get("masked", 1):
+        return {}
+    return {
+        "big": f"only routes were tested: the explanation {ds.attrs['verdict']}",
+        "note": f"{ds.attrs['reason']} No input was masked, so that the effects of the"
+        " inputs are not tested.",
+    }
+
+
 def _worth(ds: xr.Dataset, _: int) -> Card:
     """Return the card on how far shuffled covariates raise the error.
 
@@ -399,6 +410,7 @@ def _ranked(
 _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
     ("What moved it", "input_attribution", _moving),
     ("Can this explanation be trusted", "deletion_curves", _trust),
+    ("Can this explanation be trusted", "route_faithfulness", _trust_routes),
     ("What a covariate is worth", "covariate_use", _worth),
     ("How much each covariate moves the forecast", "covariate_use", _shuffling),
     ("Accuracy of the forecast", "forecast", _accuracy),

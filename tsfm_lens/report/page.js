@@ -31,7 +31,66 @@ function render(plot, width = 0) {
   plot.dataset.drawn = "1";
   const {data, layout} = darkFigure(spec, dark());
   Plotly.react(plot, data, width ? {...layout, width} : layout, config);
+  if (!shapes.has(plot)) plot.on("plotly_afterplot", () => contrastLabels(plot));
+  shapes.set(plot, layout.shapes || []);
+  contrastLabels(plot);
+  mark(plot);
 }
+
+// plotly writes grey or white on a map; here black or white, the one that is told better from the cell
+function contrastLabels(plot) {
+  for (const label of plot.querySelectorAll(".heatmap-label")) {
+    const axis = plot._fullLayout[label.closest(".hm").__data__[0].trace.coloraxis];
+    if (!axis) continue;
+    const at = Math.min(Math.max((label.__data__.z - axis.cmin) / (axis.cmax - axis.cmin), 0), 1);
+    const next = Math.max(axis.colorscale.findIndex(([stop]) => stop >= at), 1);
+    const [[low, from], [high, to]] = axis.colorscale.slice(next - 1, next + 1), part = (at - low) / (high - low);
+    const [first, last] = [from, to].map(text => text[0] === "#" ? text.match(/\w\w/g).map(code => parseInt(code, 16)) : text.match(/[\d.]+/g).map(Number));
+    const [red, green, blue] = [0, 1, 2].map(each => ((first[each] + part * (last[each] - first[each])) / 255) ** 2.2);
+    const light = 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    for (const text of label.querySelectorAll("text")) text.style.fill = light > 0.18 ? "#000" : "#fff";
+  }
+}
+
+// what is chosen in the linked view is marked where a figure has it: steps on axes of dates, a component by its row or cell
+const shapes = new Map();
+let chosen = {component: "", steps: []};
+function mark(plot) {
+  const full = plot._fullLayout, own = shapes.get(plot), made = [];
+  const line = {color: dark() ? "#ff9148" : "#d55e00", width: 3};
+  for (const axis of Object.values(full).filter(each => each && each.type === "date" && each._id[0] === "x")) {
+    const [first, last] = axis.range.map(axis.r2l);
+    for (const [from, to] of chosen.steps) {
+      const [start, stop] = [from, to].map(axis.d2l), brushed = stop > start;
+      if (stop < first || start > last) continue;
+      const place = {x0: Math.max(start, first), x1: Math.min(stop, last), y0: 0, y1: 1, xref: axis._id, yref: `${axis.anchor} domain`};
+      made.push({type: "rect", ...place, line: {...line, width: brushed ? 0 : 3}, fillcolor: line.color, opacity: brushed ? 0.2 : 0.6});
+    }
+  }
+  const framed = new Set();
+  for (const {type, xaxis: xref, yaxis: yref, x, y, customdata} of plot._fullData) {
+    const [across, down] = [xref, yref].map(name => name && full[name.replace(/^[xy]/, "$&axis")]);
+    if (!across || !down) continue;
+    const frame = (row, place) => made.push({type: "rect", xref, yref, y0: row - 0.5, y1: row + 0.5, line, ...place});
+    const row = down.type === "category" && !framed.has(yref) ? down._categories.indexOf(chosen.component) : -1;
+    if (row >= 0) frame(row, {xref: `${xref} domain`, x0: 0, x1: 1});
+    framed.add(yref);
+    if (type !== "heatmap" || !customdata) continue;
+    customdata.forEach((cells, at) => Array.from(cells).forEach((text, column) => {
+      const middle = across.d2c(x[column]);
+      if (String(text).includes(`<b>${chosen.component}</b>`)) frame(down.d2c(y[at]), {x0: middle - 0.5, x1: middle + 0.5});
+    }));
+  }
+  if (made.length || full.shapes.length > own.length) Plotly.relayout(plot, {shapes: [...own, ...made]});
+}
+let later;
+function markAll() {
+  clearTimeout(later);
+  // a slider chooses many steps in a second
+  later = setTimeout(() => plots.filter(plot => shapes.has(plot) && plot.offsetWidth).forEach(mark), 100);
+}
+// what was folded away was not marked
+document.addEventListener("toggle", markAll, true);
 async function show(plot) {
   await Promise.all([plotly(), fetched(plot)]);
   if (!plot.dataset.drawn) render(plot);
@@ -122,6 +181,10 @@ function fit(width) {
 }
 (async () => {
   const place = document.getElementById("linked");
+  if (place) place.addEventListener("chosen", ({detail}) => {
+    chosen = detail;
+    markAll();
+  });
   if (place) linked = linkedView(place, JSON.parse(await packed("linked-state")));
   tabs();
   document.documentElement.dataset.ready = "1";

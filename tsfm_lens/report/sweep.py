@@ -66,8 +66,16 @@ def build_sweep_report(
     panels = draw_results(results)
     tables = list(results.values())
     origin = {**provenance, "intervals and tests": describe_methods(tables)}
+    kinds = [str(ds.attrs["kind"]) for ds in results.values()]
+    # the leading figure has each head by its median; a second number of it, by the mean
+    # over datasets, stays in the files
+    told_twice = {"sweep_heads"} if ANSWER in kinds else set()
     page = render_page(
-        {name: ds for name, ds in results.items() if panels[name]},
+        {
+            name: ds
+            for name, ds in results.items()
+            if panels[name] and ds.attrs["kind"] not in told_twice
+        },
         panels,
         title=title,
         provenance={str(key): written(value) for key, value in origin.items() if value},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.compression import *
     from tsfm_lens.viz.dark import *
     from tsfm_lens.viz.data import *
+    from tsfm_lens.viz.direction import *
     from tsfm_lens.viz.facets import *
     from tsfm_lens.viz.faithfulness import *
     from tsfm_lens.viz.forecast import *
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.input_attribution import *
     from tsfm_lens.viz.input_effects import *
     from tsfm_lens.viz.input_routes import *
+    from tsfm_lens.viz.learned_scores import *
     from tsfm_lens.viz.lens_logits import *
     from tsfm_lens.viz.lines_of_thought import *
     from tsfm_lens.viz.logit_lens import *

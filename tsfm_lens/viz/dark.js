@@ -11,7 +11,8 @@ const darkFigure = (() => {
   }
   function exchanged(value) {
     if (typeof value === "string") return value.replace(COLOUR, turned);
-    if (Array.isArray(value)) return value.length && typeof value[0] === "number" ? value : value.map(exchanged);
+    // numbers hold no colours; a stop of a scale is a number and a colour
+    if (Array.isArray(value)) return value.length && typeof value.at(-1) === "number" ? value : value.map(exchanged);
     if (!value || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
     return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, exchanged(each)]));
   }

@@ -54,7 +54,11 @@ def read_tests(ds: xr.Dataset) -> list[str]:
     checks = list_checks(named)
     passed = sum(check.passed for check in checks)
     full = ds.attrs.get("verdict", word)
-    by = "all tests of this page" if "verdict" in ds.attrs else "this test"
+    by = "this test"
+    if not ds.attrs.get("masked", 1):
+        by = "tests of routes alone, as no input was masked,"
+    elif "verdict" in ds.attrs:
+        by = "all tests of this page"
     return [
         f"{sentences[0]} Of {len(checks)} values here {passed} pass; by {by} the"
         f" explanation {full} (criteria below).",

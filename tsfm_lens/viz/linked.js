@@ -480,7 +480,15 @@ function linkedView(root, state, ask) {
       table(`Forecast of ${own.name}${unit}`, ["step", "observed", state.statistic, "low", "high", `without ${part("less").textContent}`], steps),
       table(`Components${unit}`, ["component", "mean change without it", ...(errors ? ["mean absolute error without it"] : []), "what it reads"], components));
   }
-  function draw() { drawContext(); drawMap(); drawForecast(); say(); drawTables(); }
+  // what is chosen, for the rest of the page
+  function tell() {
+    const own = series(), [low, high] = view.brush || [0, 0];
+    const detail = {component: state.names[view.head], steps: []};
+    if (view.step >= 0) detail.steps.push([own.ahead[view.step], own.ahead[view.step]]);
+    if (view.brush) detail.steps.push([own.times[low], own.times[high - 1]]);
+    root.dispatchEvent(new CustomEvent("chosen", {detail}));
+  }
+  function draw() { drawContext(); drawMap(); drawForecast(); say(); drawTables(); tell(); }
   function choose(change, silent) {
     Object.assign(view, change);
     if (ask && !silent) question();

@@ -290,11 +290,17 @@ def labelled(
         InputError: no value is known, or a combination of labels has several.
     """
     check_finished(variable.replace("_", " "), table[variable])
+    confidence = float(table.attrs.get("confidence", CONFIDENCE))
+    few = False
+    if "units" in table:
+        # a t interval over two or three units can be wider than the axis of all else
+        few = table["units"].max() < units_needed(1, level=1 - confidence)
     columns: dict[str, Any] = {variable: table[variable]}
     if variable in ("change", ends.rstrip("_")):
-        columns[f"{variable}_low"] = table.get(f"{ends}lower")
-        columns[f"{variable}_high"] = table.get(f"{ends}upper")
         columns[f"{variable}_significant"] = table.get("significant")
+        if not few:
+            columns[f"{variable}_low"] = table.get(f"{ends}lower")
+            columns[f"{variable}_high"] = table.get(f"{ends}upper")
     known = {name: values for name, values in columns.items() if values is not None}
     values = pd.DataFrame(known).astype(float)
     labels = table[list(index)]
@@ -319,7 +325,6 @@ def labelled(
         ds["change"].attrs["units"] = "%"
     for name in (variable, *index):
         ds[name].attrs["long_name"] = _LABELS.get(name, name.replace("_", " "))
-    confidence = float(table.attrs.get("confidence", CONFIDENCE))
     power = ""
     if "significant" in table:
         power = remark_power(table)

@@ -95,7 +95,10 @@ def _distances(table: pd.DataFrame) -> xr.Dataset:
     span = rows["size"].astype(str) + " layers in a row"
     rows["span"] = span.where(rows["size"] > 1, "single layer")
     index = ["model", "part", "span", "first"]
-    return sweep.labelled(rows, index, "spearman_distance", "spearman_distance_")
+    ds = sweep.labelled(rows, index, "spearman_distance", "spearman_distance_")
+    if (rows["size"] == 1).all():
+        ds["first"].attrs["long_name"] = "layer"
+    return ds
 
 
 def _ranges(table: pd.DataFrame) -> xr.Dataset:

@@ -126,9 +126,9 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
             " and leaving the others tuned"
         )
     out = [
+        f"Tuning {_compare(ds, base, tuned)}; mean absolute errors of the {word}"
+        " forecast.",
         f"{subject} {_compare(ds, tuned, alone)}.",
-        f"Tuning itself {_compare(ds, base, tuned)}; mean absolute errors of the"
-        f" {word} forecast.",
     ]
     together = array(ds, "cumulative_error_change_size", "back")
     if ds.sizes["component"] > 1 and together[-1]:
@@ -140,7 +140,9 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
             who = f"Setting {first} back"
         else:
             who = f"Setting back the first {count} components, one after the other,"
-        out.append(f"{who} undoes half or more of that, in the median over series.")
+        out.append(
+            f"{who} undoes half or more of what tuning did, in the median over series."
+        )
     if float(whole.facts.get("units", 0)) >= float(whole.facts.get("needed", 0)):
         out.append(f"What tuning did to the error is {whole.for_others()}.")
     return out

@@ -26,6 +26,7 @@ from tsfm_lens.viz.findings import (
 )
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.nulls import describe_nulls
 from tsfm_lens.viz.panels import fit, series_window
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -44,7 +45,7 @@ from tsfm_lens.viz.sheet import Sheet, Style, sheet
 from tsfm_lens.viz.sites import Sites, coordinate, find_positions
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.tables import steps_table
-from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
+from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, percent, plain
 from tsfm_lens.viz.words import listed
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
@@ -101,6 +102,11 @@ def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
             "{shape} leads. A change of level or scale has size without shape.",
             size=labels[farthest[0]],
             shape=labels[first[0]] if first and first != farthest else None,
+        ),
+        *describe_nulls(
+            ds.isel(component=farthest[0]),
+            "mean_shift",
+            f"{labels[farthest[0]]}, by the size of the move: of",
         ),
         *name_improvements(ds, list(dict.fromkeys([*farthest, *first]))),
     ]
@@ -268,7 +274,8 @@ def ablation_forecasts(
 
     Returns:
         A panel for each component: both forecasts, the end of the context and, where
-        known, the truth, in data units by step. Its title has the Spearman distance.
+        known, the truth, in data units by step; with nulls a band that spans the
+        forecasts under the draws. Its title has the Spearman distance.
 
     Example:
         >>> effects = probes.ablation_effects(run, components="decoder.*.mlp")
@@ -299,8 +306,18 @@ def ablation_forecasts(
     grid = panel_grid(titles, row_height=140)
     baseline = array(ds, "baseline_forecast", "step", series=view.index)
     ablated = array(ds, "forecast", "component", "step", series=view.index)[rows]
-    for panel, values in zip(grid, ablated, strict=True):
+    bands = np.array(
+        [
+            array(ds, name, "component", "step", series=view.index)[rows]
+            for name in ("null_low", "null_high")
+            if name in ds
+        ]
+    )
+    for index, (panel, values) in enumerate(zip(grid, ablated, strict=True)):
         view.draw(panel)
+        if len(bands):
+            low, high = bands[:, index]
+            panel.band(view.time.at(view.future), low, high, PALE, "draws", legend=True)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
         view.forecast(panel, values, "ablated forecast", VERMILION)
     # A forecast without a strong component may explode. The axis follows it by one

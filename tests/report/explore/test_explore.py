@@ -211,9 +211,10 @@ def driver(new_browser: Any) -> Iterator[Any]:
 
 @pytest.mark.browser
 def test_saved_page_shows_what_a_file_can(
-    view: Explorer, driver: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    driver: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page made of a notebook, where no widget is drawn, has the view itself."""
+    view = fresh("chronos-bolt").run(CONTEXT, H, truth=TRUTH[:1], seed=5).explore()
     shown: list[Any] = []
     monkeypatch.setattr(widget, "display", lambda each, **_: shown.append(each))
     view._ipython_display_()

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import tsfm_lens
 from refusals import expect_error
+from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.cli import app
 from tsfm_lens.core.errors import InputError
@@ -28,15 +29,19 @@ from tsfm_lens.studies.bench.models import (
     bench_names,
     fetch,
     sealed_models,
+    separating_names,
 )
+from tsfm_lens.studies.bench.rivals import RIVALS
 from tsfm_lens.studies.bench.scoring import score_files, score_submission
 from tsfm_lens.studies.bench.submission import (
     Submission,
     answer,
+    answer_by,
     from_importances,
     read_submission,
 )
-from tsfm_lens.studies.method_scores.methods import METHODS
+from tsfm_lens.studies.bench.table import fill_table, mechanism_of, summarise
+from tsfm_lens.studies.method_scores.methods import METHODS, PARTS
 from tsfm_lens.studies.method_scores.scores import score_case
 
 NAME = "cancelling-chronos-bolt"
@@ -284,3 +289,74 @@ def test_commands_list_fetch_and_score(
     refused = RUNNER.invoke(app, [*options[:-1], "1"])
     assert refused.exit_code == 1
     assert "--seed 1" in refused.stderr
+
+
+def test_areas_of_circuits_are_those_of_the_probe(sealed: SealedModel) -> None:
+    """CPR and CMD of a file are what the probe measures of its ranking."""
+    true = sealed.case.card.components("mechanism")
+    given = Submission(
+        model=NAME, seal=sealed.seal, method="card", nodes=dict.fromkeys(true, 1.0)
+    )
+    row = score_submission(given, sealed).iloc[0]
+    ranking = {name: float(name in true) for name in sealed.nodes}
+    data = probes.circuit_curve(
+        sealed.case.clean, ranking, sealed.case.corrupted, draws=0
+    )
+    for name in ("cpr", "cmd"):
+        areas = data[name].mean("series")
+        assert row[name] == areas.sel(direction="best kept")
+        assert row[f"{name}_removed"] == areas.sel(direction="best removed")
+    # the true parts alone give the forecast back, so that little is left to gain
+    share = len(true) / len(sealed.nodes)
+    assert row["cpr"] > 1 - share > share > row["cpr_removed"]
+
+
+def test_rivals_differ_on_what_tells_them_apart(tmp_path: Path) -> None:
+    """Pairs that cancel defeat ablation and not a search that removes pairs."""
+    file = tmp_path / "table.csv"
+    methods = ["random", "zero ablation", "greedy with pairs"]
+    first = fill_table(file, [NAME], [SEED], methods[:2])
+    lines: list[str] = []
+    table = fill_table(file, [NAME], [SEED], methods, log=lines.append)
+    # cells that are there are not made again
+    assert len(lines) == 1
+    assert len(table) == len(first) + 1
+    assert table["date"].notna().all()
+    means = summarise(table)
+    assert list(means.columns) == ["cancelling", "all"]
+    assert means.index[0] == methods[2]
+    assert means.loc[methods[2], "all"] == 1.0 > means.loc[methods[1], "all"]
+    expect_error("zero ablation", fill_table, file, [NAME], [0], ["zero ablatoin"])
+
+
+@pytest.mark.parametrize("name", list(RIVALS))
+def test_every_rival_scores_candidates(name: str, sealed: SealedModel) -> None:
+    """A rival answers for each level at most once, and every score has a candidate."""
+    levels = [method.level for method in RIVALS[name]]
+    assert PARTS in levels
+    assert len(set(levels)) == len(levels)
+    cheap = [method for method in RIVALS[name] if method.level == PARTS]
+    given = answer_by(sealed, name, cheap)
+    assert set(given.nodes) == set(sealed.nodes)
+    assert len(score_submission(given, sealed)) == 1
+
+
+def test_models_are_in_two_architectures_and_sizes() -> None:
+    for large in (False, True):
+        names = separating_names(large=large)
+        assert set(names) <= set(bench_names())
+        mechanisms = pd.Series(names).map(mechanism_of).value_counts()
+        assert len(mechanisms) == 8
+        assert (mechanisms == 2).all()
+
+
+def test_the_page_shows_the_table_beside_it() -> None:
+    """The table of the page is made of the file, and methods differ by 0.3 or more."""
+    docs = Path(__file__).parents[3] / "docs" / "howto"
+    means = summarise(pd.read_csv(docs / "rivals.csv")).round(2)
+    page = (docs / "score-your-method.md").read_text()
+    for method, row in means.iterrows():
+        cells = " | ".join(f"{value:.2f}" for value in row)
+        assert f"| {method} | {cells} |" in page
+    assert len(means) >= 10
+    assert means["all"].max() - means["all"].min() >= 0.3

@@ -22,9 +22,10 @@ from tsfm_lens.core.errors import (
     SweepFailedError,
     UnknownNameError,
 )
+from tsfm_lens.studies.papers.comparing import compare_by_name
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject, assign_rows
-from tsfm_lens.studies.papers.reproduce import compare, find_item, reproduce
+from tsfm_lens.studies.papers.reproduce import find_item, reproduce
 from tsfm_lens.sweep.engine.sweeping import Outcome
 from tsfm_lens.sweep.planner.recipes import released_lists
 from tsfm_lens.sweep.results.gathering import Gathered
@@ -402,7 +403,7 @@ def test_released_results_give_the_printed_numbers() -> None:
     ]
     table = pd.DataFrame(rows)
     for name, count in (("S3-T4", 18), ("S3-T1", 8)):
-        found = compare(
+        found = compare_by_name(
             find_item(name),
             DESIGNS[name].read(gathered(recipes=table), [timesfm, toto]),
         )
@@ -434,7 +435,7 @@ def test_the_released_counts_give_figure_11() -> None:
     )
     # what the other order keeps does not count
     table = pd.concat([table, table.assign(kept=99, better=False)])
-    found = compare(
+    found = compare_by_name(
         find_item("S3-F11"), DESIGNS["S3-F11"].read(gathered(heads_at=table), subjects)
     )
     printed = found.where(found["paper"].notnull(), drop=True)
@@ -467,7 +468,7 @@ def test_ranges_of_six_mlps_decide(bolt_rise: float, holds: float) -> None:
     table["label"] = [
         f"{part} of layers {first} to {last}" for _, part, first, last in rows
     ]
-    found = compare(
+    found = compare_by_name(
         find_item("S3-F4"), DESIGNS["S3-F4"].read(gathered(effects=table), subjects)
     )
     assert float(row(found, "half_mlps")["paper"]) == 1

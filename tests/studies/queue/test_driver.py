@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +18,21 @@ import pytest
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.studies.experiments.grid import Arm, of_seeds
+from tsfm_lens.studies.experiments.grids import toy_arms
 from tsfm_lens.studies.queue.driver import (
     RECORDS,
     Queue,
     QueueCell,
     Workplace,
     added,
+    joined,
     read_record,
     unfinished,
 )
+from tsfm_lens.studies.queue.language import RATES, WIDE, grid_run
 from tsfm_lens.studies.queue.orders import all_cells
+from tsfm_lens.studies.queue.text import SAVED, Text, find_text, save_text
 
 SIZES = {"a": 2, "b": 4, "c": 3}
 
@@ -294,6 +300,7 @@ def test_cells_have_names_and_missing_files(
         "ETTh1.csv",
         "ETTh2.csv",
         "exchange_rate.txt.gz",
+        "a CUDA device",
     }
     waiting = Queue(cells, tmp_path, tmp_path / "state").status()["no file"]
     assert waiting.xs("samformer_runs", level="record").tolist() == [220, 100]
@@ -312,3 +319,65 @@ def test_shipped_records_are_planned_and_described(tmp_path: Path) -> None:
         found = read_record(file)
         assert found is not None
         assert {(file.stem, str(value)) for value in found["cell"].values} <= planned
+
+
+def test_cells_are_the_same_in_processes(tmp_path: Path) -> None:
+    """A cell computes the same however many run at a time."""
+    sizes = {"length": 8, "horizon": 2, "channels": 2}
+    arms = toy_arms(epochs=2, **sizes, training=64, validation=32)
+    cells = [
+        QueueCell(1, "toy", arm.folder, partial(grid_run, RATES, arm))
+        for arm in of_seeds(arms, range(2))
+    ]
+    found = []
+    for processes in (1, 2):
+        folder = tmp_path / f"{processes}"
+        work = Queue(cells, folder, folder / "state")
+        assert work.work(quiet, processes=processes) == len(cells)
+        assert work.failures() == {}
+        found.append(read_record(folder / "toy.nc"))
+    one, two = found
+    assert set(one["device"].values) == {"cpu"}
+    assert set(two["cell"].values) == {item.name for item in cells}
+    # the layout follows the order in which the cells ended
+    two = two.reindex_like(one)
+    durations = ["seconds", "processor_seconds"]
+    xr.testing.assert_identical(one.drop_vars(durations), two.drop_vars(durations))
+
+
+def test_failures_in_processes_are_noted(tmp_path: Path) -> None:
+    """A cell that fails in a process of its own is noted, and others run."""
+    arm = next(of_seeds(toy_arms(epochs=1), range(1)))
+    wrong = arm.config.model_copy(update={"device": "nowhere"})
+    work = queue(tmp_path, cell("a", 0, partial(grid_run, RATES, Arm("wrong", wrong))))
+    assert work.work(quiet, processes=2) == 0
+    assert "nowhere" in work.failures()["toy", "a, seed 0"]
+
+
+def test_records_of_two_machines_are_joined(tmp_path: Path) -> None:
+    """Records of disjoint cells join to what one queue would have kept."""
+    parts = [
+        added(None, make_part("a", 0), "a, seed 0", 1.0, "cuda"),
+        added(None, make_part("b", 1), "b, seed 1", 2.0).drop_vars("device"),
+    ]
+    found = joined(*parts)
+    assert found["device"].values.tolist() == ["cuda", "cpu"]
+    assert float(found["error"].sel(arm="b", seed=1)) == 1.4
+    with pytest.raises(InputError, match="a, seed 0"):
+        joined(found, parts[0])
+
+
+def test_a_saved_text_is_the_one_beside_the_records(tmp_path: Path) -> None:
+    text = Text(np.arange(4, dtype=np.uint8), np.ones(2, np.uint8), "a saved text")
+    save_text(text, tmp_path / SAVED)
+    assert find_text(tmp_path).facts == text.facts
+
+
+def test_wide_models_wait_for_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = [item for item in all_cells(tmp_path) if item.needs_cuda]
+    assert {item.record for item in wide} == {WIDE}
+    for there, missing in ((False, ["a CUDA device"]), (True, [])):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        assert wide[0].missing == missing

@@ -33,13 +33,14 @@ from tsfm_lens.zoo.planted import (
     Planted,
     add_cancelling_pair,
     add_second_way,
+    enlarge,
     mechanisms,
     plant,
     read_period_before,
     split_head,
 )
 from tsfm_lens.zoo.planted.card import seal_of
-from tsfm_lens.zoo.planted.planting import save_weights
+from tsfm_lens.zoo.planted.planting import SEPARATING, save_weights
 
 FORMAT = 1
 """Version of the public card and of the answers."""
@@ -62,6 +63,12 @@ def _shortcut(architecture: str, seed: int) -> Planted:
     return read_period_before(old)
 
 
+SIZES = ("", "-large")
+"""What names of models end with: some 33 parts, or 304."""
+ARCHITECTURES = ("chronos", "chronos-bolt")
+"""Those that hold every mechanism that tells methods apart."""
+
+
 @cache
 def _planters() -> dict[str, Planter]:
     """Return the function of a seed that builds each model, by name.
@@ -73,24 +80,46 @@ def _planters() -> dict[str, Planter]:
         for mechanism, architecture in mechanisms()
         if mechanism != "covariate"
     }
-    variants: tuple[tuple[str, Callable[[Planted], Planted], dict[str, str]], ...] = (
-        ("cancelling", add_cancelling_pair, {"*": "trend"}),
-        (
-            "either",
-            add_second_way,
-            {"chronos": "seasonal-copy", "chronos-bolt": "gate"},
-        ),
-        ("split", split_head, {"*": "seasonal-copy"}),
-    )
-    for architecture in ("chronos", "chronos-bolt"):
-        for name, edit, bases in variants:
-            base = bases.get(architecture, bases.get("*", ""))
-            planters[f"{name}-{architecture}"] = partial(
-                _edit_planted, edit, base, architecture
-            )
-        planters[f"shortcut-{architecture}"] = partial(_shortcut, architecture)
-        planters[f"dead-{architecture}"] = partial(_plant, "gate", architecture)
+    for architecture in ARCHITECTURES:
+        for mechanism, planter in _separating(architecture).items():
+            name = f"{mechanism}-{architecture}"
+            planters[name] = planter
+            planters[f"{name}{SIZES[1]}"] = partial(_enlarged, planter)
     return dict(sorted(planters.items()))
+
+
+def _separating(architecture: str) -> dict[str, Planter]:
+    """Return the planters of mechanisms that tell methods apart, by their names."""
+    either = {"chronos": "seasonal-copy", "chronos-bolt": "gate"}[architecture]
+    variants: tuple[tuple[str, Callable[[Planted], Planted], str], ...] = (
+        ("cancelling", add_cancelling_pair, "trend"),
+        ("either", add_second_way, either),
+        ("split", split_head, "seasonal-copy"),
+    )
+    planters: dict[str, Planter] = {
+        name: partial(_edit_planted, edit, base, architecture)
+        for name, edit, base in variants
+    }
+    planters["shortcut"] = partial(_shortcut, architecture)
+    planters["dead"] = partial(_plant, "gate", architecture)
+    for mechanism in SEPARATING:
+        planters[mechanism] = partial(_plant, mechanism, architecture)
+    return planters
+
+
+def separating_names(*, large: bool) -> tuple[str, ...]:
+    """Return the names of the models that tell methods apart, of one size, sorted."""
+    return tuple(
+        sorted(
+            f"{mechanism}-{architecture}{SIZES[large]}"
+            for architecture in ARCHITECTURES
+            for mechanism in _separating(architecture)
+        )
+    )
+
+
+def _enlarged(planter: Planter, seed: int) -> Planted:
+    return enlarge(planter(seed))
 
 
 def _edit_planted(

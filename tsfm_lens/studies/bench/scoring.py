@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, LensError
+from tsfm_lens.probes import circuit_curve
 from tsfm_lens.studies.bench.models import SealedModel, sealed_models
 from tsfm_lens.studies.bench.submission import LEVELS, Submission, read_submission
+from tsfm_lens.studies.method_scores.methods import PARTS
 from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED
 from tsfm_lens.studies.method_scores.scores import score_case
 
@@ -31,10 +34,18 @@ COLUMNS = (
     "claimed",
     "claim_precision",
     "claim_recall",
+    "cpr",
+    "cmd",
+    "cpr_removed",
+    "cmd_removed",
     "forwards",
     "seconds",
 )
 """Columns of the scores."""
+MANY = 64
+"""Parts from which circuits of some sizes alone are measured, on fewer series."""
+SIZES = 10
+FEW_SERIES = 2
 
 
 def score_submission(submission: Submission, sealed: SealedModel) -> pd.DataFrame:
@@ -45,9 +56,11 @@ def score_submission(submission: Submission, sealed: SealedModel) -> pd.DataFram
         sealed: the model that it is about.
 
     Returns:
-        A row for each level with scores, in the columns :data:`COLUMNS`. Of a twin,
-        "auroc" is the chance level of the method, and "claimed" its share of wrong
-        claims.
+        A row for each level with scores, in the columns :data:`COLUMNS`. CPR and CMD
+        are those of circuits of the best nodes, kept or removed, with the altered run
+        in the place of what is ablated; see
+        :func:`~tsfm_lens.probes.circuit_curve`. Of a twin, "auroc" is the chance level
+        of the method, and "claimed" its share of wrong claims.
 
     Raises:
         InputError: the seal is of another model, there are no scores, or none of a
@@ -60,6 +73,9 @@ def score_submission(submission: Submission, sealed: SealedModel) -> pd.DataFram
     if not len(rows):
         raise InputError(f"{sealed.card['model']} has no answer for these scores")
     fields = {level: field for field, level in LEVELS.items()}
+    if submission.nodes:
+        for name, area in _areas(submission, sealed).items():
+            rows[name] = np.where(rows["level"] == PARTS, area, np.nan)
     return rows.assign(
         model=submission.model,
         level=rows["level"].map(fields),
@@ -67,6 +83,31 @@ def score_submission(submission: Submission, sealed: SealedModel) -> pd.DataFram
         forwards=submission.forwards,
         seconds=submission.seconds,
     ).reindex(columns=[name for name in COLUMNS if name != "file"])
+
+
+def _areas(submission: Submission, sealed: SealedModel) -> dict[str, float]:
+    """Return the areas under the curves of circuits that the nodes' scores choose."""
+    given = submission.nodes
+    ranking = {}
+    for name in sealed.nodes:
+        score = given.get(name)
+        ranking[name] = float("nan") if score is None else score
+    runs = [sealed.case.clean, sealed.case.corrupted]
+    most = None
+    if len(ranking) >= MANY:
+        most = SIZES
+        runs = [run.select(range(FEW_SERIES)) for run in runs]
+    try:
+        data = circuit_curve(runs[0], ranking, runs[1], draws=0, most=most)
+    except InputError:
+        # a model that forecasts nothing has no circuit
+        return {}
+    areas = {}
+    for suffix, direction in (("", "best kept"), ("_removed", "best removed")):
+        for name in ("cpr", "cmd"):
+            area = data[name].sel(direction=direction).mean("series")
+            areas[f"{name}{suffix}"] = float(area)
+    return areas
 
 
 def score_files(files: Iterable[str | Path], seed: int) -> pd.DataFrame:

@@ -186,18 +186,30 @@ def answer(sealed: SealedModel, names: Sequence[str]) -> Submission:
     """
     fields = {level: field for field, level in LEVELS.items()}
     options = [name for name, method in METHODS.items() if method.level in fields]
+    for name in names:
+        if name not in options:
+            raise unknown_name("method of nodes, edges or inputs", name, options)
+    return answer_by(sealed, ", ".join(names), [METHODS[name] for name in names])
+
+
+def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Submission:
+    """Let methods answer under one name, at most one for each level.
+
+    Returns:
+        What is written into a file. Levels that the model has no answer for are left
+        out.
+    """
+    fields = {level: field for field, level in LEVELS.items()}
     # any of the fields with scores
     scores: dict[str, Any] = {}
     claims: list[str] | None = None
     start = time.perf_counter()
-    for name in names:
-        if name not in options:
-            raise unknown_name("method of nodes, edges or inputs", name, options)
-        ranking = METHODS[name].rank(sealed.case)
+    for method in methods:
+        ranking = method.rank(sealed.case)
         written = list(ranking.names)
-        if METHODS[name].level == EDGES:
+        if method.level == EDGES:
             written = [_arrow(edge) for edge in written]
-        scores[fields[METHODS[name].level]] = {
+        scores[fields[method.level]] = {
             one: float(score) if np.isfinite(score) else None
             for one, score in zip(written, ranking.scores, strict=True)
         }
@@ -211,7 +223,7 @@ def answer(sealed: SealedModel, names: Sequence[str]) -> Submission:
     return Submission(
         model=sealed.card["model"],
         seal=sealed.seal,
-        method=", ".join(names),
+        method=name,
         seconds=time.perf_counter() - start,
         claims=None if claims is None else tuple(claims),
         **scores,

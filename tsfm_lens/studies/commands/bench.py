@@ -1,4 +1,4 @@
-"""Commands of the benchmark of methods: list, fetch, score and convert.
+"""Commands of the benchmark of methods: list, fetch, score, compare and convert.
 
 They parse options and print; the work is in :mod:`tsfm_lens.studies.bench`.
 """
@@ -89,6 +89,47 @@ def score(
     shown = table.drop(columns="file").astype(object)
     rows = shown.where(table.drop(columns="file").notna(), "").values.tolist()
     show_rows([str(name) for name in shown], rows, digits=3)
+
+
+@benches.command()
+def compare(
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Table, as CSV; one that is there goes on."),
+    ],
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME…]", help="Models; all that tell methods apart."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each model.")] = 2,
+    large: Annotated[
+        bool, typer.Option("--large", help="The models of 304 parts.")
+    ] = False,
+    twins: Annotated[
+        bool, typer.Option("--twins", help="Answer untrained twins, too.")
+    ] = False,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Rivals; all if not given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let rival methods answer, and show which mechanism defeats which."""
+    check_writable(out.parent)
+    from tsfm_lens.core.console import console
+    from tsfm_lens.studies.bench.models import separating_names
+    from tsfm_lens.studies.bench.table import fill_table, summarise
+
+    _hide_library_progress()
+    names = models or separating_names(large=large)
+    log = console(stderr=True).print
+    table = fill_table(out, names, range(seeds), method, twins=twins, log=log)
+    means = summarise(table)
+    if as_json:
+        echo(means.reset_index().to_json(orient="records"))
+        return
+    shown = means.reset_index().astype(object)
+    rows = shown.where(means.reset_index().notna(), "").values.tolist()
+    show_rows([str(name) for name in shown], rows, digits=2)
 
 
 @benches.command()

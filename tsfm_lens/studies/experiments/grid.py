@@ -441,7 +441,8 @@ def record(name: str) -> xr.Dataset:
 
     ``python -m tsfm_lens.studies.experiments`` wrote them.
 
-    ``results/README.md`` describes the :func:`record_names`.
+    ``results/README.md`` describes the :func:`record_names`. Records of the queue are
+    in a folder of their own, "queue/samformer_runs".
 
     Raises:
         UnknownNameError: no such record.
@@ -450,7 +451,8 @@ def record(name: str) -> xr.Dataset:
         >>> experiments.record("toy")["curve"].dims
         ('arm', 'seed', 'epoch')
     """
-    if name not in record_names():
+    file = _RECORDS / f"{name}.nc"
+    if not file.exists():
         raise unknown_name("record of the lab", name, record_names())
-    with xr.open_dataset(_RECORDS / f"{name}.nc", engine="scipy") as data:
+    with xr.open_dataset(file, engine="scipy") as data:
         return data.load()

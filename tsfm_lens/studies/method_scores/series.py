@@ -27,7 +27,9 @@ from tsfm_lens.zoo.planted.rules import (
     Gate,
     LinearTrend,
     LocalMean,
+    Routes,
     SeasonalCopy,
+    Staircase,
 )
 
 Array = NDArray[np.float64]
@@ -131,7 +133,7 @@ def _with_covariates(
 
 
 def _pair(
-    rule: SeasonalCopy | LocalMean | LinearTrend | Gate,
+    rule: SeasonalCopy | LocalMean | LinearTrend | Gate | Routes | Staircase,
     length: int,
     index: int,
     noise: float,
@@ -143,10 +145,13 @@ def _pair(
         case SeasonalCopy():
             values = _season(rule.period, length, rng)
             order = _by_phase(rule.period, length, rng)
-        case LocalMean():
+        case LocalMean() | Routes() | Staircase():
             # no whole number of patches, since a model may not know their order
             values = _autoregression(length, rng)
             order = np.roll(np.arange(length), length // 2 - 3)
+            # both routes take turns
+            if isinstance(rule, Routes) and (rule.margin(values) > 0) == index % 2:
+                values = -values
         case LinearTrend():
             slope = rng.choice([-1.0, 1.0]) * rng.uniform(0.5, 1.5)
             values = slope * np.linspace(-1, 1, length) + rng.uniform(-0.5, 0.5)

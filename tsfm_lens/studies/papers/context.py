@@ -9,7 +9,7 @@ the paper's numbers are joined in :mod:`tsfm_lens.studies.papers.reproduce`.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import xarray as xr
 
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.studies.papers.values import MeasuredValues
 from tsfm_lens.studies.papers.verdicts import (
     UNBOUNDED,
     ClaimPart,
@@ -34,6 +35,21 @@ MEASURES: dict[str, Callable[..., MeasuredValues]] = {}
 contexts.
 """
 _GROUP = 8  # windows that pass through a model together
+
+
+Answer = Callable[[], MeasuredValues]
+ANSWERS: dict[str, Answer] = {}
+"""What answers an item from records of small models, by the item's id."""
+
+
+def from_record(*ids: str) -> Callable[[Answer], Answer]:
+    """Register a function as what answers items from records of small models."""
+
+    def register(function: Answer) -> Answer:
+        ANSWERS.update(dict.fromkeys(ids, function))
+        return function
+
+    return register
 
 
 def measure(*ids: str, **options: Any) -> Callable[[F], F]:
@@ -170,65 +186,6 @@ class Context:
         return [np.random.default_rng(child) for child in seeds]
 
 
-@dataclass
-class MeasuredValues:
-    """Result of a measure, by key of the item's values or by quantity."""
-
-    values: dict[str, float] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
-    units: dict[str, str] = field(default_factory=dict)
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    claims: dict[str, Verdict] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def add(
-        self,
-        quantity: str,
-        value: Any,
-        low: Any = np.nan,
-        high: Any = np.nan,
-        *,
-        unit: str = "",
-    ) -> None:
-        """Add one number, with its interval where both ends are finite."""
-        self.values[quantity] = float(value)
-        if np.isfinite([low, high]).all():
-            self.intervals[quantity] = (float(low), float(high))
-        if unit:
-            self.units[quantity] = unit
-
-    def mean(
-        self,
-        quantity: str,
-        values: np.ndarray,
-        clusters: Sequence[Hashable] | None = None,
-        bounds: tuple[float, float] = UNBOUNDED,
-    ) -> None:
-        """Add the mean of (window,) or (seed, window) values, with its interval.
-
-        If ``clusters`` is None, every window counts as a series by itself. The
-        interval stays within ``bounds``, those of the quantity.
-        """
-        if clusters is None:
-            clusters = range(values.shape[-1])
-        mean = interval(values, clusters, bounds)
-        self.add(quantity, mean.estimate, mean.low, mean.high)
-
-    def by_key(self, words: dict[str, str]) -> MeasuredValues:
-        """Name everything by quantity instead of by key."""
-
-        def named(table: dict[str, Any]) -> dict[str, Any]:
-            return {words.get(key, key): value for key, value in table.items()}
-
-        return replace(
-            self,
-            values=named(self.values),
-            units=named(self.units),
-            intervals=named(self.intervals),
-            claims=named(self.claims),
-        )
-
-
 def describe_seeds(record: xr.Dataset, *counts: int) -> str:
     """Say how many seeds a record has, and which were added after looking.
 
@@ -239,5 +196,16 @@ def describe_seeds(record: xr.Dataset, *counts: int) -> str:
 
 
 def judge_parts(unit: str, *parts: ClaimPart) -> Verdict:
-    """Test the parts of a claim over runs, seeds or draws, each an independent unit."""
-    return combine_tests(parts, range(parts[0].margins.shape[-1]), unit)
+    """Test the parts of a claim over runs, seeds or draws, each an independent unit.
+
+    Parts may have different numbers of units.
+    """
+    count = max(part.margins.shape[-1] for part in parts)
+    padded = []
+    for part in parts:
+        lacking = (0, count - len(part.margins))
+        margins = np.pad(
+            np.asarray(part.margins, dtype=float), lacking, constant_values=np.nan
+        )
+        padded.append(replace(part, margins=margins))
+    return combine_tests(padded, range(count), unit)

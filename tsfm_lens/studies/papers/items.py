@@ -7,6 +7,7 @@ registered by id in :mod:`tsfm_lens.studies.papers.context`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ import yaml
 
 from tsfm_lens.core.errors import unknown_name
 
-HOLDS = "claim: 1 holds, 0 does not, none is undecided or depends on ε"
+HOLDS = "claim: 1 holds, 0 does not, none is undecided or depends on ε or the data"
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,17 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Value:
-    """One number, or one claim that a test can check."""
+    """One number, or one claim that a test can check.
+
+    ``paper`` is printed; ``formula`` follows from the paper's formula or theorem.
+    """
 
     key: str
     quantity: str
-    paper: float
     where: str
+    paper: float = math.nan
     unit: str = ""
+    formula: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,8 @@ def _cells(
                 value if isinstance(value, str) else value[column]
                 for value in (where, unit)
             ]
-            yield Value(name, name, number, *metadata)
+            where_printed, of_unit = metadata
+            yield Value(name, name, where_printed, number, of_unit)
 
 
 def _entries(entries: Mapping[str, Any], where: str) -> Iterator[Value]:

@@ -1,8 +1,8 @@
 """Reported numbers of the papers beside the same measurements here.
 
-Read :func:`reproduce` first: it finds the item, prepares the run or sweep, calls the
-registered measure and returns one dataset of both numbers. How a number is measured is
-in :mod:`tsfm_lens.studies.papers.measures`, how a claim is decided in
+Read :func:`reproduce` first: it finds the item, reads its recorded answer or measures
+it by :func:`measure_item`, and returns one dataset of both numbers. How a number is
+measured is in :mod:`tsfm_lens.studies.papers.measures`, how a claim is decided in
 :mod:`tsfm_lens.studies.papers.verdicts`.
 """
 
@@ -21,13 +21,14 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.studies.papers import measures  # noqa: F401  registers every measure
-from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
-from tsfm_lens.studies.papers.items import HOLDS, TABLE_3, Item, find_item
+from tsfm_lens.studies.papers.answers import recorded
+from tsfm_lens.studies.papers.comparing import compare_by_name
+from tsfm_lens.studies.papers.context import MEASURES, Context
+from tsfm_lens.studies.papers.items import Item, find_item
 from tsfm_lens.studies.papers.sweeps import Where, sweep_item
-from tsfm_lens.studies.papers.verdicts import AS_NUMBER, NOT_RUN, Tested, Verdict
+from tsfm_lens.studies.papers.values import MeasuredValues
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
 from tsfm_lens.sweep.engine.sweeping import Progress
-from tsfm_lens.zoo import checkpoint_names
 
 WINDOWS = 16
 # Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per
@@ -56,11 +57,13 @@ def reproduce(
     workers: int | None = None,
     progress: Progress | None = None,
     reading: Mapping[str, Any] | None = None,
+    fresh: bool = False,
 ) -> xr.Dataset:
     """Measure what a table or figure of a paper reports, beside the paper's numbers.
 
-    Errors over the benchmark under ablations run as a sweep, which the same call
-    resumes after an interrupt.
+    With a name alone, the answer is read from its record, where one ships. Errors over
+    the benchmark under ablations run as a sweep, which the same call resumes after an
+    interrupt.
 
     Args:
         name: id of the table or figure, such as "S3-T5".
@@ -89,15 +92,18 @@ def reproduce(
         progress: called with a label, the number done, the total, and the seconds left
             where they are known.
         reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
+        fresh: measure, even if the record has the answer.
 
     Returns:
-        Dataset of kind "reproduction". Over ``quantity`` are ``paper``, ``ours`` and
-        ``difference`` (ours less the paper's), NaN where the paper prints no number,
-        with ``unit`` and ``where`` it is printed. ``estimate``, ``low`` and ``high``
+        Dataset of kind "reproduction". Over ``quantity`` are ``paper``, the number that
+        the paper prints, ``formula``, what its formula gives at stated sizes, ``ours``
+        and ``difference`` (ours less either), NaN where there is none, with ``unit``
+        and ``where`` it stands. ``estimate``, ``low`` and ``high``
         are the number with its 95 % interval. A claim has the paper's text, and its
         parts follow it (``part_of`` names the claim). Claims and parts have a
-        ``verdict``: "holds", "does not hold", "undecided" or "depends on ε" (``ours``
-        is then 1, 0 or NaN), and a reason ``why`` if it is undecided; see
+        ``verdict``: "holds", "does not hold", "undecided", "depends on ε" or "depends
+        on the data" (``ours`` is then 1, 0 or NaN), and a reason ``why`` if it is
+        undecided; see
         :func:`tsfm_lens.studies.papers.verdicts.combine_tests`. For a part,
         ``estimate`` is the median ``margin`` by which it is true, and ``p`` its p-value
         after Holm. An item of which nothing is measured has one row, "not run", with
@@ -114,14 +120,46 @@ def reproduce(
         SweepFailedError: some cells of the sweep could not be computed.
     """
     item = find_item(name)
-    if item.why:
-        reason = Tested("", "", NOT_RUN, why=item.why)
-        return _compare_by_name(
-            item, MeasuredValues(claims={item.title: Verdict((reason,))}), (), {}
-        )
     where = Where(
         store, benchmark, configs, engine, workers, progress, dict(reading or {})
     )
+    options = {
+        "model": model,
+        "data": data,
+        "windows": windows,
+        "horizon": horizon,
+        "num_samples": num_samples,
+        "seeds": seeds,
+    }
+    unset = all(value is None for value in options.values())
+    unset &= (where, n_sequences, seed) == (Where(progress=progress), 64, 0)
+    if item.why or (unset and not fresh):
+        answer = recorded(item)
+        if answer is not None:
+            return answer
+    return compare_by_name(
+        item, *measure_item(item, where, n_sequences=n_sequences, seed=seed, **options)
+    )
+
+
+def measure_item(
+    item: Item,
+    where: Where,
+    model: str | Lens | Sequence[str] | None = None,
+    data: Any = None,
+    *,
+    windows: int | None = None,
+    horizon: int | None = None,
+    num_samples: int | None = None,
+    n_sequences: int = 64,
+    seed: int = 0,
+    seeds: int | None = None,
+) -> tuple[MeasuredValues, Sequence[str], Mapping[str, Any]]:
+    """Measure an item, and return the models measured and their provenance as well.
+
+    The arguments are those of :func:`reproduce`.
+    """
+    progress = where.progress
     if model is None:
         sources = []
     elif isinstance(model, str | Path | Lens):
@@ -138,9 +176,7 @@ def reproduce(
             raise InputError(
                 f"{item.id} is a sweep, which takes one seed and no number of seeds"
             )
-        return _compare_by_name(
-            item, *sweep_item(item, sources, data, where, seed=seed, **options)
-        )
+        return sweep_item(item, sources, data, where, seed=seed, **options)
     if where != Where(progress=progress):
         raise InputError(
             f"{item.id} is no sweep: it takes no store, benchmark, configurations,"
@@ -159,10 +195,8 @@ def reproduce(
                 " which are draws, and no model, series, windows, horizon or sample"
                 " paths"
             )
-        return compare(
-            item,
-            MEASURES[item.id](Context(seed=seed, seeds=seeds or 0, progress=progress)),
-        )
+        context = Context(seed=seed, seeds=seeds or 0, progress=progress)
+        return _checked(item, MEASURES[item.id](context)), (), {}
     measure = MEASURES[item.id]
     context = Context(
         None, data is None, n_sequences, seed, seeds or 3, progress=progress
@@ -182,15 +216,16 @@ def reproduce(
         result = measure(
             _with_unique_names(map(open_context, sources or item.models), names)
         )
-        return _compare_by_name(item, result, names, {"model": ", ".join(names)})
+        return result, names, {"model": ", ".join(names)}
     if sources:
         source = sources[0]
     else:
         source = item.model
     if source == "":
-        return compare(item, measure(context))
+        return _checked(item, measure(context)), (), {}
     context = open_context(source)
-    return compare(item, measure(context), context.model)
+    lens = context.model
+    return _checked(item, measure(context)), (lens.model_id,), lens.provenance()
 
 
 def _with_unique_names(
@@ -207,149 +242,14 @@ def _with_unique_names(
         yield context
 
 
-def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.Dataset:
-    """Compare measured numbers with the paper's; see :func:`reproduce`."""
+def _checked(item: Item, result: MeasuredValues) -> MeasuredValues:
+    """Refuse a result without any number or claim of the item."""
     if not {*item.words, *item.words.values()} & {*result.values, *result.claims}:
         raise InputError(
             f"{item.id} reports no number for this model; it is about"
             f" {item.model or 'other models'}"
         )
-    return _compare_by_name(
-        item,
-        result,
-        () if lens is None else (lens.model_id,),
-        {} if lens is None else lens.provenance(),
-    )
-
-
-def _compare_by_name(
-    item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]
-) -> xr.Dataset:
-    """Compare measured numbers with the paper's, given the names of the models."""
-    theirs = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others))))
-    caveat = ""
-    if theirs and (not_of_paper := set(models) - set(theirs)):
-        kind = "not the paper's model"
-        if not_of_paper & {*checkpoint_names()}:
-            kind = "embedded model: mechanics only"
-        caveat = f"{kind}; the paper's values are for {', '.join(theirs)}"
-    # tables 2 and 3 of the tsfm-lens paper are of all its figures
-    evaluation = next(
-        (entry for entry in TABLE_3.values() if entry.model in (*models, item.model)),
-        None,
-    )
-    if evaluation:
-        of_model = {"context": evaluation.context, "samples": evaluation.samples}
-    else:
-        of_model = {}
-    paper = {name: str(value) for name, value in of_model.items() if value is not None}
-    paper |= item.settings
-    if theirs:
-        paper["model"] = ", ".join(theirs)
-    ours = dict(result.settings)
-    if caveat:
-        ours = {"model": ", ".join(models), **ours}
-    differ = {key: value for key, value in ours.items() if value != paper.get(key)}
-    data = _table(item, result.by_key(item.words)).assign_coords(setting=list(differ))
-    data["paper_setting"] = ("setting", [paper.get(key, "") for key in differ])
-    data["our_setting"] = ("setting", list(differ.values()))
-    data.attrs = {
-        "kind": "reproduction",
-        "title": f"{item.id}: {item.title}",
-        "source": item.source,
-        "paper_model": item.model,
-        **attrs,
-        "note": "; ".join(part for part in (caveat, item.note, *result.notes) if part),
-        "over": next((claim.over for claim in result.claims.values()), ""),
-    }
-    return data
-
-
-_COORDS = ("quantity", "unit", "where", "part_of", "margin")
-_EMPTY: dict[str, Any] = {
-    **dict.fromkeys(("ours", "paper", "estimate", "low", "high", "p"), np.nan),
-    **dict.fromkeys(("verdict", "why", "margin", "unit", "where", "part_of"), ""),
-}
-
-
-def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
-    """Tabulate numbers and claims over ``quantity``.
-
-    Printed ones come first, and each claim is followed by its parts.
-    """
-    printed = {value.quantity: value for value in item.values}
-    names = dict.fromkeys((*result.claims, *result.values))
-    rows: list[dict[str, Any]] = []
-    for name in (
-        *(name for name in printed if name in names),
-        *(name for name in names if name not in printed),
-    ):
-        value = printed.get(name)
-        if value is None:
-            paper = {}
-        else:
-            paper = {"paper": float(value.paper), "where": value.where}
-        if name in result.claims:
-            verdict = result.claims[name]
-            if len(verdict.parts) == 1 and not verdict.parts[0].name:
-                rows.append(_part_row(name, verdict.parts[0], **paper))
-                continue
-            row = {
-                "quantity": name,
-                "ours": AS_NUMBER.get(verdict.outcome, np.nan),
-                "verdict": verdict.outcome,
-            }
-            rows.append({**row, "why": verdict.why, "unit": HOLDS, **paper})
-            rows += [
-                _part_row(f"{name}: {part.name}", part, part_of=name)
-                for part in verdict.parts
-            ]
-            continue
-        number = float(result.values[name])
-        low, high = result.intervals.get(name, (np.nan, np.nan))
-        if value is None:
-            unit = result.units.get(name, "")
-        else:
-            unit = value.unit
-        row = {
-            "quantity": name,
-            "ours": number,
-            "estimate": number,
-            "low": low,
-            "high": high,
-            "unit": unit,
-        }
-        rows.append({**row, **paper})
-    columns = {
-        key: [{**_EMPTY, **row}[key] for row in rows] for key in ("quantity", *_EMPTY)
-    }
-    data = xr.Dataset(
-        {
-            key: ("quantity", values)
-            for key, values in columns.items()
-            if key not in _COORDS
-        },
-        coords={key: ("quantity", columns[key]) for key in _COORDS},
-    )
-    return data.assign(difference=data["ours"] - data["paper"])
-
-
-def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
-    span = part.interval
-    if span is None:
-        numbers = {}
-    else:
-        numbers = {"estimate": span.estimate, "low": span.low, "high": span.high}
-    row = {
-        "quantity": quantity,
-        "ours": AS_NUMBER.get(part.outcome, np.nan),
-        "p": part.p,
-        "verdict": part.outcome,
-    }
-    unit = HOLDS
-    if part.outcome == NOT_RUN:
-        unit = ""
-    return {**row, "why": part.why, "margin": part.of, "unit": unit, **numbers, **more}
+    return result
 
 
 def _make_run(

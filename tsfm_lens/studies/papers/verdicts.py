@@ -1,4 +1,6 @@
-"""Tests of claims: each part over windows, seeds or runs, at each ε, with its outcome.
+"""Tests of claims: each part over windows, seeds or runs, with its outcome.
+
+Parts may be at one ε, or of one data set, and the verdict may depend on either.
 
 A claim is a list of :class:`ClaimPart` (margins by which it is true, one per window) or
 :class:`Resampled` (one number with bootstrap draws). Read :func:`combine_tests` first:
@@ -11,12 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from itertools import permutations
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
+from scipy.stats import permutation_test, rankdata
 
 from tsfm_lens.core.stats import (
     CONFIDENCE,
@@ -36,6 +37,7 @@ HOLDS = "holds"
 FAILS = "does not hold"
 UNDECIDED = "undecided"
 DEPENDS = "depends on ε"
+DEPENDS_ON_DATA = "depends on the data"
 NOT_RUN = "not run"
 AS_NUMBER = {HOLDS: 1.0, FAILS: 0.0}
 NO_LEVEL = math.nan
@@ -60,12 +62,18 @@ class Interval:
 
 @dataclass(frozen=True)
 class ClaimPart:
-    """One part of a claim, as margins by which it is true, at one ε or at none."""
+    """One part of a claim, as margins by which it is true, at one ε or at none.
+
+    ``data`` is the data set that the part is about, if it is about one. A claim of a
+    difference fails where the mean margin is within ``equal_within`` of 0.
+    """
 
     words: str
     margins: np.ndarray
     of: str
     level: float = NO_LEVEL
+    data: str = ""
+    equal_within: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class Resampled:
     draws: np.ndarray
     units: int
     level: float = NO_LEVEL
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,23 +100,23 @@ class Tested:
     p: float = float("nan")
     why: str = ""
     level: float = NO_LEVEL
+    data: str = ""
 
     @property
     def name(self) -> str:
-        """Text of the part, with its ε."""
-        return ", ".join(
-            filter(
-                None,
-                (self.words, "" if math.isnan(self.level) else f"ε = {self.level:g}"),
-            )
-        )
+        """Text of the part, with its data set and its ε."""
+        level = ""
+        if not math.isnan(self.level):
+            level = f"ε = {self.level:g}"
+        return ", ".join(filter(None, (self.words, self.data, level)))
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Verdict on a claim: it holds if all parts do, and does not if one does not.
 
-    If it holds at one ε and fails at another, it depends on ε.
+    If it holds at one ε and fails at another, it depends on ε; if it holds on one data
+    set and fails on another, it depends on the data.
     """
 
     parts: tuple[Tested, ...]
@@ -115,26 +124,24 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """Outcome of all parts: holds, does not hold, undecided or depends on ε.
+        """Outcome of all parts: holds, does not hold, undecided, or on what it depends.
 
-        The last is given if parts at one ε hold and parts at another do not.
+        A claim depends on ε, or on the data, if all parts hold at one ε, or on one data
+        set, and parts at another fail.
         """
-        by_level: dict[str, set[str]] = {}
+        by_group: dict[tuple[str, str], set[str]] = {}
         for part in self.parts:
-            by_level.setdefault(f"{part.level:g}", set()).add(part.outcome)
-        found = set()
-        for outcomes in by_level.values():
-            if FAILS in outcomes:
-                found.add(FAILS)
-            elif outcomes == {HOLDS}:
-                found.add(HOLDS)
-            else:
-                found.add(UNDECIDED)
-        if {HOLDS, FAILS} <= found:
-            return DEPENDS
-        if FAILS in found:
+            group = (part.data, f"{part.level:g}")
+            by_group.setdefault(group, set()).add(part.outcome)
+        outcomes = list(by_group.values())
+        held = [found == {HOLDS} for found in outcomes]
+        failed = [FAILS in found for found in outcomes]
+        if any(held) and any(failed):
+            of_data = len({data for data, _ in by_group}) > 1
+            return DEPENDS_ON_DATA if of_data else DEPENDS
+        if any(failed):
             return FAILS
-        if found == {HOLDS}:
+        if held and all(held):
             return HOLDS
         return UNDECIDED
 
@@ -156,13 +163,33 @@ def combine_tests(
     tables = [_by_cluster(part.margins, clusters, "median") for part in parts]
     # seeds of one window are no further windows: their mean is the unit of the test
     p_values = [float(sign_test(table.mean(0))) for table in tables]
-    return _decide(
+    verdict = _decide(
         parts,
         [median(part.margins, clusters) for part in parts],
         p_values,
         fewest(len(parts)),
         over,
     )
+    tests = [
+        _unless_equal(part, test, clusters)
+        for part, test in zip(parts, verdict.parts, strict=True)
+    ]
+    return replace(verdict, parts=tuple(tests))
+
+
+def _unless_equal(
+    part: ClaimPart, test: Tested, clusters: Sequence[Hashable]
+) -> Tested:
+    """Let a claimed difference fail where both are equal within the stated margin.
+
+    They are if the 95 % interval of the mean margin lies within it (two one-sided
+    tests).
+    """
+    mean = interval(part.margins, clusters)
+    if not -part.equal_within < mean.low <= mean.high < part.equal_within:
+        return test
+    why = f"equal within {part.equal_within:.0%}: {mean.low:.4f} to {mean.high:.4f}"
+    return replace(test, outcome=FAILS, interval=mean, p=math.nan, why=why)
 
 
 def judged_trends(
@@ -170,37 +197,28 @@ def judged_trends(
 ) -> Verdict:
     """Test that margins rise with the positions of their few units.
 
-    The statistic is Spearman's correlation; its p-value is exact, over every order of
-    the units.
+    The statistic is Spearman's correlation; its p-value is over orders of the units,
+    all of them where they are few.
     """
     intervals = []
     p_values = []
-    centred = rankdata(positions) - (len(positions) + 1) / 2
+    ranks = rankdata(positions)
     for part in parts:
-        # the first order is the one at hand; ranks are halves of whole numbers, so that
-        # ties are exact
-        orders = np.array(
-            list(permutations(rankdata(part.margins) - (len(positions) + 1) / 2))
+        correlation = 0.0
+        # a constant has no correlation
+        if np.ptp(part.margins) > 0:
+            correlation = float(np.corrcoef(rankdata(part.margins), ranks)[0, 1])
+        intervals.append(Interval(correlation, math.nan, math.nan, len(positions)))
+        # every order of few units, and a sample of the orders of many
+        test = permutation_test(
+            (rankdata(part.margins),),
+            lambda shuffled, axis: (shuffled * ranks).sum(axis),
+            permutation_type="pairings",
+            vectorized=True,
+            n_resamples=9999,
+            random_state=0,
         )
-        products = orders @ centred
-        size = float(np.sqrt(np.square(orders[0]).sum() * np.square(centred).sum()))
-        intervals.append(
-            Interval(
-                float(products[0]) / size if size else 0.0,
-                math.nan,
-                math.nan,
-                len(positions),
-            )
-        )
-        p_values.append(
-            min(
-                1.0,
-                2
-                * min(
-                    (products >= products[0]).mean(), (products <= products[0]).mean()
-                ),
-            )
-        )
+        p_values.append(float(test.pvalue))
     # the fewest units of which the most extreme order is significant after Holm
     minimum = next(
         n for n in range(2, 12) if 2 * len(parts) / math.factorial(n) <= LEVEL
@@ -249,7 +267,9 @@ def _decide(
     """Decide every part, corrected for their number."""
     tests = []
     for part, span, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
-        outcome = _side(span) if p <= LEVEL and span.count >= minimum else UNDECIDED
+        # a sign test of too few units never is significant; a bootstrap may be
+        enough = isinstance(part, ClaimPart) or span.count >= minimum
+        outcome = _side(span) if p <= LEVEL and enough else UNDECIDED
         why = ""
         if outcome == UNDECIDED:
             few = _few(span.count, minimum, len(parts), over)
@@ -261,7 +281,9 @@ def _decide(
                 insignificant = "interval contains 0"
             why = few or unknown or insignificant
         tests.append(
-            Tested(part.words, part.of, outcome, span, float(p), why, part.level)
+            Tested(
+                part.words, part.of, outcome, span, float(p), why, part.level, part.data
+            )
         )
     return Verdict(tuple(tests), over)
 
@@ -309,7 +331,10 @@ def undecided(why: str, of: str) -> Verdict:
 
 
 def exactly(
-    words: str, true: bool | np.bool_, of: str, level: float = NO_LEVEL
+    words: str,
+    true: bool | np.bool_,
+    of: str,
+    level: float = NO_LEVEL,
 ) -> Tested:
     """Build a part of a claim that follows from weights or counts.
 

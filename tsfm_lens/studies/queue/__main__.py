@@ -41,6 +41,12 @@ def run(
     order: Annotated[
         list[int] | None, typer.Option(help="of these orders alone; repeatable")
     ] = None,
+    record: Annotated[
+        list[str] | None, typer.Option(help="of these records alone; repeatable")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="cells that run at a time, a core each")
+    ] = 1,
     status: Annotated[
         bool, typer.Option("--status", help="say what is done and open; run nothing")
     ] = False,
@@ -48,19 +54,23 @@ def run(
         bool, typer.Option("--retry", help="try cells that failed once more")
     ] = False,
 ) -> None:
-    """Run the open cells of the queue in order, with one thread.
+    """Run the open cells of the queue in order, each with one thread.
 
     A file "stop" in the state, or SIGTERM, ends it.
 
     Every finished cell is added to its record at once. The records alone say what is
-    done.
+    done. Most cells train on a GPU where there is one.
     """
-    cells = [cell for cell in all_cells(data) if not order or cell.order in order]
+    cells = [
+        cell
+        for cell in all_cells(data)
+        if (not order or cell.order in order) and (not record or cell.record in record)
+    ]
     queue = Queue(cells, records, state)
     missing = sorted({name for cell in unfinished(queue) for name in cell.missing})
     if missing:
         console(stderr=True).print(
-            f"not in {data}, so their cells wait: {', '.join(missing)}"
+            f"cells wait for {', '.join(missing)}; files are looked for in {data}"
         )
     if status:
         _show_status(queue)
@@ -68,7 +78,7 @@ def run(
     if retry:
         queue.forget_failures()
     torch.set_num_threads(1)
-    done = queue.work(typer.echo)
+    done = queue.work(typer.echo, processes=processes)
     typer.echo(f"{done} cells finished")
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import xarray as xr
 
 from tsfm_lens.studies.experiments import grids
@@ -31,6 +32,8 @@ IDS = {
 
 def trained(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
     """Train one run and measure it at its end; None if it was stopped."""
+    # dropout draws from torch's own generator, which other cells may have used
+    torch.manual_seed(arm.config.seed)
     if not run_arms([arm], workplace.folder, quiet=True):
         return None
     data = xr.merge(

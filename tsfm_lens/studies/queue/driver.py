@@ -8,31 +8,42 @@ its record. Which cells there are is in the other modules of this package.
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
+import multiprocessing
 import re
 import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import replacing
+from tsfm_lens.core.registry import declarations
 
 __all__ = [
+    "PLAN",
     "RECORDS",
     "QueueCell",
     "Workplace",
     "Queue",
     "added",
+    "joined",
     "read_record",
     "unfinished",
 ]
@@ -40,8 +51,14 @@ __all__ = [
 RECORDS = Path(__file__).parents[1] / "experiments" / "results" / "queue"
 """Folder of the records that ship; its README describes them."""
 
+PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
+"""Seeds and sizes of all experiments, fixed beforehand."""
+
 SECONDS = "processor_seconds"
 """Variable of a record over ``cell``, the names of what it holds."""
+
+DEVICE = "device"
+"""Variable of a record over ``cell``: "cpu", or "cuda" for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,7 @@ class QueueCell:
         group: name shared by cells that cost about the same; the record's if empty.
         seconds: processor seconds that it is expected to take.
         files: files that it reads.
+        needs_cuda: whether it runs on a GPU alone.
     """
 
     order: int
@@ -78,6 +96,7 @@ class QueueCell:
     group: str = ""
     seconds: float = 0.0
     files: tuple[Path, ...] = ()
+    needs_cuda: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -91,8 +110,11 @@ class QueueCell:
 
     @property
     def missing(self) -> list[str]:
-        """Names of files that it reads and that are not there."""
-        return [file.name for file in self.files if not file.exists()]
+        """What it needs and is not there: names of files, or a CUDA device."""
+        missing = [file.name for file in self.files if not file.exists()]
+        if self.needs_cuda and not torch.cuda.is_available():
+            missing.append("a CUDA device")
+        return missing
 
 
 def read_record(file: Path) -> xr.Dataset | None:
@@ -103,8 +125,18 @@ def read_record(file: Path) -> xr.Dataset | None:
         return data.load()
 
 
+def write_record(record: xr.Dataset, file: Path) -> None:
+    """Write a record; the former one stays whole until then."""
+    with replacing(file) as new:
+        record.to_netcdf(new, engine="scipy")
+
+
 def added(
-    record: xr.Dataset | None, part: xr.Dataset, name: str, seconds: float
+    record: xr.Dataset | None,
+    part: xr.Dataset,
+    name: str,
+    seconds: float,
+    device: str = "cpu",
 ) -> xr.Dataset:
     """Add the part of a cell to what the record holds, NaN where neither has a value.
 
@@ -118,12 +150,25 @@ def added(
     }
     part = part.assign_coords({**numbered, "cell": [name]})
     part = part.assign({SECONDS: ("cell", [float(seconds)])})
+    part = part.assign({DEVICE: ("cell", [device])})
     if record is None:
         return part
-    if name in record["cell"].values:
-        raise InputError(
-            f"the record has the cell {name!r} already; it is not added again"
-        )
+    return joined(record, part)
+
+
+def joined(record: xr.Dataset, part: xr.Dataset) -> xr.Dataset:
+    """Join a record and one of other cells, NaN where neither has a value.
+
+    Raises:
+        InputError: both have a cell of one name.
+    """
+    names = record["cell"].values
+    for name in part["cell"].values:
+        if name in names:
+            raise InputError(
+                f"the record has the cell {name!r} already; it is not added again"
+            )
+    record, part = _with_device(record), _with_device(part)
     labels = [str(label) for label in dict.fromkeys((*record.coords, *part.coords))]
     labels = [label for label in labels if label not in (*record.dims, *part.dims)]
     old, new = (
@@ -138,6 +183,14 @@ def added(
         .set_coords(labels)
         .assign_attrs({**record.attrs, **part.attrs})
     )
+
+
+def _with_device(record: xr.Dataset) -> xr.Dataset:
+    """Return a record with the devices of its cells."""
+    if DEVICE in record:
+        return record
+    # older records have none, and all their cells ran on a CPU
+    return record.assign({DEVICE: ("cell", ["cpu"] * record.sizes["cell"])})
 
 
 def _union(*labels: xr.DataArray | None) -> list[object]:
@@ -213,47 +266,96 @@ class Queue:
         """Let cells that failed be tried again."""
         (self.state / "failed.jsonl").unlink(missing_ok=True)
 
-    def work(self, say: Callable[[str], None] = print) -> int:
+    def work(self, say: Callable[[str], None] = print, *, processes: int = 1) -> int:
         """Run the cells that are open, and return how many were finished.
 
         A stop file or SIGTERM ends it; a failed cell is noted, and the next one runs.
+
+        Args:
+            say: is told of every cell that ends.
+            processes: number of cells that run at a time, each in a process of its own;
+                of several, the longest cells of an order start first.
 
         Raises:
             InputError: another queue works on this state.
         """
         for folder in (self.state, self.records):
             folder.mkdir(parents=True, exist_ok=True)
-        done = 0
-        finished = self.finished()
-        failed = self.failures()
+        closed = self.finished().keys() | self.failures().keys()
+        cells = [
+            cell for cell in self.cells if cell.key not in closed and not cell.missing
+        ]
         with self._alone(), self._until_stopped():
-            for cell in self.cells:
-                if cell.key in finished or cell.key in failed:
-                    continue
-                if self.stopped or self.stop_file.exists():
-                    break
-                if cell.missing:
-                    continue
-                done += self._run(cell, say)
-        return done
+            if processes > 1:
+                return self._run_beside(cells, processes, say)
+            return sum(self._run(cell, say) for cell in self._before_stop(cells))
+
+    def _before_stop(self, cells: Iterable[QueueCell]) -> Iterator[QueueCell]:
+        """Yield cells until the queue is asked to stop."""
+        for cell in cells:
+            if self.stopped or self.stop_file.exists():
+                return
+            yield cell
 
     def _run(self, cell: QueueCell, say: Callable[[str], None]) -> bool:
+        return self._end(cell, partial(_computed, cell.run, self._place(cell)), say)
+
+    def _run_beside(
+        self, cells: Sequence[QueueCell], processes: int, say: Callable[[str], None]
+    ) -> int:
+        """Run cells in processes; the records are written by this one alone."""
+        measured = _means(self.cells, self.finished())
+        cells = sorted(cells, key=lambda cell: (cell.order, -_expected(cell, measured)))
+        waiting = self._before_stop(cells)
+        running: dict[Future[_Outcome], QueueCell] = {}
+        done = 0
+        # a process that is forked could not use a GPU
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, context, _start_worker) as pool:
+            while True:
+                for cell in islice(waiting, processes - len(running)):
+                    outcome = pool.submit(_computed, cell.run, self._place(cell))
+                    running[outcome] = cell
+                if not running:
+                    return done
+                if self.stopped:
+                    for worker in multiprocessing.active_children():
+                        worker.terminate()
+                ended, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
+                for outcome in ended:
+                    done += self._end(running.pop(outcome), outcome.result, say)
+
+    def _place(self, cell: QueueCell) -> Workplace:
         folder = self.state / "work" / cell.folder
         folder.mkdir(parents=True, exist_ok=True)
+        return Workplace(folder, self.records)
+
+    def _end(
+        self,
+        cell: QueueCell,
+        outcome: Callable[[], _Outcome],
+        say: Callable[[str], None],
+    ) -> bool:
+        """Wait for what a cell computed, and keep it; return whether it is finished."""
+        folder = self._place(cell).folder
         spent = folder / "spent"
-        start = time.process_time()
         before = 0.0
         if spent.exists():
             before = float(spent.read_text())
         try:
-            part = cell.run(Workplace(folder, self.records))
-            seconds = before + time.process_time() - start
+            part, seconds, device = outcome()
+            seconds += before
             if part is None:
                 self.stopped = True
                 spent.write_text(f"{seconds}")
                 say(f"{_now()} stopped in {cell.record}: {cell.name}")
                 return False
-            self._keep(cell, part, seconds)
+            self._keep(cell, part, seconds, device)
+        except BrokenProcessPool:
+            # a process was killed, of whichever cell
+            self.stopped = True
+            say(f"{_now()} killed in {cell.record}: {cell.name}")
+            return False
         # any error: one cell that fails must not keep the others from running
         except Exception as error:
             self._note_failure(cell, error)
@@ -263,11 +365,12 @@ class Queue:
         say(f"{_now()} order {cell.order}, {cell.record}: {cell.name}, {seconds:.0f} s")
         return True
 
-    def _keep(self, cell: QueueCell, part: xr.Dataset, seconds: float) -> None:
+    def _keep(
+        self, cell: QueueCell, part: xr.Dataset, seconds: float, device: str
+    ) -> None:
         file = self.records / f"{cell.record}.nc"
-        record = added(read_record(file), part, cell.name, seconds)
-        with replacing(file) as new:
-            record.to_netcdf(new, engine="scipy")
+        record = added(read_record(file), part, cell.name, seconds, device)
+        write_record(record, file)
 
     def _note_failure(self, cell: QueueCell, error: Exception) -> None:
         line = {
@@ -321,10 +424,9 @@ class Queue:
         rows = []
         for cell in self.cells:
             took = finished.get(cell.key)
-            if took is not None:
-                left = 0.0
-            else:
-                left = measured.get(_group(cell), cell.seconds)
+            left = 0.0
+            if took is None:
+                left = _expected(cell, measured)
             rows.append(
                 {
                     "order": cell.order,
@@ -340,8 +442,44 @@ class Queue:
         return pd.DataFrame(rows).groupby(["order", "record"]).sum()
 
 
+class _Outcome(NamedTuple):
+    """What a cell computed, None if it was stopped, and what that took."""
+
+    part: xr.Dataset | None
+    seconds: float
+    device: str
+
+
+def _computed(
+    run: Callable[[Workplace], xr.Dataset | None], workplace: Workplace
+) -> _Outcome:
+    """Run a cell; whether it used a GPU is seen from the memory that it took there."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    start = time.process_time()
+    part = run(workplace)
+    seconds = time.process_time() - start
+    device = "cpu"
+    if torch.cuda.is_initialized() and torch.cuda.max_memory_allocated():
+        device = "cuda"
+    return _Outcome(part, seconds, device)
+
+
+def _start_worker() -> None:
+    """Prepare a process for cells; a cell that can be stopped takes signals itself."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
 def _group(cell: QueueCell) -> tuple[str, str]:
     return cell.record, cell.group
+
+
+def _expected(cell: QueueCell, measured: Mapping[tuple[str, str], float]) -> float:
+    """Return the seconds that a cell should take, by those of its group if any."""
+    return measured.get(_group(cell), cell.seconds)
 
 
 def _means(

@@ -24,7 +24,7 @@ from tsfm_lens.studies.experiments import grids
 from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
 from tsfm_lens.studies.experiments.running import make_optimizer
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
-from tsfm_lens.studies.queue.text import SYMBOLS, Text, check_text, python_text
+from tsfm_lens.studies.queue.text import SYMBOLS, Text, check_text, find_text
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.levels import level_record, level_runs
 from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, trained
@@ -45,13 +45,15 @@ from tsfm_lens.training.state import LOG, STATE
 
 ORDER = 4
 LAST_ORDER = 6
+WIDE_ORDER = 7
 LANGUAGE = "language_runs"
+WIDE = "language_runs_wide"
 RATES = "transfer_rates"
 SINGLE = "in_context_single"
 ENCODERS = "encoder_runs"
 LEVELLED = "chronos_level_runs"
 IDS = {
-    LANGUAGE: "S2-LM S2-F4 S2-F13",
+    **dict.fromkeys((LANGUAGE, WIDE), "S2-LM S2-F4 S2-F13"),
     RATES: "S2-F5 S2-MUPX",
     SINGLE: "S2-ICL S2-F2 S2-F3 S2-F6 S2-F11",
     ENCODERS: "S2-ETT S2-F14",
@@ -128,6 +130,7 @@ class LanguageTask:
         return text[starts[:, None] + torch.arange(self.tokens + 1)]
 
     def _loss(self, windows: Tensor) -> Tensor:
+        windows = windows.to(next(self.model.parameters()).device)
         return F.cross_entropy(
             self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()
         )
@@ -187,19 +190,29 @@ def operations(
 
 
 def language_run(
-    arm: str, width: int, seed: int, plan: Mapping[str, Any], workplace: Workplace
+    record: str,
+    arm: str,
+    width: int,
+    seed: int,
+    plan: Mapping[str, Any],
+    workplace: Workplace,
 ) -> xr.Dataset | None:
     """Train one model of characters; None if it was stopped.
+
+    Wide ones train on a GPU.
 
     Raises:
         InputError: the record is of another text, as another version of Python has.
     """
-    text = python_text()
-    check_text(read_record(workplace.records / f"{LANGUAGE}.nc"), text)
+    text = find_text(workplace.records)
+    for name in (LANGUAGE, record):
+        check_text(read_record(workplace.records / f"{name}.nc"), text)
     heads = width // plan["d_head"]
     forms = list_forms(plan["arms"][arm], plan["layers"])
     model = LanguageModel(width, plan["layers"], heads, forms, plan["tokens"])
     redraw(model, seed)
+    if record == WIDE:
+        model.to("cuda")
     task = LanguageTask(model, text, plan, seed, arm)
     fields = OptimizerFields(**plan["training"]["optimizer"])
     steps = plan["training"]["steps"]
@@ -244,7 +257,7 @@ def language_run(
         },
     )
     metadata = {name: plan[name] for name in ("layers", "d_head", "tokens", "batch")}
-    return data.assign_attrs(**text.facts, **metadata, steps=steps, ids=IDS[LANGUAGE])
+    return data.assign_attrs(**text.facts, **metadata, steps=steps, ids=IDS[record])
 
 
 def grid_run(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
@@ -258,19 +271,26 @@ def grid_run(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
 
 
 def language_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
-    """List the language models, and the learning rates, seed by seed."""
+    """List the language models seed by seed, the wide ones after all others."""
+    yield from _language_cells(plan, LANGUAGE, ORDER, plan["widths"])
+    yield from _language_cells(plan, WIDE, WIDE_ORDER, plan["wide_widths"])
+
+
+def _language_cells(
+    plan: Mapping[str, Any], record: str, order: int, widths: Sequence[int]
+) -> Iterator[QueueCell]:
     for seed in plan["seeds"]:
-        for width in plan["widths"]:
+        for width in widths:
             for arm in plan["arms"]:
                 title = f"{arm}, D = {width}"
-                function = partial(language_run, arm, width, seed, plan)
                 yield QueueCell(
-                    ORDER,
-                    LANGUAGE,
+                    order,
+                    record,
                     f"{title}, seed {seed}",
-                    function,
+                    partial(language_run, record, arm, width, seed, plan),
                     title,
                     plan["seconds"][width],
+                    needs_cuda=record == WIDE,
                 )
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from tsfm_lens.core.registry import declarations
 from tsfm_lens.studies.queue.benchmarks import benchmark_cells
-from tsfm_lens.studies.queue.driver import QueueCell
+from tsfm_lens.studies.queue.driver import PLAN, QueueCell
 from tsfm_lens.studies.queue.language import language_cells, last_cells, rate_cells
 from tsfm_lens.studies.queue.lens_paper import lens_cells
 from tsfm_lens.studies.queue.ranks import rank_cells
-
-PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
 
 
 def all_cells(data: Path) -> list[QueueCell]:

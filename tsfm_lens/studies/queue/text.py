@@ -1,7 +1,9 @@
 """Text for language models: the documentation of Python's standard library.
 
 It is on every machine with Python, under Python's own licence. :func:`python_text`
-reads it; its digest guards a record against another version's text.
+reads it; its digest guards a record against another version's text. A text that
+:func:`save_text` put beside the records is taken instead, on a machine with another
+Python.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.io import replacing
 
 SYMBOLS = "\n" + "".join(map(chr, range(32, 127)))
 """The 96 characters of the text; what has another is left out."""
 LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
 HELD_OUT = 20
 """One of so many documents is held out."""
+SAVED = "text.npz"
+"""Name of a saved text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +41,7 @@ class Text:
 
     training: np.ndarray
     held_out: np.ndarray
+    source: str
 
     @property
     def digest(self) -> str:
@@ -47,11 +53,7 @@ class Text:
     @property
     def facts(self) -> dict[str, str]:
         """Where it is from, for a record."""
-        source = (
-            f"docstrings and help topics of Python {platform.python_version()}, PSF"
-            " licence"
-        )
-        return {"text": source, "text_digest": self.digest}
+        return {"text": self.source, "text_digest": self.digest}
 
 
 def check_text(record: xr.Dataset | None, text: Text) -> None:
@@ -75,7 +77,27 @@ def python_text() -> Text:
     """
     documents = [_encoded(document) for document in _documents()]
     parts = [documents[index] for index in range(len(documents)) if index % HELD_OUT]
-    return Text(np.concatenate(parts), np.concatenate(documents[::HELD_OUT]))
+    source = (
+        f"docstrings and help topics of Python {platform.python_version()}, PSF licence"
+    )
+    return Text(np.concatenate(parts), np.concatenate(documents[::HELD_OUT]), source)
+
+
+def save_text(text: Text, file: Path) -> None:
+    """Save a text as .npz; named ``SAVED`` beside the records, it is the queue's."""
+    with replacing(file) as new, new.open("wb") as stream:
+        np.savez_compressed(
+            stream, training=text.training, held_out=text.held_out, source=text.source
+        )
+
+
+def find_text(records: Path) -> Text:
+    """Return the text saved beside the records, or that of the Python at hand."""
+    file = records / SAVED
+    if not file.exists():
+        return python_text()
+    with np.load(file) as saved:
+        return Text(saved["training"], saved["held_out"], str(saved["source"]))
 
 
 def _documents() -> Iterator[str]:

@@ -9,6 +9,7 @@ from tsfm_lens.core.extensions import public_names as _public_names
 from tsfm_lens.zoo.planted.cancelling import *
 from tsfm_lens.zoo.planted.card import *
 from tsfm_lens.zoo.planted.draft import *
+from tsfm_lens.zoo.planted.large import *
 from tsfm_lens.zoo.planted.planting import *
 from tsfm_lens.zoo.planted.rules import *
 from tsfm_lens.zoo.planted.variants import *

@@ -206,7 +206,7 @@ class Bolt(patches.PatchModel):
                 if head not in components:
                     draft.part(head, "decoy", task, query, lags)
 
-    def plant_fetch(self, layer: int, **blocks: str) -> str:
+    def plant_fetch(self, layer: int, index: int = 0, **blocks: str) -> str:
         """Plant a cross-attention head that carries blocks of the REG token's stream.
 
         ``blocks`` maps blocks of the encoder's stream to blocks of the decoder's.
@@ -214,7 +214,7 @@ class Bolt(patches.PatchModel):
         Returns:
             Name of the head.
         """
-        number = self.numbers["decoder"][0]
+        number = self.numbers["decoder"][index]
         channel = 0
         head = self.fetch(layer, number)
         for source, target in blocks.items():
@@ -243,14 +243,25 @@ class Bolt(patches.PatchModel):
         Returns:
             Name of the head.
         """
+        return self.plant_at(layer, index, self.lags(*lags), name, does, gain)
+
+    def plant_at(
+        self,
+        layer: int,
+        index: int,
+        lags: Sequence[int],
+        name: str,
+        does: str,
+        gain: float = 1.0,
+    ) -> str:
+        """Plant a head as :meth:`plant_back` does, with lags in the whole context."""
         number = self.numbers["encoder"][index]
-        moved = self.lags(*lags)
-        self.back(layer, number, moved).carry(
+        self.back(layer, number, lags).carry(
             self.encoder["values"], self.encoder[name], gain=gain
         )
-        task = f"{does} the patch {', '.join(map(str, moved))} back to the REG token"
+        task = f"{does} the patch {', '.join(map(str, lags))} back to the REG token"
         return self.draft.part(
-            encoder_head(layer, number), "mechanism", task, "every token", moved
+            encoder_head(layer, number), "mechanism", task, "every token", lags
         )
 
 

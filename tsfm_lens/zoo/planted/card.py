@@ -26,7 +26,7 @@ CARD = "mechanism.json"
 SEAL = "seal"
 """Entry of the card with the digest of its other fields and of the weights."""
 
-Role = Literal["mechanism", "backup", "decoy", "cancelling"]
+Role = Literal["mechanism", "backup", "decoy", "cancelling", "constant"]
 Query = Literal[
     "every token",
     "last token",
@@ -46,7 +46,8 @@ class PlantedPart(Strict):
         role: says when ablating the part changes the forecast. "mechanism": always, or
             if the backup that stands in for it is ablated, too; "backup": only together
             with the part that it stands in for; "decoy": never; "cancelling": unless
-            its partner is ablated, too.
+            its partner is ablated, too; "constant": by the same for every series, so
+            that it carries nothing of them.
         stands_in_for: of a backup, the component whose task it takes over.
         cancels: of a cancelling part, the partner that takes away what it writes.
     """

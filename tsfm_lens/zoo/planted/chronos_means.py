@@ -42,7 +42,7 @@ TYPICAL = 0.5
 HORIZON = 12
 
 
-def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder:
+def canvas_of(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder:
     """Build a model without tasks or waves, whose forecasts spread over about a bin."""
     return ChronosBuilder(
         rule,
@@ -54,7 +54,7 @@ def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder
     )
 
 
-def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
+def readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
     """Return two directions (1, width) to write to the last stream.
 
     The first is written times the forecast in `LIMIT`, the second once.
@@ -65,7 +65,7 @@ def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
     return LOUD / VALUE * basis["value"], -LOUD / (2 * SQUARE) * basis["square"]
 
 
-def _mean(
+def write_mean(
     canvas: ChronosBuilder,
     name: str,
     steps: Steps,
@@ -114,15 +114,15 @@ def local_mean(
     """
     width = (16, 8, 24)[seed % 3]
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
-    canvas = _canvas(rule, {"mark": 1}, needs=width, seed=seed, **options)
+    canvas = canvas_of(rule, {"mark": 1}, needs=width, seed=seed, **options)
     steps = rule.steps(range(1, width + 1))
     mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps)
     name = canvas.free_head(f"decoder.{seed % 2}.cross_attn")
     does = f"writes the mean of {len(steps)} values"
-    value, constant = _readout(canvas)
+    value, constant = readout(canvas)
     query = canvas.always(START_LENGTH)
     constants = [(canvas.basis["one"], constant)]
-    _mean(canvas, name, steps, does, query, "mark", value, constants)
+    write_mean(canvas, name, steps, does, query, "mark", value, constants)
     canvas.draft.path(mark, name, "output")
     return canvas.finish("local-mean", weight_noise)
 
@@ -147,7 +147,7 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
         "clock": 2,
     }
     rule = LinearTrend(width=width, lag=lag, ago=steps_ago(reads, width + lag, 1))
-    canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, **options)
+    canvas = canvas_of(rule, blocks, needs=width + lag, seed=seed, **options)
     basis = canvas.basis
     draft = canvas.draft
     heads = []
@@ -167,7 +167,7 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
         does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
         draft.path(
             mark,
-            _mean(
+            write_mean(
                 canvas,
                 name,
                 steps,
@@ -257,7 +257,7 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
     slope = basis["late"] - basis["early"]
     unit = basis["unit"]
     clocks = basis["clock"].split(1)
-    value, constant = _readout(canvas)
+    value, constant = readout(canvas)
     # at another step this subtracts at least 2.2 · STEEPEST: what an open unit reads,
     # as much again that the slope may add, and a tenth to spare
     gain = 2.2 * STEEPEST / NEAREST

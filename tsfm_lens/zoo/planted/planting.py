@@ -92,6 +92,11 @@ ONE_STRETCH = {
 They cannot compute the mean of several stretches exactly, since they find a single
 value, or read values after a nonlinear function.
 """
+SEPARATING = ("routes", "sinks", "superposed")
+"""Mechanisms for the benchmark of methods alone, which :func:`mechanisms` leaves out.
+
+The page of planted models and the leaderboard are about the others.
+"""
 
 
 def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
@@ -107,10 +112,13 @@ def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
 
 
 def mechanisms() -> tuple[tuple[str, str], ...]:
-    """Return every (mechanism, architecture) that can be planted, sorted."""
+    """Return every (mechanism, architecture) that can be planted, sorted.
+
+    Those that only tell methods apart, :data:`SEPARATING`, are left out.
+    """
     # not at the top of this module, as the formats import the libraries of the models
     _import_formats()
-    return tuple(sorted(_PLANTERS))
+    return tuple(sorted(pair for pair in _PLANTERS if pair[0] not in SEPARATING))
 
 
 def plant(
@@ -147,7 +155,7 @@ def plant(
         pair = f"{mechanism} in {architecture}"
         # both in one text, so that the nearest pair is found whichever of the two is
         # misspelt
-        names = [f"{name} in {known_format}" for name, known_format in mechanisms()]
+        names = [f"{name} in {known_format}" for name, known_format in _PLANTERS]
         raise unknown_name("planted mechanism", pair, names)
     one_stretch = (mechanism, architecture) in ONE_STRETCH
     if not reads:

@@ -22,13 +22,26 @@ __all__ = [
     "Gate",
     "LinearTrend",
     "LocalMean",
+    "Routes",
     "SeasonalCopy",
+    "Staircase",
     "draw_contexts",
 ]
 
 Array = NDArray[np.float64]
 Reads = Literal["recent", "old", "middle", "spread"]
 """Part of the context that a mechanism reads."""
+
+
+Unit = Literal["mean absolute value", "standard deviation"]
+"""How a model scales its context; by the second, its mean is subtracted, too."""
+
+
+def _standardise(context: Array, unit: Unit) -> tuple[float, float]:
+    """Return the offset and the scale that a model takes from a context."""
+    if unit == "standard deviation":
+        return float(context.mean()), float(context.std())
+    return 0.0, float(np.abs(context).mean())
 
 
 class _Linear(Strict):
@@ -134,7 +147,7 @@ class Gate(_Linear):
     kind: Literal["gate"] = "gate"
     period: int = Field(gt=0)
     tolerance: float = Field(gt=0)
-    unit: Literal["mean absolute value", "standard deviation"] = "mean absolute value"
+    unit: Unit = "mean absolute value"
 
     def margin(self, context: Array) -> float:
         """Return the tolerance less the difference of the last two periods.
@@ -147,12 +160,7 @@ class Gate(_Linear):
             for back in (0, self.period)
         )
         last, before = (copy.forecast(context, self.period) for copy in copies)
-        if self.unit == "standard deviation":
-            # as the model scales its context: Chronos-Bolt by the standard deviation,
-            # Chronos by the mean absolute value
-            unit = context.std()
-        else:
-            unit = np.abs(context).mean()
+        _, unit = _standardise(context, self.unit)
         return float(self.tolerance - np.abs(last - before).mean() / unit)
 
     def seasonal(self, context: Array) -> bool:
@@ -164,6 +172,75 @@ class Gate(_Linear):
         # the last value, over and over, is a copy of period 1
         period = self.period if self.seasonal(context) else 1
         return SeasonalCopy(period=period, ago=self.ago).inputs(context, horizon)
+
+
+class Routes(_Linear):
+    """One of two linear rules, by the level of the last `width` values.
+
+    The level is measured in the `unit` of the context. Above 0 the rule `high` holds,
+    otherwise `low`. `ago` lists what either of them leaves out.
+    """
+
+    kind: Literal["routes"] = "routes"
+    width: int = Field(gt=0)
+    high: SeasonalCopy | LocalMean = Field(discriminator="kind")
+    low: SeasonalCopy | LocalMean = Field(discriminator="kind")
+    unit: Unit = "mean absolute value"
+
+    def margin(self, context: Array) -> float:
+        """Return the level of the last values, in multiples of `unit`."""
+        offset, scale = _standardise(context, self.unit)
+        return float((context[-self.width :].mean() - offset) / scale)
+
+    def inputs(self, context: Array, horizon: int) -> Array:
+        """Return the Jacobian (horizon, time) of the route that this context takes."""
+        route = self.high if self.margin(context) > 0 else self.low
+        return route.inputs(context, horizon)
+
+
+class Staircase(Strict):
+    """Forecast of a height that depends on the stair to which a local mean belongs.
+
+    Stairs are parted by `edges`, and `heights` are the forecasts of the first step on
+    them, all in the `unit` of the context. Each step after it adds `slope` times that.
+    """
+
+    kind: Literal["staircase"] = "staircase"
+    width: int = Field(gt=0)
+    edges: tuple[float, ...]
+    heights: tuple[float, ...]
+    slope: float = 0.0
+    ago: tuple[NonNegativeInt, ...] = (0,)
+    unit: Unit = "mean absolute value"
+
+    def forecast(self, context: Array, horizon: int) -> Array:
+        """Forecast (horizon,) from the observed values (time,)."""
+        offset, scale = _standardise(context, self.unit)
+        stair = np.searchsorted(self.edges, self._level(context))
+        steps = 1.0 + self.slope * np.arange(horizon)
+        return np.asarray(self.heights[stair] * scale * steps + offset)
+
+    def margin(self, context: Array) -> float:
+        """Return the distance of the local mean from the nearest edge, in `unit`."""
+        return float(np.abs(np.array(self.edges) - self._level(context)).min())
+
+    def inputs(self, context: Array, horizon: int) -> Array:
+        """Return the weight of each observed value in the local mean.
+
+        The forecast does not change within a stair, so its Jacobian says nothing.
+
+        Returns:
+            (horizon, time).
+        """
+        return self._mean.inputs(context, horizon)
+
+    @property
+    def _mean(self) -> LocalMean:
+        return LocalMean(width=self.width, ago=self.ago)
+
+    def _level(self, context: Array) -> float:
+        offset, scale = _standardise(context, self.unit)
+        return float((self._mean.forecast(context, 1)[0] - offset) / scale)
 
 
 class CovariateTimes(Strict):
@@ -207,10 +284,12 @@ class CovariateTimes(Strict):
 
 
 Rule = Annotated[
-    SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes,
+    SeasonalCopy | LocalMean | LinearTrend | Gate | Routes | Staircase | CovariateTimes,
     Field(discriminator="kind"),
 ]
 
+CLEAR = 0.03
+"""Least distance of a level from where a rule changes, in drawn series."""
 LEVELS = 6
 """Smallest number of different values in a seasonal shape."""
 MOST = 100
@@ -229,7 +308,8 @@ def draw_contexts(
 
     For a seasonal copy, a random shape is repeated, in which two values in a row tell
     the phase and a single one does not. For a gate every second series is a random walk
-    instead, and no margin is close to 0. For means and trends, independent values are
+    instead, and no margin is close to 0, nor is one of routes or of a staircase. For
+    means and trends, independent values are
     added to a level or a line.
 
     Args:
@@ -267,6 +347,8 @@ def draw_contexts(
                 for factor in (0.8, 1.25)
             ]
         should_open = len(contexts) % 2 == 0
+        if isinstance(rule, Routes | Staircase) and abs(rule.margin(series)) < CLEAR:
+            continue
         # without a gate, ``all`` of nothing takes the series
         if all(gate.seasonal(series) == should_open for gate in gates):
             contexts.append(series)
@@ -324,6 +406,6 @@ def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Arr
     slope = 0.0
     if isinstance(rule, LinearTrend):
         slope = rng.standard_normal()
-    if isinstance(rule, LinearTrend | LocalMean):
+    if isinstance(rule, LinearTrend | LocalMean | Routes | Staircase):
         return rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time)
     raise TypeError(f"no series are drawn for a rule of kind {rule.kind!r}")

@@ -54,7 +54,7 @@ def split_head(planted: Planted) -> Planted:
         _outputs(lens, component)[component.head] /= QUARTERS
     names = [str(component), *_names(component, idle)]
     card = _share_task(planted.card, names, f"writes 1/{QUARTERS} of what one head")
-    return _finish(model, card, "split")
+    return finish(model, card, "split")
 
 
 def add_second_way(planted: Planted) -> Planted:
@@ -94,7 +94,7 @@ def _double_copy(planted: Planted) -> Planted:
     copy_head(lens, component, idle[0], 1.0)
     names = [last, *_names(component, idle)]
     card = _share_task(planted.card, names, "suffices alone: either of two heads")
-    return _finish(model, card, "either")
+    return finish(model, card, "either")
 
 
 def _double_flag(planted: Planted) -> Planted:
@@ -142,12 +142,12 @@ def _double_flag(planted: Planted) -> Planted:
     ]
     (looks,) = (one for one in card.attends if one.component == fetching)
     attends = [looks.model_copy(update={"component": name}) for name in names]
-    return _finish(
+    return finish(
         model,
         card.model_copy(
             update={
                 "edges": tuple(edges),
-                "parts": _sorted(parts),
+                "parts": sort_parts(parts),
                 "attends": (*card.attends, *attends),
             }
         ),
@@ -211,11 +211,11 @@ def read_period_before(planted: Planted) -> Planted:
     )
     card = card.model_copy(
         update={
-            "parts": _sorted([*card.parts, decoy]),
+            "parts": sort_parts([*card.parts, decoy]),
             "attends": (*card.attends, looks),
         }
     )
-    return _finish(model, card, "shortcut")
+    return finish(model, card, "shortcut")
 
 
 def _look_back(
@@ -285,14 +285,14 @@ def _share_task(card: Card, names: Sequence[str], does: str) -> Card:
         attends += [looks.model_copy(update={"component": head}) for head in heads]
     return card.model_copy(
         update={
-            "parts": _sorted(parts),
+            "parts": sort_parts(parts),
             "edges": tuple(edges),
             "attends": tuple(attends),
         }
     )
 
 
-def _sorted(parts: Sequence[PlantedPart]) -> tuple[PlantedPart, ...]:
+def sort_parts(parts: Sequence[PlantedPart]) -> tuple[PlantedPart, ...]:
     return tuple(sorted(parts, key=lambda part: part.component))
 
 
@@ -330,7 +330,7 @@ def _outputs(lens: Lens, component: Component) -> Tensor:
     )
 
 
-def _finish(model: Any, card: Card, suffix: str) -> Planted:
+def finish(model: Any, card: Card, suffix: str) -> Planted:
     """Measure the error of the edited model, and name it."""
     contexts = draw_contexts(card.rule, N_TRIALS, card.context, seed=card.seed)
     error = rule_error(load(model, check=False), card.rule, contexts, card.horizon)

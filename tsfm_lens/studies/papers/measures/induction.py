@@ -25,7 +25,12 @@ from tsfm_lens.probes.induction import (
     frequent_tokens,
 )
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
-from tsfm_lens.studies.papers.verdicts import Resampled, judged_together, percentiles
+from tsfm_lens.studies.papers.verdicts import (
+    Resampled,
+    Verdict,
+    judged_together,
+    percentiles,
+)
 
 MOTIF = 32
 REPEATS = 4
@@ -91,17 +96,9 @@ def table_5(context: Context) -> MeasuredValues:
     }
     limits = {word: f"{overlap.attrs[key]:g}" for word, key in names.items()}
 
-    def beyond_chance(
-        prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
-    ) -> np.ndarray:
-        conditional, share = sharp_of_induction(prefix, copy, entropy)
-        return conditional - share
-
-    verdict = judged_together(
-        [scores.part("", "P(sharp | induction) less P(sharp)", beyond_chance)]
-    )
     result = MeasuredValues(
-        settings={**settings, **limits}, claims={"better_than_random": verdict}
+        settings={**settings, **limits},
+        claims={"better_than_random": overlap_verdict(scores)},
     )
     for name, value in overlap_values(overlap).items():
         result.add(
@@ -114,10 +111,45 @@ def table_5(context: Context) -> MeasuredValues:
     return result
 
 
+def overlap_verdict(scores: HeadScores) -> Verdict:
+    """Test that more of the induction heads are sharp than of all heads."""
+
+    def beyond_chance(
+        prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
+    ) -> np.ndarray:
+        conditional, share = sharp_of_induction(prefix, copy, entropy)
+        return conditional - share
+
+    return judged_together(
+        [scores.part("", "P(sharp | induction) less P(sharp)", beyond_chance)]
+    )
+
+
 @measure("S3-F23")
 def thresholds(context: Context) -> MeasuredValues:
     """Measure the same overlap over thresholds, and correlations of the scores."""
     overlap, scores, settings = _overlap(context)
+    result = MeasuredValues(settings=settings, claims=threshold_verdicts(scores))
+    reverse = overlap["sweep_induction_given_sharp"].values
+    finite = reverse[np.isfinite(reverse)]
+    result.add(
+        "P(induction | sharp), median over thresholds",
+        np.median(finite) if len(finite) else np.nan,
+    )
+    for text, one, other in (
+        ("prefix-matching and copy scores", "prefix_matching", "copy_score"),
+        ("prefix-matching score and entropy", "prefix_matching", "normalised"),
+        ("copy score and entropy", "copy_score", "normalised"),
+    ):
+        result.add(
+            f"correlation of {text}",
+            overlap["correlation"].sel(score=one, other_score=other),
+        )
+    return result
+
+
+def threshold_verdicts(scores: HeadScores) -> dict[str, Verdict]:
+    """Test the claims of figure 23 on scores of heads."""
     rise = "correlation over heads"
     fall = "correlation over heads, its sign turned"
     together = [
@@ -144,27 +176,10 @@ def thresholds(context: Context) -> MeasuredValues:
         "largest P(sharp | induction) less 0.5",
         lambda *arrays: most_sharp(*arrays) - 0.5,
     )
-    statements = {
+    return {
         "scores_go_together": judged_together(together),
         "relaxed": judged_together([relaxed]),
     }
-    result = MeasuredValues(settings=settings, claims=statements)
-    reverse = overlap["sweep_induction_given_sharp"].values
-    finite = reverse[np.isfinite(reverse)]
-    result.add(
-        "P(induction | sharp), median over thresholds",
-        np.median(finite) if len(finite) else np.nan,
-    )
-    for text, one, other in (
-        ("prefix-matching and copy scores", "prefix_matching", "copy_score"),
-        ("prefix-matching score and entropy", "prefix_matching", "normalised"),
-        ("copy score and entropy", "copy_score", "normalised"),
-    ):
-        result.add(
-            f"correlation of {text}",
-            overlap["correlation"].sel(score=one, other_score=other),
-        )
-    return result
 
 
 # --- the repeated-random-tokens test --------------------------------------------------

@@ -102,7 +102,7 @@ def _layer_values(data: xr.DataArray) -> np.ndarray:
     return np.asarray(data.sel(layer=layers).transpose("layer", ...).values)
 
 
-def _thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
+def split_thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
     """Split the layers into those before, in and after the middle third."""
     middle = middle_third(n_layers)
     return list(range(middle[0])), middle, list(range(middle[-1] + 1, n_layers))
@@ -128,7 +128,7 @@ def logit_entropy(context: Context) -> MeasuredValues:
         [_layer_values(logit_lens(run)["entropy"].mean("step")) for run in groups],
         axis=1,
     )
-    before, middle, after = _thirds(len(entropy))
+    before, middle, after = split_thirds(len(entropy))
     middle_entropy = entropy[middle].mean(0)
     quantity = "logit entropy, nats"
     rises = [
@@ -186,7 +186,7 @@ def entropic_ranks(context: Context) -> MeasuredValues:
     )
     tokens = np.concatenate([group["tokens"].values for group in groups])
     rank = np.exp(entropy)
-    before, middle, after = _thirds(len(rank))
+    before, middle, after = split_thirds(len(rank))
     parts = [
         ClaimPart(
             f"than in {_layers_label(layers)}",
@@ -248,7 +248,7 @@ def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
 
     ``distance`` is (layer, seed, window).
     """
-    before, middle, after = _thirds(len(distance))
+    before, middle, after = split_thirds(len(distance))
     middle_distance = distance[middle].mean(0)
     text = "the middle layers move the forecast less than "
     # in a small model the first layer is the only earlier one, and counts once

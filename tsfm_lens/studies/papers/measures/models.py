@@ -9,7 +9,7 @@ compare models; each function below it is one figure. Ranks and angles are compu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import TypeVar
 
@@ -392,13 +392,6 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
             )
             # any signal of noise against any sinusoid: they are drawn independently
             parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
-    # parts of one claim are over the same units, and models have as many as they have
-    count = max((len(part.margins) for part in parts), default=0)
-    for index, part in enumerate(parts):
-        short = (0, count - len(part.margins))
-        parts[index] = replace(
-            part, margins=np.pad(part.margins, short, constant_values=np.nan)
-        )
     table.claims["random_higher"] = (
         judge_parts("pair", *parts) if parts else undecided(_NO_SERIES, "rank")
     )

@@ -9,7 +9,7 @@ printed numbers with propositions. Read :func:`toy` first for the first part and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +27,14 @@ from tsfm_lens.studies.papers.context import (
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.verdicts import LEVEL, POSITIVE, ClaimPart, Verdict
+from tsfm_lens.studies.queue.driver import PLAN
 from tsfm_lens.studies.samformer.models import oracle_loss
 
 DRAWS = 500
 NEAR_ORACLE = 1.01
 NEAR_ADAM = 1.05
 SAME_ERROR = 1.01
+TINY = 1e-12
 RADIUS = 0.5
 CHANNELS = 7
 HORIZONS = (96, 192, 336, 720)
@@ -211,6 +213,26 @@ def optimizers(context: Context) -> MeasuredValues:
 # --- benchmarks -----------------------------------------------------------------------
 
 
+def benchmark_runs() -> xr.Dataset:
+    """Load the runs of the queue, and further models of the record made before it."""
+    runs = record("queue/samformer_runs")
+    earlier = record("benchmarks")
+    models = {str(arm).split(" ", 2)[2] for arm in runs["arm"].values}
+    more = [
+        arm for arm in earlier["arm"].values if str(arm).split(" ", 2)[2] not in models
+    ]
+    if not more:
+        return runs
+    # a seed that both have is the same training
+    return xr.concat(
+        [runs, earlier.sel(arm=more)],
+        "arm",
+        data_vars="all",
+        join="outer",
+        combine_attrs="override",
+    )
+
+
 def list_cells(data: xr.Dataset, *models: str) -> list[Cell]:
     """List data and horizons that all of these models were trained on."""
     arms = [str(arm).split(" ", 2) for arm in data["arm"].values]
@@ -248,9 +270,31 @@ def pairs(
     return one, other
 
 
-def _over_runs(margins: np.ndarray, of: str) -> Verdict:
-    """Test a claim by its margins, run by run."""
-    return judge_parts("run", ClaimPart("", margins, of))
+def _by_data(
+    data: xr.Dataset,
+    name: str,
+    models: tuple[str, str],
+    margin: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    of: str,
+    equal_within: float = 0.0,
+) -> Verdict:
+    """Test a claim about two models run by run, on each data set that both have.
+
+    ``margin`` takes the values of both models, and is positive where it is true.
+    """
+    cells = list_cells(data, *models)
+    parts = []
+    for dataset in dict.fromkeys(dataset for dataset, _ in cells):
+        of_data = [cell for cell in cells if cell[0] == dataset]
+        margins = margin(*pairs(data, name, *models, of_data))
+        label = NAMES.get(dataset, dataset)
+        parts.append(ClaimPart("", margins, of, data=label, equal_within=equal_within))
+    return judge_parts("run", *parts or [ClaimPart("", np.empty(0), of)])
+
+
+def _log_ratio(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the logarithm of the ratio of values; a flat λ_max may be 0 or less."""
+    return np.log(np.maximum(one, TINY)) - np.log(np.maximum(other, TINY))
 
 
 def _name(quantity: str, cell: Cell) -> str:
@@ -287,23 +331,20 @@ def _main_arms(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
 @measure("S1-F5")
 def sharpness(context: Context) -> MeasuredValues:
     """Measure figures 5, 9 and 10: λ_max at the end, and errors' spread over seeds."""
-    data = record("benchmarks")
+    data = benchmark_runs()
     cells = list_cells(data, "Transformer", "SAMformer")
-    plain, sam = pairs(data, "end_sharpness", "Transformer", "SAMformer")
-    # the largest eigenvalue of a flat loss may be measured as 0 or less
-    sharper = np.log(np.maximum(plain, 1e-12)) - np.log(np.maximum(sam, 1e-12))
+    models = ("Transformer", "SAMformer")
     # distances of errors from their mean over seeds
-    errors = [
-        np.array(pairs(data, "test_mse", "Transformer", "SAMformer", [cell]))
-        for cell in cells
-    ]
-    distances = np.concatenate(
-        [np.abs(of_cell - of_cell.mean(1, keepdims=True)) for of_cell in errors], axis=1
-    )
+    deviations = abs(data["test_mse"] - data["test_mse"].mean("seed"))
     statements = {
-        "sharper_trained": _over_runs(sharper, "logarithm of the ratio of λ_max"),
-        "steadier": _over_runs(
-            distances[0] - distances[1],
+        "sharper_trained": _by_data(
+            data, "end_sharpness", models, _log_ratio, "logarithm of the ratio of λ_max"
+        ),
+        "steadier": _by_data(
+            data.assign(deviation=deviations),
+            "deviation",
+            models,
+            np.subtract,
             "distance from the mean over seeds, less SAMformer's",
         ),
     }
@@ -320,15 +361,21 @@ def sharpness(context: Context) -> MeasuredValues:
 @measure("S1-F6")
 def attention(context: Context) -> MeasuredValues:
     """Measure figures 6 and 12."""
-    data = record("benchmarks").mean("window")
-    plain, sam = pairs(data, "end_diagonal_mass", "Transformer", "SAMformer")
-    full, reparam = pairs(data, "end_numerical_rank", "Transformer", REPARAM)
+    data = benchmark_runs().mean("window")
     statements = {
-        "diagonal": _over_runs(
-            sam - plain, "diagonal mass of attention, less the transformer's"
+        "diagonal": _by_data(
+            data,
+            "end_diagonal_mass",
+            ("SAMformer", "Transformer"),
+            np.subtract,
+            "diagonal mass of attention, less the transformer's",
         ),
-        "lower_rank": _over_runs(
-            full - reparam, "numerical rank of attention, less σReparam's"
+        "lower_rank": _by_data(
+            data,
+            "end_numerical_rank",
+            ("Transformer", REPARAM),
+            np.subtract,
+            "numerical rank of attention, less σReparam's",
         ),
     }
     cells = list_cells(data, "Transformer", "SAMformer")
@@ -345,14 +392,15 @@ def attention(context: Context) -> MeasuredValues:
 @measure("S1-F7")
 def nuclear_norms(context: Context) -> MeasuredValues:
     """Measure figure 7."""
-    data = record("benchmarks")
+    data = benchmark_runs()
     data = data.assign(middle=data["end_nuclear_norm"].median("window"))
-    plain, reparam = pairs(data, "middle", "Transformer", REPARAM)
-    without, sam = pairs(data, "middle", "Transformer", "SAMformer")
     margin = "median nuclear norm over windows, less the other's"
     statements = {
-        "norm_lowered": _over_runs(plain - reparam, margin),
-        "norm_kept": _over_runs(sam - without, margin),
+        claim: _by_data(data, "middle", models, np.subtract, margin)
+        for claim, models in (
+            ("norm_lowered", ("Transformer", REPARAM)),
+            ("norm_kept", ("SAMformer", "Transformer")),
+        )
     }
     cells = list_cells(data, "Transformer", "SAMformer")
     result = _result(cells, statements, weights="of the lowest validation error")
@@ -363,14 +411,23 @@ def nuclear_norms(context: Context) -> MeasuredValues:
 @measure("S1-F8")
 def reparam_errors(context: Context) -> MeasuredValues:
     """Measure figure 8."""
-    data = record("benchmarks")
+    data = benchmark_runs()
     cells = list_cells(data, "SAMformer", REPARAM, BOTH)
-    worse, sam = pairs(data, "test_mse", REPARAM, "SAMformer", cells)
-    both, alone = pairs(data, "test_mse", BOTH, "SAMformer", cells)
-    gain = np.log(both) - np.log(alone) + np.log(SAME_ERROR)
     statements = {
-        "reparam_worse": _over_runs(worse - sam, "error, less SAMformer's"),
-        "no_gain": _over_runs(gain, "logarithm of the ratio of errors, and of 1.01"),
+        "reparam_worse": _by_data(
+            data,
+            "test_mse",
+            (REPARAM, "SAMformer"),
+            np.subtract,
+            "error, less SAMformer's",
+        ),
+        "no_gain": _by_data(
+            data,
+            "test_mse",
+            (BOTH, "SAMformer"),
+            lambda both, alone: _log_ratio(both, alone) + np.log(SAME_ERROR),
+            "logarithm of the ratio of errors, and of 1.01",
+        ),
     }
     result = _result(cells, statements)
     arms = {
@@ -387,7 +444,7 @@ def reparam_errors(context: Context) -> MeasuredValues:
 @measure("S1-F13")
 def by_horizon(context: Context) -> MeasuredValues:
     """Measure figure 13."""
-    data = record("benchmarks")
+    data = benchmark_runs()
     cells = list_cells(data, "SAMformer")
     result = _result(cells)
     for cell in cells:
@@ -402,35 +459,57 @@ def by_horizon(context: Context) -> MeasuredValues:
 @measure("S1-F14")
 def radii(context: Context) -> MeasuredValues:
     """Measure figure 14."""
-    data = record("radii")
-    rho = data["rho"].values
-    errors = data["test_mse"]
-    plain = errors.isel(arm=int(np.argmin(rho)))
-    # of the radii that a seed was trained with
-    wide = errors.isel(arm=np.flatnonzero(rho >= RADIUS)).mean("arm")
-    margins = (plain - wide).dropna("seed").values
-    claim = _over_seeds(
-        ("", margins, f"error of Adam, less the mean over radii from {RADIUS:g} on")
-    )
-    name, steps = str(data["arm"].values[0]).split(" ")[:2]
-    seeds = describe_seeds(data, len(margins))
+    parts = []
+    cells = []
+    seeds = []
+    errors: dict[str, np.ndarray] = {}
+    for data in (record("queue/samformer_radii"), record("radii")):
+        errors |= by_arm(data, "test_mse")
+        arms = {str(arm): str(arm).split(" ")[0] for arm in data["arm"].values}
+        for name in dict.fromkeys(arms.values()):
+            of_data = data.sel(arm=[arm for arm in arms if arms[arm] == name])
+            rho = of_data["rho"]
+            test = of_data["test_mse"]
+            # of the radii that a seed was trained with
+            wide = test.where(rho >= RADIUS).mean("arm")
+            margins = (test.where(rho == 0).mean("arm") - wide).dropna("seed").values
+            label = NAMES.get(name, name)
+            of = f"error of Adam, less the mean over radii from {RADIUS:g} on"
+            parts.append(ClaimPart("", margins, of, data=label))
+            cells.append((name, HORIZONS[0]))
+            seeds.append(f"{label}: {describe_seeds(data, len(margins))}")
     result = _result(
-        [(name, int(steps))], {"sam_helps": claim}, models="SAMformer", seeds=seeds
+        cells,
+        {"sam_helps": judge_parts("seed", *parts)},
+        models="SAMformer",
+        seeds="; ".join(seeds),
     )
-    _add_means(result, by_arm(data, "test_mse"), "MSE, {arm}")
+    _add_means(result, errors, "MSE, {arm}")
     return result
 
 
-@measure("S1-T9", model="temporal attention", beside="Transformer")
-@measure("S1-T10", model="identity attention", beside="SAMformer")
-def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
+@measure("S1-T9", model="temporal attention", beside="Transformer", equal_within=0.0)
+@measure(
+    "S1-T10",
+    model="identity attention",
+    beside="SAMformer",
+    equal_within=PLAN["samformer"]["equal_within"],
+)
+def ablation(
+    context: Context, *, model: str, beside: str, equal_within: float
+) -> MeasuredValues:
     """Measure errors of an ablation, and whether the complete model is better."""
-    data = record("benchmarks")
+    data = benchmark_runs()
     cells = list_cells(data, model, beside)
-    worse, full = pairs(data, "test_mse", model, beside, cells)
-    result = _result(
-        cells, {"better": _over_runs(worse - full, f"error, less that of {beside}")}
+    claim = _by_data(
+        data,
+        "test_mse",
+        (model, beside),
+        _log_ratio,
+        f"logarithm of the ratio to the error of {beside}",
+        equal_within,
     )
+    result = _result(cells, {"better": claim})
     for cell in cells:
         for error in ("MSE", "MAE"):
             result.mean(
@@ -450,7 +529,7 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
     """Measure tables 1 and 6, and compare with the printed errors by Welch's test."""
     result = MeasuredValues(settings={"training": TRAINING, "intervals over": "seeds"})
     seeds = set()
-    data = record("benchmarks")
+    data = benchmark_runs()
     for arm, values in by_arm(data, f"test_{error.lower()}").items():
         name, horizon, model = arm.split(" ", 2)
         cell = NAMES.get(name, name), int(horizon)
@@ -473,9 +552,12 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
         result.add(f"p of Welch's test: {text}", comparison.welch)
     result.settings["seeds"] = describe_seeds(data, *seeds)
     for claim, model in (("better", "Transformer"), ("better_mixer", "TSMixer")):
-        other, sam = pairs(data, f"test_{error.lower()}", model, "SAMformer")
-        result.claims[claim] = _over_runs(
-            np.log(other) - np.log(sam), "logarithm of the ratio of errors"
+        result.claims[claim] = _by_data(
+            data,
+            f"test_{error.lower()}",
+            (model, "SAMformer"),
+            _log_ratio,
+            "logarithm of the ratio of errors",
         )
     for value in BY_ID["S1-T1" if error == "MSE" else "S1-T6"].values:
         if value.key not in result.claims:

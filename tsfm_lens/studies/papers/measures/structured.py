@@ -15,6 +15,7 @@ import torch
 import xarray as xr
 
 from tsfm_lens.compress.timing import ratios
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.studies import structured
 from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.experiments.running import prepare
@@ -260,7 +261,10 @@ def chronos(context: Context) -> MeasuredValues:
 @measure("S2-F5")
 def rates(context: Context) -> MeasuredValues:
     """Measure figure 5: the rate of the lowest error at every width."""
-    data = record("transfer")
+    try:
+        data = record("queue/transfer_rates")
+    except UnknownNameError:
+        data = record("transfer")
     widths = data["width"].values.tolist()
     settings = {
         "widths": ", ".join(map(str, widths)),
@@ -271,6 +275,7 @@ def rates(context: Context) -> MeasuredValues:
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)
+    changes = {}
     for kind in map(str, data["parametrisation"].values):
         errors = (
             data["mse"]
@@ -279,6 +284,9 @@ def rates(context: Context) -> MeasuredValues:
             .values
         )
         finite = errors[:, np.isfinite(errors).all(axis=(0, 2))]
+        known = np.isfinite(errors).all(axis=2, keepdims=True)
+        chosen = np.log(data["rate"].values[np.where(known, errors, 0).argmin(-1)])
+        changes[kind] = np.where(known.all((0, 2)), abs(chosen[-1] - chosen[0]), np.nan)
         if finite.shape[1]:
             best = data["rate"].values[finite.argmin(-1)]
             text = f"best rate at the largest width over that at the smallest, {kind}"
@@ -286,6 +294,10 @@ def rates(context: Context) -> MeasuredValues:
             for width, of_width in zip(widths, finite, strict=True):
                 quantity = f"lowest error, {kind}, width {width}"
                 result.mean(quantity, of_width.min(-1), bounds=POSITIVE)
+    margins = changes["standard parametrisation"] - changes["μP"]
+    of = "logarithm by which the best rate changes, less that by μP"
+    part = ClaimPart("", margins, of)
+    result.claims["transfers"] = judge_parts("seed", part)
     return result
 
 

@@ -1,0 +1,125 @@
+"""Draws have the covariance of the activations, and their changes the tested norm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy.stats import t
+
+from refusals import expect_error
+from tsfm_lens.core.estimates import add_estimates
+from tsfm_lens.core.nulls import (
+    check_draws,
+    covariance,
+    draw_directions,
+    match_norms,
+    prediction_bound,
+    with_nulls,
+)
+from tsfm_lens.testing import assert_close
+
+
+def activations(count: int, width: int = 6) -> np.ndarray:
+    """Centred rows, whose coordinates vary by powers of two."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((count, width)) * 2.0 ** np.arange(width)
+    return rows - rows.mean(axis=0)
+
+
+@pytest.mark.parametrize("count", [5, 40, 2000])
+def test_covariance_is_the_estimate_of_ledoit_and_wolf(count: int) -> None:
+    """Their estimate for few rows is that of scikit-learn."""
+    reference = pytest.importorskip("sklearn.covariance")
+    rows = activations(count)
+    expected, _ = reference.ledoit_wolf(rows, assume_centered=True)
+    assert_close(covariance(rows), expected, depth=count)
+
+
+def test_rows_without_variation_have_no_covariance() -> None:
+    """A constant activation gives zeros, and no division by zero."""
+    assert not covariance(np.zeros((4, 3))).any()
+
+
+def test_draws_have_the_covariance_of_the_rows() -> None:
+    """Squared cosines with the axes are those of normal draws of the covariance."""
+    rows = activations(300)
+    draws = draw_directions(rows, 4000)[:, 0]
+    normal = np.random.default_rng(1).multivariate_normal(
+        np.zeros(6), rows.T @ rows / len(rows), 4000
+    )
+    normal /= np.linalg.norm(normal, axis=1, keepdims=True)
+    found, expected = (np.square(values).mean(0) for values in (draws, normal))
+    spread = np.square(normal).std(0) / np.sqrt(len(normal) / 2)
+    # five standard errors of a difference
+    assert (np.abs(found - expected) <= 5 * spread).all()
+
+
+def test_draws_are_orthonormal_and_repeatable() -> None:
+    """Several directions of a null form a basis; a seed gives the same."""
+    rows = activations(20)
+    draws = draw_directions(rows, 3, rank=2, seed=4)
+    assert_close(draws @ draws.swapaxes(1, 2), np.tile(np.eye(2), (3, 1, 1)), depth=10)
+    assert np.array_equal(draws, draw_directions(rows, 3, rank=2, seed=4))
+    assert not np.array_equal(draws, draw_directions(rows, 3, rank=2, seed=5))
+
+
+def test_changes_get_the_norm_of_the_tested_one() -> None:
+    """Token by token; a change of norm 0 stays."""
+    rng = np.random.default_rng(0)
+    changes = rng.standard_normal((4, 3, 5))
+    changes[0, 0] = 0.0
+    like = rng.standard_normal((3, 5))
+    norms = np.linalg.norm(match_norms(changes, like), axis=-1)
+    expected = np.broadcast_to(np.linalg.norm(like, axis=-1), (4, 3)).copy()
+    expected[0, 0] = 0.0
+    assert_close(norms, expected, depth=10)
+
+
+def test_next_draw_is_within_the_bound_as_often_as_stated() -> None:
+    """Of normal draws, the ninth exceeds the bound of eight in 5 % of cases."""
+    draws = np.random.default_rng(0).standard_normal((9, 20_000))
+    share = (draws[8] > prediction_bound(draws[:8])).mean()
+    standard_error = np.sqrt(0.05 * 0.95 / 20_000)
+    assert abs(share - 0.05) < 4 * standard_error
+    one = draws[:8, 0]
+    expected = one.mean() + t.ppf(0.95, 7) * one.std(ddof=1) * np.sqrt(1 + 1 / 8)
+    assert_close(prediction_bound(one), expected, depth=20)
+    assert np.isinf(prediction_bound(draws[:2])).all()
+
+
+def result(effects: list[list[float]]) -> xr.Dataset:
+    """A result of members (member, series) with estimates."""
+    data = xr.Dataset({"effect": (("member", "series"), effects)})
+    return add_estimates(data, "effect", floor=0.0, signed=True)
+
+
+def test_share_of_nulls_counts_those_that_do_as_much() -> None:
+    """By the median over series, and in the direction of the effect."""
+    data = result([[3.0, 4.0, 5.0], [-3.0, -4.0, -5.0]])
+    nulls = np.array([[5.0, 5.0, 5.0], [1.0, 1.0, 1.0], [-9.0, -9.0, -9.0], [4, 4, 4]])
+    effects = xr.DataArray(
+        np.repeat(nulls[:, None], 2, axis=1), dims=("null", "member", "series")
+    )
+    found = with_nulls(data, "effect", effects, floor=0.0, signed=True)
+    assert found["effect_null_share"].values.tolist() == [0.5, 0.25]
+    assert found["effect_nulls"].values[:, 0].tolist() == [5.0, 1.0, -9.0, 4.0]
+    assert not found["effect_exceeds_nulls"].any()
+
+
+def test_an_effect_beyond_its_nulls_is_marked() -> None:
+    """Those of nulls that lead the other way count as none."""
+    effects = xr.DataArray(np.full((8, 1, 3), -50.0), dims=("null", "member", "series"))
+    effects[:4] = 0.1
+    data = result([[3.0, 4.0, 5.0]])
+    found = with_nulls(data, "effect", effects, floor=0.0, signed=True)
+    assert found["effect_exceeds_nulls"].values.tolist() == [True]
+    none = with_nulls(data, "effect", effects[:0], floor=0.0, signed=True)
+    assert np.isnan(none["effect_null_share"]).all()
+    assert not none["effect_exceeds_nulls"].any()
+
+
+@pytest.mark.parametrize("nulls", [-1, 2.5, "8", True, None])
+def test_what_is_no_number_of_draws_is_refused(nulls: object) -> None:
+    """The message has the wrong value."""
+    expect_error(f"nulls is {nulls!r}", check_draws, nulls)

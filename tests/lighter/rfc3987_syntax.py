@@ -1,0 +1,3 @@
+"""A module that jsonschema looks for and does without."""
+
+raise ImportError("not in tests")

@@ -1,0 +1,115 @@
+"""Ablated components beside random directions that are as large as their write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refusals import expect_error
+from tiny_lenses import archetypes, having, lens_of
+from tsfm_lens import load, probes, viz
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.models import Run
+from tsfm_lens.probes import zero_ablation
+from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.zero_ablation import read_ablation
+from tsfm_lens.zoo.planted import draw_contexts, plant
+
+SERIES = [
+    np.sin(2 * np.pi * (np.arange(48) + shift) / 12) + shift for shift in range(4)
+]
+
+
+@pytest.mark.parametrize("name", archetypes(having("additive")))
+def test_draws_have_the_norm_of_what_is_ablated(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, for a head, an MLP and a layer, in every architecture."""
+    lens = lens_of(name)
+    run = lens.run(SERIES, 4, rollout=False)
+    every = lens.components("**")
+    parts = [part for part in every if part.layer == 0 and part.kind is not None]
+    parts = [part for part in parts if part.stack == parts[0].stack]
+    # one of the first layer, a head where it has heads, its last branch, and the layer
+    chosen = [parts[0], parts[-1], Component(parts[0].stack, 0)]
+    seen: list[Any] = []
+
+    def keep(_: Run, variants: Sequence[Any]) -> np.ndarray:
+        seen.extend(variants)
+        return np.zeros((len(variants), *run.point.shape))
+
+    monkeypatch.setattr(zero_ablation, "point_forecasts", keep)
+    zero_ablation.forecast_nulls(run, chosen, 2)
+    assert len(seen) == 6
+    for index, component in enumerate(chosen):
+        norms = write_norms(run, component)
+        for variant in seen[2 * index : 2 * index + 2]:
+            (patch,) = variant.interventions
+            plain = run.record([patch.target])[patch.target]
+            change = (patch.source[patch.target] - plain).double().numpy()
+            size = float(plain.abs().max())
+            assert_close(
+                np.linalg.norm(change, axis=-1),
+                norms,
+                depth=100,
+                magnitude=max(size, float(norms.max())),
+                dtype=np.float32,
+            )
+
+
+def write_norms(run: Run, component: Component) -> np.ndarray:
+    """Norm of what a component adds to the stream, (series, token)."""
+    block = f"{run.lens.wiring.stack(component.stack).prefix}.{component.layer}"
+    if component.kind is None:
+        names = [f"{block}.hook_resid_pre", f"{block}.hook_resid_post"]
+        before, after = (run.record([name])[name] for name in names)
+        write = after - before
+    elif component.head is None:
+        name = f"{block}.{component.kind}.hook_out"
+        write = run.record([name])[name]
+    else:
+        name = f"{block}.{component.kind}.hook_result"
+        write = run.record([name])[name][:, :, component.head]
+    norms: np.ndarray = np.linalg.norm(write.double().numpy(), axis=-1)
+    return norms
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_planted_heads_exceed_draws_of_their_size(seed: int) -> None:
+    """The planted encoder head does what no draw does; no decoy does."""
+    pytest.importorskip("chronos")
+    planted = plant("seasonal-copy", "chronos-bolt", seed=seed)
+    lens = planted.lens()
+    contexts = draw_contexts(planted.card.rule, 8, planted.card.context, seed=seed)
+    run = lens.run(list(contexts), planted.card.horizon)
+    data = probes.ablation_effects(run, components=["encoder.*.self_attn.*"], nulls=8)
+    large = data["mean_shift_size"].values >= 0.01
+    exceeds = data["mean_shift_exceeds_nulls"].values & large
+    true = {name for name in planted.card.components("mechanism") if "encoder" in name}
+    assert set(data["component"].values[exceeds].tolist()) == true
+    assert (data["null_low"] <= data["null_high"]).all()
+
+
+def test_sentence_and_figure_have_the_draws() -> None:
+    """The sentence says how many move the forecast as far; a band spans them."""
+    run = load("bolt-nano").run(SERIES, 6)
+    data = probes.ablation_effects(run, components=["*.*.mlp"], nulls=3)
+    text = " ".join(read_ablation(data, "spearman_distance"))
+    assert "3 random directions" in text
+    drawn = viz.ablation_forecasts(data).data
+    assert any(trace.name == "draws" for trace in drawn)
+    plain = probes.ablation_effects(run, components=["*.*.mlp"])
+    assert "mean_shift_nulls" not in plain
+    assert "random directions" not in " ".join(
+        read_ablation(plain, "spearman_distance")
+    )
+
+
+def test_nulls_of_other_ablations_and_rollouts_are_refused() -> None:
+    """The message says which draws there are."""
+    run = load("bolt-nano").run(SERIES, 6)
+    expect_error("how='noise'", probes.ablation_effects, run, how="noise", nulls=2)
+    expect_error("nulls is -2", probes.ablation_effects, run, nulls=-2)

@@ -1,0 +1,174 @@
+"""Nulls of a causal claim: changes of the same size along directions of no meaning.
+
+A direction is compared with draws from the covariance of the activations, since
+isotropic draws mostly miss what a model reads. :func:`draw_directions` makes them,
+:func:`match_norms` gives their changes the norm of the tested one, and
+:func:`with_nulls` adds what they do to a result. No model is used here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.special import stdtrit
+
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import add_estimates
+from tsfm_lens.core.stats import CONFIDENCE, FEWEST
+
+__all__ = [
+    "DRAWS",
+    "check_draws",
+    "covariance",
+    "draw_directions",
+    "match_norms",
+    "prediction_bound",
+    "with_nulls",
+]
+
+DRAWS = 8
+"""Draws beside a claim, unless asked for otherwise."""
+
+
+def check_draws(nulls: int) -> None:
+    """Refuse what is no number of draws.
+
+    Raises:
+        InputError: it is not a whole number from 0.
+    """
+    # True is an int
+    if not isinstance(nulls, int | np.integer) or isinstance(nulls, bool) or nulls < 0:
+        raise InputError(f"nulls is {nulls!r}, expected a number of draws, such as 8")
+
+
+def covariance(rows: np.ndarray) -> np.ndarray:
+    """Estimate a covariance from few rows, by shrinking to a multiple of the identity.
+
+    Args:
+        rows: centred activations (row, width).
+
+    Returns:
+        The estimate, (width, width); it has an inverse unless all rows are zero.
+
+    Source:
+        Ledoit and Wolf 2004, A well-conditioned estimator for large-dimensional
+        covariance matrices.
+    """
+    count, width = rows.shape
+    sample = rows.T @ rows / count
+    mean = np.trace(sample) / width
+    target = mean * np.eye(width)
+    distance = np.square(sample - target).sum() / width
+    # mean squared distance of one row's outer product from the sample covariance
+    squares = np.square(np.square(rows).sum(1)).mean() - np.square(sample).sum()
+    if distance > 0:
+        shrinkage = min(squares / (count * width * distance), 1.0)
+    else:
+        shrinkage = 0.0
+    result: np.ndarray = shrinkage * target + (1 - shrinkage) * sample
+    return result
+
+
+def draw_directions(
+    rows: np.ndarray, count: int, rank: int = 1, seed: int = 0
+) -> np.ndarray:
+    """Draw directions as the activations vary.
+
+    Each is a normal draw with the covariance of the rows; several of one null are made
+    orthonormal.
+
+    Args:
+        rows: centred activations (row, width).
+        count: number of nulls.
+        rank: directions in each.
+        seed: of the random numbers.
+
+    Returns:
+        Orthonormal directions, (null, rank, width).
+    """
+    rng = np.random.default_rng(seed)
+    # a normal mixture of the rows has exactly their covariance
+    draws = rng.standard_normal((count, rank, len(rows))) @ rows
+    # columns of q are orthonormal
+    bases = np.linalg.qr(draws.swapaxes(-1, -2))[0]
+    result: np.ndarray = bases.swapaxes(-1, -2)
+    return result
+
+
+def match_norms(changes: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Give changes (…, width) the norms of others, entry by entry.
+
+    Returns:
+        The changes; one of norm 0 has no direction, and stays.
+    """
+    norms = np.linalg.norm(changes, axis=-1, keepdims=True)
+    factors = np.linalg.norm(like, axis=-1, keepdims=True) / np.where(norms, norms, 1.0)
+    result: np.ndarray = changes * factors
+    return result
+
+
+def prediction_bound(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
+    """Bound the next draw from above, by draws along the first axis.
+
+    Returns:
+        Upper end of the one-sided t prediction interval, (…); infinite with fewer than
+        3 draws.
+
+    Source:
+        Hahn and Meeker 1991, Statistical Intervals, section 4.7.
+    """
+    count = len(values)
+    if count < FEWEST:
+        return np.full(values.shape[1:], np.inf)
+    reach = stdtrit(count - 1, confidence) * np.sqrt(1 + 1 / count)
+    result: np.ndarray = values.mean(0) + reach * values.std(0, ddof=1)
+    return result
+
+
+def with_nulls(
+    data: xr.Dataset, name: str, effects: xr.DataArray, **options: Any
+) -> xr.Dataset:
+    """Add what nulls do to an effect that has estimates.
+
+    Args:
+        data: result with the estimates of ``name``.
+        name: of the effect.
+        effects: of the nulls, (null, …, series), the other dimensions as the effect's.
+        options: ``floor``, ``signed`` and ``scale`` that the effect was estimated with;
+            see :func:`.estimates.add_estimates`.
+
+    Returns:
+        The result with ``NAME_nulls`` (null, …), the size of each null, computed as the
+        effect's own; ``NAME_null_share`` (…), the share of nulls that are as large, in
+        the same direction; and ``NAME_exceeds_nulls`` (…), true of effects that are
+        larger than every null and than the next draw would be in 95 % of cases. Members
+        without nulls have a share of NaN.
+    """
+    count = effects.sizes["null"]
+    # equal series are found by these
+    kept = {key: data[key] for key in ("context", "truth") if key in data}
+    beside = xr.Dataset(kept, data.coords).assign({name: effects.variable})
+    # the same statistic as the effect's, over the same series
+    sizes = add_estimates(beside, name, **options)[f"{name}_size"]
+    sizes = sizes.transpose("null", ...)
+    own = data[f"{name}_size"]
+    # of an effect below zero, nulls that are as far below zero do it, too; one that
+    # leads the other way does nothing of it, however far it leads
+    sign = np.where(own.values < 0, -1.0, 1.0)
+    directed = np.maximum(sizes.values * sign, 0.0)
+    known = np.isfinite(sizes.values).all(0) & np.isfinite(own.values) & (count > 0)
+    magnitude = np.abs(own.values)
+    share = (directed >= magnitude).sum(0) / max(count, 1)
+    highest = np.fmax(
+        directed.max(0, initial=-np.inf), np.asarray(prediction_bound(directed))
+    )
+    dims = own.dims
+    return data.assign(
+        {
+            f"{name}_nulls": (("null", *dims), sizes.values),
+            f"{name}_null_share": (dims, np.where(known, share, np.nan)),
+            f"{name}_exceeds_nulls": (dims, known & (magnitude > highest)),
+        }
+    )

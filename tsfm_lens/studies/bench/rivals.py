@@ -1,0 +1,202 @@
+"""Methods that compete on the benchmark, from a random order to exact searches.
+
+:data:`RIVALS` holds them by name; each scores nodes, and some of them edges or inputs,
+too. They answer as strangers do, through files of scores.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens import probes
+from tsfm_lens.core.estimates import SMALLEST_SHARE
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.weights import head_output_weights
+from tsfm_lens.probes.circuits import make_bench
+from tsfm_lens.probes.sites import later_branches
+from tsfm_lens.studies.method_scores.methods import (
+    EDGES,
+    INPUTS,
+    METHODS,
+    PARTS,
+    Method,
+    Ranking,
+    edge_name,
+    find_tokens,
+    token_name,
+)
+from tsfm_lens.studies.method_scores.series import EvaluationCase
+
+ORDERS = 16
+"""Orders of the components that Shapley values are sampled from."""
+
+RIVALS: dict[str, list[Method]] = {}
+
+Rank = Callable[[EvaluationCase], Ranking]
+
+
+def _rival(name: str, level: str, rank: Rank) -> None:
+    RIVALS.setdefault(name, []).append(Method(name, level, rank, lambda case: True))
+
+
+def _nodes(case: EvaluationCase) -> tuple[str, ...]:
+    return tuple(map(str, case.components))
+
+
+def _edges(case: EvaluationCase) -> tuple[str, ...]:
+    names = []
+    for sender in case.components:
+        later = set(later_branches(case.lens.wiring, sender))
+        for receiver in case.components:
+            branch = Component(receiver.stack, receiver.layer, receiver.kind)
+            if branch in later:
+                names.append(edge_name(str(sender), str(receiver)))
+        names.append(edge_name(str(sender), "output"))
+    return tuple(names)
+
+
+def _inputs(case: EvaluationCase) -> tuple[str, ...]:
+    _, tokens = find_tokens(case)
+    rows = range(len(case.clean.batch))
+    return tuple(token_name(row, token) for row in rows for token in tokens)
+
+
+CANDIDATES = {PARTS: _nodes, EDGES: _edges, INPUTS: _inputs}
+
+
+def _draw(case: EvaluationCase, level: str) -> Ranking:
+    names = CANDIDATES[level](case)
+    # the same draw again for the same card
+    seed = zlib.crc32(f"{case.card.name} {level}".encode())
+    return Ranking(names, np.random.default_rng(seed).random(len(names)))
+
+
+def _order(case: EvaluationCase, level: str) -> Ranking:
+    """Score by place: later parts and later tokens are nearer to the forecast."""
+    names = CANDIDATES[level](case)
+    return Ranking(names, np.arange(len(names), dtype=float))
+
+
+def _point(case: EvaluationCase, component: Component, hook: str) -> str:
+    prefix = case.lens.wiring.stack(component.stack).prefix
+    return f"{prefix}.{component.layer}.{component.kind}.{hook}"
+
+
+def _norm(case: EvaluationCase) -> Ranking:
+    """Score by the mean length of what a part writes."""
+    hooks = {
+        component: _point(case, component, "hook_out" if head is None else "hook_z")
+        for component, head in ((one, one.head) for one in case.components)
+    }
+    recorded = case.clean.record(sorted(set(hooks.values())))
+    lengths = []
+    for component, hook in hooks.items():
+        written = recorded[hook]
+        if component.head is not None:
+            assert component.kind is not None
+            weights = head_output_weights(
+                case.lens.adapter.model,
+                case.lens.wiring.stack(component.stack),
+                component.layer,
+                component.kind,
+            )
+            written = written[..., component.head, :] @ weights[component.head]
+        with torch.no_grad():
+            lengths.append(float(written.norm(dim=-1).mean()))
+    return Ranking(_nodes(case), np.array(lengths))
+
+
+def _attention(case: EvaluationCase) -> Ranking:
+    """Score heads by the mean of the largest attention of a query."""
+    hooks = {
+        component: _point(case, component, "hook_pattern")
+        for component in case.components
+        if component.head is not None
+    }
+    recorded = case.clean.record(sorted(set(hooks.values())))
+    scores = np.full(len(case.components), np.nan)
+    for index, component in enumerate(case.components):
+        if component in hooks:
+            pattern = recorded[hooks[component]][:, component.head]
+            scores[index] = float(pattern.amax(dim=-1).mean())
+    return Ranking(_nodes(case), scores)
+
+
+def _by_edges(case: EvaluationCase, rank: Rank) -> Ranking:
+    """Score parts by the largest score of an edge that leaves them."""
+    edges = rank(case)
+    largest = dict.fromkeys(_nodes(case), 0.0)
+    for name, score in zip(edges.names, edges.scores, strict=True):
+        sender = name.split(" > ")[0]
+        largest[sender] = max(largest[sender], float(score))
+    return Ranking(tuple(largest), np.array(list(largest.values())))
+
+
+def _shapley(case: EvaluationCase) -> Ranking:
+    """Score by the mean share that a part adds, in random orders of all parts."""
+    bench = make_bench(
+        case.clean,
+        case.corrupted,
+        nodes=case.components,
+        how="zero",
+        reference=None,
+        behaviour=None,
+        smallest=SMALLEST_SHARE,
+    )
+    components = list(bench.ablations)
+    rng = np.random.default_rng(case.card.seed)
+    orders = [rng.permutation(len(components)) for _ in range(ORDERS)]
+    ablated = [
+        {components[at] for at in order[kept:]}
+        for order in orders
+        for kept in range(1, len(components))
+    ]
+    inner = bench.forecasts(ablated, None)
+    inner = inner.reshape(len(orders), len(components) - 1, *bench.full.shape)
+    values = np.zeros(len(components))
+    for order, forecasts in zip(orders, inner, strict=True):
+        curve = np.stack([bench.nothing, *forecasts, bench.full])
+        share = np.nanmean(bench.recovered(curve), axis=-1)
+        values[order] += np.diff(share)
+    return Ranking(tuple(map(str, components)), np.abs(values) / len(orders))
+
+
+def _learned(case: EvaluationCase, learn: Callable[..., xr.Dataset]) -> Ranking:
+    data = learn(case.clean, case.corrupted, nodes=case.components)
+    names = tuple(map(str, data["component"].values))
+    return Ranking(names, data["score"].values.astype(float))
+
+
+for _level in (PARTS, EDGES, INPUTS):
+    _rival("random", _level, partial(_draw, level=_level))
+for _level in (PARTS, INPUTS):
+    _rival("recency", _level, partial(_order, level=_level))
+_rival("norm", PARTS, _norm)
+_rival("attention", PARTS, _attention)
+for _name, _level, _known in (
+    ("attention", INPUTS, "attention, mean over heads"),
+    ("zero ablation", PARTS, "zero ablation"),
+    ("attribution", PARTS, "attribution patching, noise"),
+    ("attribution", INPUTS, "attribution patching of tokens"),
+    ("activation patching", PARTS, "activation patching, noise"),
+    ("edge attribution", EDGES, "edge attribution"),
+    ("exact path patching", EDGES, "path patching"),
+    ("greedy with pairs", PARTS, "circuit, greedy, patched"),
+):
+    _rival(_name, _level, METHODS[_known].rank)
+for _name, _known in (
+    ("edge attribution", "edge attribution"),
+    ("exact path patching", "path patching"),
+):
+    _rival(_name, PARTS, partial(_by_edges, rank=METHODS[_known].rank))
+_rival("Shapley values", PARTS, _shapley)
+# where the package has it
+_learn = getattr(probes, "learned_scores", None)
+if _learn is not None:
+    _rival("learned masks", PARTS, partial(_learned, learn=_learn))

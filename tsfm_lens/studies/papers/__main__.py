@@ -1,0 +1,54 @@
+"""Command that records the answers of `reproduce` to items without options.
+
+``python -m tsfm_lens.studies.papers S1-F1 S0-J1A`` measures these items anew; without
+ids it measures all that need nothing beyond what ships.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from tsfm_lens.core.errors import LensError
+from tsfm_lens.studies.papers.answers import write_answer
+from tsfm_lens.studies.papers.context import ANSWERS
+from tsfm_lens.studies.papers.items import ITEMS, find_item
+from tsfm_lens.studies.papers.reproduce import measure_item
+from tsfm_lens.studies.papers.sweeps import Where
+from tsfm_lens.training.command import run_command
+
+STAND_INS = {
+    "S3-RRT": "chronos-nano",
+    "S0-T2": "chronos-nano",
+    "S0-T3": "bolt-nano",
+    "S0-F6": "bolt-nano",
+}
+"""Embedded models for items whose own model must be downloaded, and have no record."""
+
+
+def record(
+    ids: Annotated[list[str] | None, typer.Argument(help="items; all if none")] = None,
+) -> None:
+    """Measure items, and write their answers beside the code."""
+    for item in map(find_item, ids) if ids else ITEMS:
+        if item.why:
+            continue
+        start = time.process_time()
+        try:
+            if item.id in ANSWERS:
+                result = ANSWERS[item.id]()
+                models = result.settings.get("model", "").split(", ")
+                write_answer(item, result, models, {})
+            else:
+                stand_in = STAND_INS.get(item.id)
+                write_answer(item, *measure_item(item, Where(), stand_in))
+        except LensError as error:
+            typer.echo(f"{item.id} is not recorded: {error}", err=True)
+            continue
+        typer.echo(f"{item.id}: {time.process_time() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    run_command(record)

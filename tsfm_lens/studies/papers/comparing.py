@@ -1,0 +1,158 @@
+"""Table of measured numbers and verdicts beside those that a paper prints.
+
+:func:`compare_by_name` joins what was measured, now or in a record, with an item of a
+paper. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.studies.papers.items import HOLDS, TABLE_3, Item
+from tsfm_lens.studies.papers.values import MeasuredValues
+from tsfm_lens.studies.papers.verdicts import AS_NUMBER, NOT_RUN, Tested
+from tsfm_lens.zoo import checkpoint_names
+
+
+def compare_by_name(
+    item: Item,
+    result: MeasuredValues,
+    models: Sequence[str] = (),
+    attrs: Mapping[str, Any] = MappingProxyType({}),
+) -> xr.Dataset:
+    """Compare measured numbers with the paper's, given the names of the models."""
+    theirs = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others))))
+    caveat = ""
+    if theirs and (not_of_paper := set(models) - set(theirs)):
+        kind = "not the paper's model"
+        if not_of_paper & {*checkpoint_names()}:
+            kind = "embedded model: mechanics only"
+        caveat = f"{kind}; the paper's values are for {', '.join(theirs)}"
+    # tables 2 and 3 of the tsfm-lens paper are of all its figures
+    evaluation = next(
+        (entry for entry in TABLE_3.values() if entry.model in (*models, item.model)),
+        None,
+    )
+    if evaluation:
+        of_model = {"context": evaluation.context, "samples": evaluation.samples}
+    else:
+        of_model = {}
+    paper = {name: str(value) for name, value in of_model.items() if value is not None}
+    paper |= item.settings
+    if theirs:
+        paper["model"] = ", ".join(theirs)
+    ours = dict(result.settings)
+    if caveat:
+        ours = {"model": ", ".join(models), **ours}
+    differ = {key: value for key, value in ours.items() if value != paper.get(key)}
+    data = _table(item, result.by_key(item.words)).assign_coords(setting=list(differ))
+    data["paper_setting"] = ("setting", [paper.get(key, "") for key in differ])
+    data["our_setting"] = ("setting", list(differ.values()))
+    data.attrs = {
+        "kind": "reproduction",
+        "title": f"{item.id}: {item.title}",
+        "source": item.source,
+        "paper_model": item.model,
+        **attrs,
+        "note": "; ".join(part for part in (caveat, item.note, *result.notes) if part),
+        "over": next((claim.over for claim in result.claims.values()), ""),
+    }
+    return data
+
+
+_COORDS = ("quantity", "unit", "where", "part_of", "margin")
+_EMPTY: dict[str, Any] = {
+    **dict.fromkeys(
+        ("ours", "paper", "formula", "estimate", "low", "high", "p"), np.nan
+    ),
+    **dict.fromkeys(("verdict", "why", "margin", "unit", "where", "part_of"), ""),
+}
+
+
+def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
+    """Tabulate numbers and claims over ``quantity``.
+
+    Printed ones come first, and each claim is followed by its parts.
+    """
+    printed = {value.quantity: value for value in item.values}
+    names = dict.fromkeys((*result.claims, *result.values))
+    rows: list[dict[str, Any]] = []
+    for name in (
+        *(name for name in printed if name in names),
+        *(name for name in names if name not in printed),
+    ):
+        value = printed.get(name)
+        if value is None:
+            paper = {}
+        else:
+            paper = {
+                "paper": float(value.paper),
+                "formula": float(value.formula),
+                "where": value.where,
+            }
+        if name in result.claims:
+            verdict = result.claims[name]
+            if len(verdict.parts) == 1 and not verdict.parts[0].name:
+                rows.append(_part_row(name, verdict.parts[0], **paper))
+                continue
+            row = {
+                "quantity": name,
+                "ours": AS_NUMBER.get(verdict.outcome, np.nan),
+                "verdict": verdict.outcome,
+            }
+            rows.append({**row, "why": verdict.why, "unit": HOLDS, **paper})
+            rows += [
+                _part_row(f"{name}: {part.name}", part, part_of=name)
+                for part in verdict.parts
+            ]
+            continue
+        number = float(result.values[name])
+        low, high = result.intervals.get(name, (np.nan, np.nan))
+        if value is None:
+            unit = result.units.get(name, "")
+        else:
+            unit = value.unit
+        row = {
+            "quantity": name,
+            "ours": number,
+            "estimate": number,
+            "low": low,
+            "high": high,
+            "unit": unit,
+        }
+        rows.append({**row, **paper})
+    columns = {
+        key: [{**_EMPTY, **row}[key] for row in rows] for key in ("quantity", *_EMPTY)
+    }
+    data = xr.Dataset(
+        {
+            key: ("quantity", values)
+            for key, values in columns.items()
+            if key not in _COORDS
+        },
+        coords={key: ("quantity", columns[key]) for key in _COORDS},
+    )
+    return data.assign(difference=data["ours"] - data["paper"].fillna(data["formula"]))
+
+
+def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
+    span = part.interval
+    if span is None:
+        numbers = {}
+    else:
+        numbers = {"estimate": span.estimate, "low": span.low, "high": span.high}
+    row = {
+        "quantity": quantity,
+        "ours": AS_NUMBER.get(part.outcome, np.nan),
+        "p": part.p,
+        "verdict": part.outcome,
+    }
+    unit = HOLDS
+    if part.outcome == NOT_RUN:
+        unit = ""
+    return {**row, "why": part.why, "margin": part.of, "unit": unit, **numbers, **more}

@@ -1,0 +1,74 @@
+"""What a measure of a paper's numbers returns: numbers, intervals, verdicts, settings.
+
+:class:`MeasuredValues` is filled by the measures and joined with the printed numbers in
+:mod:`tsfm_lens.studies.papers.comparing`. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tsfm_lens.studies.papers.verdicts import UNBOUNDED, Verdict, interval
+
+
+@dataclass
+class MeasuredValues:
+    """Result of a measure, by key of the item's values or by quantity."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    claims: dict[str, Verdict] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def add(
+        self,
+        quantity: str,
+        value: Any,
+        low: Any = np.nan,
+        high: Any = np.nan,
+        *,
+        unit: str = "",
+    ) -> None:
+        """Add one number, with its interval where both ends are finite."""
+        self.values[quantity] = float(value)
+        if np.isfinite([low, high]).all():
+            self.intervals[quantity] = (float(low), float(high))
+        if unit:
+            self.units[quantity] = unit
+
+    def mean(
+        self,
+        quantity: str,
+        values: np.ndarray,
+        clusters: Sequence[Hashable] | None = None,
+        bounds: tuple[float, float] = UNBOUNDED,
+    ) -> None:
+        """Add the mean of (window,) or (seed, window) values, with its interval.
+
+        If ``clusters`` is None, every window counts as a series by itself. The
+        interval stays within ``bounds``, those of the quantity.
+        """
+        if clusters is None:
+            clusters = range(values.shape[-1])
+        mean = interval(values, clusters, bounds)
+        self.add(quantity, mean.estimate, mean.low, mean.high)
+
+    def by_key(self, words: dict[str, str]) -> MeasuredValues:
+        """Name everything by quantity instead of by key."""
+
+        def named(table: dict[str, Any]) -> dict[str, Any]:
+            return {words.get(key, key): value for key, value in table.items()}
+
+        return replace(
+            self,
+            values=named(self.values),
+            units=named(self.units),
+            intervals=named(self.intervals),
+            claims=named(self.claims),
+        )

@@ -1,0 +1,47 @@
+"""Features in superposition: more directions than dimensions, of which one is present.
+
+:func:`draw_features` draws the directions, :func:`edges_of` says which level of a
+series stands for which, and :func:`draw_heights` what is forecast for each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FEATURES = 16
+DIMENSIONS = 8
+"""Dimensions that hold the features."""
+LARGEST_COSINE = 0.7
+"""Largest cosine of two features: a reader takes what is longer for present."""
+STEEPEST = 1.2
+"""Levels between the first and the last feature reach so far on both sides of 0."""
+
+
+def draw_features() -> Tensor:
+    """Draw unit vectors (feature, dimension) in double precision.
+
+    No two of them have a cosine above :data:`LARGEST_COSINE`.
+
+    Returns:
+        The vectors.
+    """
+    features: list[Tensor] = []
+    while len(features) < FEATURES:
+        draw = torch.randn(DIMENSIONS, dtype=torch.float64)
+        draw /= draw.norm()
+        if all(float(draw @ other) <= LARGEST_COSINE for other in features):
+            features.append(draw)
+    return torch.stack(features)
+
+
+def edges_of(features: Tensor) -> tuple[float, ...]:
+    """Return the levels between the features, in the unit of the context."""
+    return tuple(np.linspace(-STEEPEST, STEEPEST, len(features) - 1).tolist())
+
+
+def draw_heights() -> tuple[float, ...]:
+    """Draw forecasts for the features, in the unit of the context."""
+    heights = torch.linspace(-1.5, 1.5, FEATURES)[torch.randperm(FEATURES)]
+    return tuple(heights.tolist())
