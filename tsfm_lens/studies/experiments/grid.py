@@ -266,6 +266,12 @@ def ends(
     return _joined(runs, parts)
 
 
+def measured(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
+    """Collect the errors of finished runs on benchmarks, and what :func:`ends` does."""
+    parts = [gathered(arms, out), ends(arms, out)]
+    return xr.merge(parts, combine_attrs="override")
+
+
 def _end(arm: Arm, folder: Path, windows: int, products: int) -> xr.Dataset:
     task = make_task(arm.config)
     if not isinstance(task, BenchmarkTask):

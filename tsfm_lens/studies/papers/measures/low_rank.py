@@ -44,18 +44,7 @@ _HALVINGS = 40
 def truncate(context: Context) -> MeasuredValues:
     """Measure table 2: the model truncated to the paper's shares of ranks."""
     lens = context.model
-    matrices = compress.matrices(lens)
-    forms = {name: matrix.form() for name, matrix in matrices.items()}
-    spectra = {
-        name: (
-            torch.linalg.svdvals(
-                parameters(lens.adapter.model, matrix.path)[0].detach().double()
-            )
-            .cpu()
-            .numpy()
-        )
-        for name, matrix in matrices.items()
-    }
+    spectra, forms = spectra_and_forms(lens)
     result = MeasuredValues(settings={**context.settings(), "ratio": "share of ranks"})
     for row, ratio in enumerate(RATIOS):
         epsilon, ranks = at_ratio(spectra, forms, ratio)
@@ -78,6 +67,23 @@ def truncate(context: Context) -> MeasuredValues:
             result.add(f"{name}, {label}", np.nan)
         context.report("ratios", row + 1, len(RATIOS))
     return result
+
+
+def spectra_and_forms(
+    lens: Lens,
+) -> tuple[dict[str, np.ndarray], dict[str, compress.BlockShape]]:
+    """Return singular values of the attention matrices of a model, and their shapes."""
+    matrices = compress.matrices(lens)
+    forms = {name: matrix.form() for name, matrix in matrices.items()}
+    weights = {
+        name: parameters(lens.adapter.model, matrix.path)[0].detach().double()
+        for name, matrix in matrices.items()
+    }
+    spectra = {
+        name: torch.linalg.svdvals(weight).cpu().numpy()
+        for name, weight in weights.items()
+    }
+    return spectra, forms
 
 
 def at_ratio(
