@@ -21,6 +21,7 @@ from tsfm_lens import testing
 from tsfm_lens.cli import app
 from tsfm_lens.models import load
 from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
+from tsfm_lens.studies.papers.answers import read_answer
 from tsfm_lens.studies.papers.comparing import compare_by_name
 from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import BY_ID, HOLDS, ITEMS, PAPERS
@@ -177,15 +178,15 @@ def test_every_item_of_papers_is_known() -> None:
         *["S2-LM"] * 4,
     ]
     for item in map(find_item, (*ids, *BY_ID)):
-        if item.why:
+        if item.why and read_answer(item) is None:
             found = reproduce(item.id)
             row = [
                 found[name].values.tolist() for name in ("quantity", "verdict", "why")
             ]
             assert row == [[item.title], ["not run"], [item.why]]
-    visible = run("S2-LM")
+    visible = run("S2-F7")
     assert visible.exit_code == 0
-    assert "OpenWebText" in " ".join(visible.stdout.split())
+    assert "500,000 steps" in " ".join(visible.stdout.split())
     assert "A claim holds" not in visible.stdout
 
 

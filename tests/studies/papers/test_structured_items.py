@@ -5,6 +5,7 @@ shipped results.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import xarray as xr
 from reproductions import nano, ours, parts, row, settings, verdict
 from tsfm_lens import compress
 from tsfm_lens.core import registry
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies import experiments, recipes
 from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.papers import reproduce as papers
@@ -318,3 +320,49 @@ def test_printed_size_ratios_follow_from_ranks() -> None:
     assert_close(ours(found, "size ratio, schedule (7, 0.4)"), share, depth=8)
     rise = record.sel(arm="medium schedule")["mase_rise_size"]
     assert_close(ours(found, "zero-shot MASE, schedule (7, 0.4)"), 1 + rise, depth=8)
+
+
+def language_records(gain: float, seeds: int = 6) -> tuple[xr.Dataset, dict[str, Any]]:
+    """Models whose loss is a power law of their operations, of MLR attention less."""
+    plan: dict[str, Any] = {
+        "arms": ["standard", "MLR"],
+        "widths": [32, 64],
+        "seeds": [*range(seeds)],
+    }
+    titles = [f"{arm}, D = {width}" for arm in plan["arms"] for width in plan["widths"]]
+    operations = np.array([8.0, 32.0, 6.0, 24.0])
+    noise = 1e-4 * np.random.default_rng(0).standard_normal((4, seeds))
+    losses = np.log(2 * operations**-0.1)[:, None] + noise
+    losses[2:] -= gain
+    columns = {
+        "validation": (("arm", "seed"), np.exp(losses)),
+        **{
+            f"operations_{part}": ("arm", operations / 3)
+            for part in ("scores", "values", "rest")
+        },
+    }
+    cells = [f"{title}, seed {seed}" for title in titles for seed in range(seeds)]
+    coords = {"arm": titles, "seed": range(seeds), "cell": cells}
+    attrs = {"text": "planted", "tokens": 256, "layers": 2, "steps": 5000}
+    return xr.Dataset(columns, coords, attrs), plan
+
+
+@pytest.mark.parametrize(
+    ("gain", "outcome"), [(0.01, "holds"), (-0.01, "does not hold")]
+)
+def test_losses_are_compared_at_equal_operations(gain: float, outcome: str) -> None:
+    """Fewer operations at the same width are no gain, a lower curve is one."""
+    result = measures.compare_losses(*language_records(gain))
+    claim = result.claims["lower_loss"]
+    assert claim.outcome == outcome
+    (part,) = claim.parts
+    assert part.interval is not None
+    assert part.interval.low <= part.interval.estimate <= part.interval.high
+    assert abs(part.interval.estimate - gain) < abs(gain) / 10
+
+
+def test_no_verdict_before_all_models_are_trained() -> None:
+    """One missing cell keeps the verdict back, and the item says what is open."""
+    data, plan = language_records(0.01)
+    with pytest.raises(InputError, match="1 of 24 models"):
+        measures.compare_losses(data.isel(cell=slice(1, None)), plan)

@@ -19,7 +19,13 @@ from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import replacing
 from tsfm_lens.studies.experiments import grids
-from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, of_seeds, run_arms
+from tsfm_lens.studies.experiments.grid import (
+    Arm,
+    gathered,
+    measured,
+    of_seeds,
+    run_arms,
+)
 from tsfm_lens.studies.samformer.models import oracle_loss
 from tsfm_lens.studies.train_config import TrainConfig
 from tsfm_lens.training.command import HELP, run_command
@@ -88,11 +94,6 @@ def benchmarks(
                 names = ", ".join(title.split(" ", 2)[2] for title in arms)
                 raise InputError(f"arms {', '.join(arm)}; there are {names}")
             configs |= subset
-
-    def measured(runs: list[Arm], out: Path) -> xr.Dataset:
-        return xr.merge(
-            [gathered(runs, out), ends(runs, out)], combine_attrs="override"
-        )
 
     _train(
         configs,

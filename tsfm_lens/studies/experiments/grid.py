@@ -49,17 +49,7 @@ WATCH = "watch.jsonl"
 MEANS = ("entropy", "numerical_rank")
 BY_WINDOW = ("nuclear_norm", "diagonal_mass")
 WATCHED = ("sharpness", "sharpness_residual", "lowest_curvature", *MEANS, *BY_WINDOW)
-_END_DIMS: Mapping[str, tuple[str, ...]] = {
-    "sharpness": (),
-    "sharpness_residual": (),
-    **dict.fromkeys(MEANS, ()),
-    **dict.fromkeys(BY_WINDOW, ("window",)),
-    "pattern": ("query", "key"),
-}
 _RECORDS = Path(__file__).parent / "results"
-
-Cells = Mapping[tuple[int, int], Any]
-"""Values of runs by the indices of their arm and seed."""
 
 
 @dataclass(frozen=True)
@@ -150,45 +140,27 @@ def _check_settings(folder: Path, config: TrainConfig) -> None:
         )
 
 
-def _ended(
-    arms: Sequence[Arm], out: str | Path
-) -> tuple[list[str], list[int], dict[tuple[int, int], tuple[Arm, Path]]]:
-    """Return names and seeds of the runs that have ended, and the runs themselves.
-
-    Each run is given with its folder, by the indices of its name and seed.
-    """
-    runs = [arm for arm in arms if (Path(out) / arm.folder / RESULT).exists()]
-    if not runs:
+def _ended(arms: Sequence[Arm], out: str | Path) -> list[Arm]:
+    """List the runs that have ended."""
+    ended = [arm for arm in arms if (Path(out) / arm.folder / RESULT).exists()]
+    if not ended:
         raise InputError(f"no run in {out} has ended; train them first")
+    return ended
+
+
+def _joined(runs: Sequence[Arm], parts: Iterable[xr.Dataset]) -> xr.Dataset:
+    """Join the values of runs over arm and seed, NaN where a run has none."""
+    placed = []
+    for arm, part in zip(runs, parts, strict=True):
+        positions = {str(dim): range(size) for dim, size in part.sizes.items()}
+        of_run = {"arm": [arm.name], "seed": [arm.config.seed]}
+        placed.append(part.assign_coords(positions).expand_dims(of_run))
+    data = xr.merge(placed, join="outer", compat="no_conflicts")
+    # merging sorts labels; they stay in the order in which they came
     names = list(dict.fromkeys(arm.name for arm in runs))
     seeds = list(dict.fromkeys(arm.config.seed for arm in runs))
-    by_cell = {
-        (names.index(arm.name), seeds.index(arm.config.seed)): (
-            arm,
-            Path(out) / arm.folder,
-        )
-        for arm in runs
-    }
-    return names, seeds, by_cell
-
-
-def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarray:
-    """Stack values of runs in one array, NaN where there are none.
-
-    Smaller ones fill the corner of their cell.
-    """
-    sizes = [
-        max(sizes)
-        for sizes in zip(*(np.shape(values) for values in cells.values()), strict=True)
-    ]
-    out = np.full((*shape, *sizes), np.nan, dtype=dtype)
-    for cell, values in cells.items():
-        corner: tuple[int | slice, ...] = (
-            *cell,
-            *(slice(size) for size in np.shape(values)),
-        )
-        out[corner] = values
-    return out
+    others = [dim for dim in data.dims if dim not in ("arm", "seed", "epoch")]
+    return data.drop_vars(others).reindex(arm=names, seed=seeds)
 
 
 def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
@@ -212,104 +184,55 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         >>> experiments.record("toy")["validation_mse"].dims
         ('arm', 'seed')
     """
-    names, seeds, runs = _ended(arms, out)
-    shape = (len(names), len(seeds))
-    results = {
-        cell: json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        for cell, (_, folder) in runs.items()
-    }
-    rows = {}
-    for cell, result in results.items():
-        errors = (
-            (part, name)
-            for part in ("validation", "test")
-            for name in result.get(part, {})
-        )
-        rows[cell] = {f"{part}_{name}": result[part][name] for part, name in errors}
-        metadata = {
-            name: result[name]
-            for name in ("epochs", "best_epoch", "seconds", "parameters")
-        }
-        rows[cell] |= {
-            name: np.nan if value is None else value for name, value in metadata.items()
-        }
-    curves = {
-        cell: [line["mse"] for line in read_log(folder / LOG) if "mse" in line]
-        for cell, (_, folder) in runs.items()
-    }
-    columns = {}
-    for column in sorted({column for row in rows.values() for column in row}):
-        cells = {cell: row[column] for cell, row in rows.items() if column in row}
-        columns[column] = (("arm", "seed"), _stack(cells, shape))
-    curve = _stack(curves, shape)
-    data = xr.Dataset(
-        columns,
-        coords={"arm": names, "seed": seeds, "epoch": np.arange(curve.shape[-1])},
-        attrs={"kind": "lab_runs", "title": "Runs of the lab"},
+    runs = _ended(arms, out)
+    first = runs[0].config.seed
+    parts = (
+        _of_run(Path(out) / arm.folder, patterns=arm.config.seed == first)
+        for arm in runs
     )
-    configs = list({arm.name: arm.config for arm, _ in runs.values()}.values())
-    if all(isinstance(config.data, FileData) for config in configs):
-        horizons = [
-            config.data.horizon
-            for config in configs
-            if isinstance(config.data, FileData)
-        ]
-        data = data.assign_coords(
-            horizon=("arm", horizons),
-            rho=("arm", [config.optimizer.rho for config in configs]),
-        )
-    data = data.assign(curve=(("arm", "seed", "epoch"), curve))
-    pairs = _stack(
-        {cell: result.get("by_pairs", []) for cell, result in results.items()}, shape
+    data = _joined(runs, parts).assign_attrs(kind="lab_runs", title="Runs of the lab")
+    if "look_step" in data:
+        steps = data["look_step"].max(("arm", "seed")).astype(int)
+        data = data.assign(look_step=steps)
+    if "pattern" in data:
+        data = data.assign(pattern=data["pattern"].isel(seed=0, drop=True))
+    configs = {arm.name: arm.config for arm in runs}.values()
+    files = [config.data for config in configs if isinstance(config.data, FileData)]
+    if len(files) < len(configs):
+        return data
+    return data.assign_coords(
+        horizon=("arm", [file.horizon for file in files]),
+        rho=("arm", [config.optimizer.rho for config in configs]),
     )
-    if pairs.shape[-1]:
-        data = data.assign(by_pairs=(("arm", "seed", "pairs"), pairs))
-    watches = {
-        cell: read_watch(folder)
-        for cell, (_, folder) in runs.items()
-        if (folder / WATCH).exists()
-    }
-    if watches:
-        return data.assign(_watch_columns(watches, shape))
-    return data
 
 
-def _watch_columns(
-    watches: Mapping[tuple[int, int], xr.Dataset], shape: tuple[int, int]
-) -> dict[str, Any]:
-    """Collect the measures of watches, over looks."""
-    longest = max(watches.values(), key=lambda watch: watch.sizes["step"])
-    out: dict[str, Any] = {}
+def _of_run(folder: Path, *, patterns: bool) -> xr.Dataset:
+    """Read the result, the curve and the watch of a run."""
+    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    columns: dict[str, Any] = {
+        f"{part}_{name}": error
+        for part in ("test", "validation")
+        for name, error in result.get(part, {}).items()
+    }
+    for name in ("epochs", "best_epoch", "seconds", "parameters"):
+        columns[name] = result[name]
+    data = xr.Dataset(columns).astype(float)
+    curve = [line["mse"] for line in read_log(folder / LOG) if "mse" in line]
+    data["curve"] = ("epoch", np.array(curve, dtype=float))
+    if "by_pairs" in result:
+        data["by_pairs"] = ("pairs", result["by_pairs"])
+    if not (folder / WATCH).exists():
+        return data
+    watch = read_watch(folder)
+    data["look_step"] = ("look", watch["step"].values)
     for name in WATCHED:
-        cells = {}
-        for cell, watch in watches.items():
-            if name in watch:
-                dims = [dim for dim in ("layer", "head") if dim in watch[name].dims]
-                cells[cell] = watch[name].mean(dims).values
-            else:
-                cells[cell] = np.full(watch.sizes["step"], np.nan)
-        values = _stack(cells, shape)
-        if np.isfinite(values).any():
-            out[name] = (("arm", "seed", "look"), values)
-    out["look_step"] = ("look", longest["step"].values)
-    patterns = {
-        cell: watch["pattern"].isel(input=0, layer=0, head=0).values
-        for cell, watch in watches.items()
-        if cell[1] == 0 and "pattern" in watch
-    }
-    if patterns:
-        # those of the size of the first one
-        sizes = next(iter(patterns.values())).shape
-        same_size = {
-            cell: pattern
-            for cell, pattern in patterns.items()
-            if pattern.shape == sizes
-        }
-        out["pattern"] = (
-            ("arm", "snapshot", "query", "key"),
-            _stack(same_size, (shape[0], 1), np.float32)[:, 0],
-        )
-    return out
+        if name in watch and watch[name].notnull().any():
+            dims = {"layer", "head"}.intersection(watch[name].dims)
+            data[name] = ("look", watch[name].mean(dims).values)
+    if patterns and "pattern" in watch:
+        pattern = watch["pattern"].isel(input=0, layer=0, head=0)
+        data["pattern"] = (("snapshot", "query", "key"), pattern.values)
+    return data
 
 
 def ends(
@@ -338,22 +261,18 @@ def ends(
         >>> experiments.record("benchmarks")["end_pattern"].dims
         ('arm', 'seed', 'query', 'key')
     """
-    names, seeds, runs = _ended(arms, out)
-    measures = {cell: _of_run(*run, windows, products) for cell, run in runs.items()}
-    columns: dict[str, Any] = {}
-    for name, dims in _END_DIMS.items():
-        cells = {
-            cell: values[name] for cell, values in measures.items() if name in values
-        }
-        if cells:
-            stacked = _stack(cells, (len(names), len(seeds)), np.float32)
-            columns[f"end_{name}"] = (("arm", "seed", *dims), stacked)
-    return xr.Dataset(columns, coords={"arm": names, "seed": seeds})
+    runs = _ended(arms, out)
+    parts = (_end(arm, Path(out) / arm.folder, windows, products) for arm in runs)
+    return _joined(runs, parts)
 
 
-def _of_run(
-    arm: Arm, folder: Path, windows: int, products: int
-) -> dict[str, np.ndarray]:
+def measured(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
+    """Collect the errors of finished runs on benchmarks, and what :func:`ends` does."""
+    parts = [gathered(arms, out), ends(arms, out)]
+    return xr.merge(parts, combine_attrs="override")
+
+
+def _end(arm: Arm, folder: Path, windows: int, products: int) -> xr.Dataset:
     task = make_task(arm.config)
     if not isinstance(task, BenchmarkTask):
         raise InputError(f"run {arm.name!r} is of no benchmark; expected one on a file")
@@ -362,24 +281,22 @@ def _of_run(
     x, y = task.training.take(_even_indices(len(task.training), 2 * windows))
     weights = [weight for weight in task.model.parameters() if weight.requires_grad]
     curvature = sharpness(make_losses(task, x, y), weights, steps=products)
-    out = {
-        "sharpness": np.array(curvature.largest),
-        "sharpness_residual": np.array(curvature.largest_residual),
+    columns: dict[str, Any] = {
+        "end_sharpness": curvature.largest,
+        "end_sharpness_residual": curvature.largest_residual,
     }
     # only attention between channels is measured below
     if getattr(task.model, "over", "time") == "time":
-        return out
+        return xr.Dataset(columns).astype(np.float32)
     patterns = make_attention(
         task, task.data.test.take(_even_indices(len(task.data.test), windows))[0]
     )
     pattern = patterns()["0"][:, 0].double()
     measures = attention_measures(pattern)
-    out |= {name: measures[name].mean() for name in MEANS}
-    return (
-        out
-        | {name: measures[name] for name in BY_WINDOW}
-        | {"pattern": pattern.mean(0).cpu().numpy()}
-    )
+    columns |= {f"end_{name}": float(measures[name].mean()) for name in MEANS}
+    columns |= {f"end_{name}": ("window", measures[name]) for name in BY_WINDOW}
+    columns["end_pattern"] = (("query", "key"), pattern.mean(0).cpu())
+    return xr.Dataset(columns).astype(np.float32)
 
 
 def _even_indices(count: int, some: int) -> torch.Tensor:

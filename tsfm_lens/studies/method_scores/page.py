@@ -133,9 +133,9 @@ def _answer(rows: pd.DataFrame) -> str:
             " {untrained claimed} of the heads attend sharply."
         ),
         "zero ablation": (
-            "**Untrained models show effects, too**: there zero ablation names"
-            " {untrained claimed} of the parts and ranks them at {untrained AUROC};"
-            " chance is 0.5."
+            "**Untrained models show effects, too**: there {untrained claimed} of the"
+            " parts have a significant effect when set to zero, and these effects rank"
+            " them at {untrained AUROC}; chance is 0.5."
         ),
     }
     lines = [

@@ -1,7 +1,8 @@
 """Command that records the answers of `reproduce` to items without options.
 
 ``python -m tsfm_lens.studies.papers S1-F1 S0-J1A`` measures these items anew; without
-ids it measures all that need nothing beyond what ships.
+ids it measures all that need nothing beyond what ships. ``--stale`` writes anew what is
+read from records, after cells were added to them.
 """
 
 from __future__ import annotations
@@ -30,17 +31,22 @@ STAND_INS = {
 
 def record(
     ids: Annotated[list[str] | None, typer.Argument(help="items; all if none")] = None,
+    *,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="all items that are read from records")
+    ] = False,
 ) -> None:
     """Measure items, and write their answers beside the code."""
-    for item in map(find_item, ids) if ids else ITEMS:
-        if item.why:
+    names = [*(ids or ()), *(ANSWERS if stale else ())]
+    for item in map(find_item, names) if names else ITEMS:
+        if item.why and item.id not in ANSWERS:
             continue
         start = time.process_time()
         try:
             if item.id in ANSWERS:
                 result = ANSWERS[item.id]()
                 models = result.settings.get("model", "").split(", ")
-                write_answer(item, result, models, {})
+                write_answer(item, result, [*filter(None, models)], {})
             else:
                 stand_in = STAND_INS.get(item.id)
                 write_answer(item, *measure_item(item, Where(), stand_in))

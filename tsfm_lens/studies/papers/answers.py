@@ -63,14 +63,16 @@ def read_answer(
 def recorded(item: Item) -> xr.Dataset | None:
     """Return the recorded answer beside the paper's numbers; None if none ships.
 
-    What cannot be measured is answered with its reason.
+    What is not measured is answered with its reason.
     """
+    answer = read_answer(item)
+    if answer is not None:
+        return compare_by_name(item, *answer)
     if item.why:
         reason = Tested("", "", NOT_RUN, why=item.why)
         result = MeasuredValues(claims={item.title: Verdict((reason,))})
         return compare_by_name(item, result)
-    answer = read_answer(item)
-    return None if answer is None else compare_by_name(item, *answer)
+    return None
 
 
 def _read_part(entry: dict[str, Any]) -> Tested:

@@ -42,26 +42,21 @@ ANSWERS: dict[str, Answer] = {}
 """What answers an item from records of small models, by the item's id."""
 
 
-def from_record(*ids: str) -> Callable[[Answer], Answer]:
+def from_record(*ids: str, **options: Any) -> Callable[[F], F]:
     """Register a function as what answers items from records of small models."""
-
-    def register(function: Answer) -> Answer:
-        ANSWERS.update(dict.fromkeys(ids, function))
-        return function
-
-    return register
+    return partial(_register, ANSWERS, ids, options)
 
 
 def measure(*ids: str, **options: Any) -> Callable[[F], F]:
     """Register a function as the measure of items, called with these options."""
+    return partial(_register, MEASURES, ids, options)
 
-    def register(function: F) -> F:
-        MEASURES.update(
-            dict.fromkeys(ids, partial(function, **options) if options else function)
-        )
-        return function
 
-    return register
+def _register(
+    table: dict[str, Any], ids: Sequence[str], options: dict[str, Any], function: F
+) -> F:
+    table.update(dict.fromkeys(ids, partial(function, **options)))
+    return function
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 import xarray as xr
 
 from tsfm_lens.studies.experiments import grids
-from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, run_arms
+from tsfm_lens.studies.experiments.grid import Arm, measured, run_arms
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace
 from tsfm_lens.studies.train_config import TrainConfig
 
@@ -36,11 +36,7 @@ def trained(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
     torch.manual_seed(arm.config.seed)
     if not run_arms([arm], workplace.folder, quiet=True):
         return None
-    data = xr.merge(
-        [gathered([arm], workplace.folder), ends([arm], workplace.folder)],
-        combine_attrs="override",
-    )
-    return data.assign_attrs(ids=IDS[record])
+    return measured([arm], workplace.folder).assign_attrs(ids=IDS[record])
 
 
 def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:

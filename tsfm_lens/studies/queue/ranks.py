@@ -22,11 +22,14 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from tsfm_lens import compress
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
 from tsfm_lens.probes.weights import weight_matrices
-from tsfm_lens.studies.papers.measures.low_rank import RATIOS, at_ratio
+from tsfm_lens.studies.papers.measures.low_rank import (
+    RATIOS,
+    at_ratio,
+    spectra_and_forms,
+)
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
 from tsfm_lens.studies.queue.text import Text, check_text, decoded, python_text
 from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
@@ -98,7 +101,10 @@ def measure_spectra(run: Run) -> xr.Dataset:
             ("family", "mode"),
             _relative(embedded["singular_value"]),
         ),
-        "mean_angle": ("family", _of_families(embedded, "mean_angle")),
+        "mean_angle": (
+            "family",
+            embedded["mean_angle"].reindex(family=embedded["family"]).values,
+        ),
         "signal_rank": (
             ("epsilon", "family"),
             embedded["signal_rank_estimate"].transpose("epsilon", "family").values,
@@ -130,11 +136,6 @@ def _relative(values: xr.DataArray) -> np.ndarray:
     table = values.transpose("family", "mode").values
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(table / table[:, :1])
-
-
-def _of_families(data: xr.Dataset, name: str) -> np.ndarray:
-    """Return a measure of families, NaN of one that has none."""
-    return np.asarray(data[name].reindex(family=data["family"]).values)
 
 
 def _named(
@@ -565,16 +566,7 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
 
     It is truncated to the shares of ranks of table 2.
     """
-    matrices = compress.matrices(lens)
-    forms = {name: matrix.form() for name, matrix in matrices.items()}
-    spectra = {
-        name: (
-            torch.linalg.svdvals(
-                parameters(lens.adapter.model, matrix.path)[0].detach().double()
-            ).numpy()
-        )
-        for name, matrix in matrices.items()
-    }
+    spectra, forms = spectra_and_forms(lens)
     full, likeliest = _token_scores(lens, batch)
     losses = [full]
     overlaps = [1.0]

@@ -11,7 +11,7 @@ model is special is asked of its null as well, "more so than in untrained twins"
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, product
@@ -327,11 +327,17 @@ def gains() -> MeasuredValues:
     """Measure by how much the middle layers improve the forecast that is read there."""
     result = _result(HEADED, record("queue/lens_layers"))
     parts = []
+    twins = []
     for model, data in _by_layer("error"):
-        error = data["error"].sel(subject=MODEL).transpose("metric", "layer", "series")
+        error = data["error"].transpose("subject", "metric", "layer", "series")
         gain = 100 * error.diff("layer").values / error.isel(layer=slice(-1)).values
         _, middle, _ = split_thirds(error.sizes["layer"])
-        for metric, of_metric in zip(error["metric"].values, gain, strict=True):
+        # the first layer has no gain, so layer 1 is at 0
+        of_middle = gain[:, :, np.array(middle) - 1]
+        changes = np.median(of_middle, axis=-1).mean((1, 2))
+        of = "median change of the error by the middle layers, %"
+        twins.append(beyond_twins(model, changes[0], changes[1:], of))
+        for metric, of_metric in zip(error["metric"].values, gain[0], strict=True):
             for layer, values in enumerate(of_metric, start=1):
                 text = f"{model}: median gain, {metric}, layer {layer}"
                 result.add(text, np.median(values), unit="%")
@@ -340,6 +346,8 @@ def gains() -> MeasuredValues:
                     of = f"gain + {SMALLEST_GAIN:g} %"
                     parts.append(ClaimPart(words, values + SMALLEST_GAIN, of))
     result.claims["no_improvement"] = _over_series(parts)
+    claim = f"the middle layers do not improve the forecast, {TWINS}"
+    result.claims[claim] = Verdict(tuple(twins), "twin")
     return result
 
 
@@ -493,6 +501,7 @@ def by_series() -> MeasuredValues:
     """Compare the heads of the layer that can best go with those of the worst."""
     result = _result(HEADED, ablations(HEADED[0]))
     parts = []
+    nulls = []
     for model in HEADED:
         data = ablations(model)
         rise = data["rise"].sel(variant=single_layers(data, "heads")).values
@@ -504,7 +513,15 @@ def by_series() -> MeasuredValues:
         words = f"{model} layer {least} beside layer {most}"
         margins = (rise[most] - rise[least])[1::2]
         parts.append(ClaimPart(words, margins, "rise of log MASE"))
+        # as many heads as a layer has, drawn from anywhere
+        random = data["rise"].sel(variant=variants(data, "random", "random heads"))
+        drawn = random.mean("variant").values
+        words = f"{model} layer {least} beside random heads"
+        margins = (drawn - rise[least])[1::2]
+        nulls.append(ClaimPart(words, margins, "rise of log MASE"))
     result.claims["kinder"] = _over_series(parts)
+    claim = "MASE rises less without those heads than without as many random heads"
+    result.claims[claim] = _over_series(nulls)
     result.settings["layers"] = "chosen on every other series, tested on the others"
     return result
 
@@ -593,6 +610,13 @@ def _of_heads() -> tuple[MeasuredValues, HeadScores]:
     return result, _scores(MODEL)
 
 
+def _twin_scores() -> list[HeadScores]:
+    """Return the scores of the twins that have a copy score."""
+    names = map(str, record("queue/lens_heads")["subject"].values)
+    twins = [_scores(name) for name in names if name != MODEL]
+    return [twin for twin in twins if len(twin.prefix)]
+
+
 NO_INDUCTION = (
     "no head of chronos-nano is an induction head by the paper's thresholds: a model"
     " that has some is needed, as amazon/chronos-t5-base (200 million parameters,"
@@ -616,6 +640,16 @@ def thresholds() -> MeasuredValues:
     result, scores = _of_heads()
     result.claims |= threshold_verdicts(scores)
     result.claims["relaxed"] = _if_inducing(scores, result.claims["relaxed"])
+    together = result.claims["scores_go_together"].parts
+    of_twins = [_correlations(threshold_verdicts(twin)) for twin in _twin_scores()]
+    tests = [
+        beyond_twins(part.words, own, np.array(twins), part.of)
+        for part, own, *twins in zip(
+            together, _correlations(result.claims), *of_twins, strict=True
+        )
+    ]
+    claim = f"the scores of heads go together, {TWINS}"
+    result.claims[claim] = Verdict(tuple(tests), "twin")
     names = ("prefix-matching score", "copy score", "normalised entropy")
     means = [values[0] for values in scores.bootstrap_means]
     correlation = pd.DataFrame(dict(zip(names, means, strict=True))).corr()
@@ -623,6 +657,12 @@ def thresholds() -> MeasuredValues:
         text = f"correlation of {one} and {other} over heads"
         result.add(text, correlation.loc[one, other])
     return result
+
+
+def _correlations(claims: Mapping[str, Verdict]) -> list[float]:
+    """Return the correlations of the scores that a claim says go together."""
+    spans = [part.interval for part in claims["scores_go_together"].parts]
+    return [span.estimate for span in spans if span is not None]
 
 
 def _if_inducing(scores: HeadScores, verdict: Verdict) -> Verdict:
@@ -634,8 +674,7 @@ def _if_inducing(scores: HeadScores, verdict: Verdict) -> Verdict:
 def head_counts() -> MeasuredValues:
     """Count sharp heads and induction heads, of the model and of its twins."""
     result, scores = _of_heads()
-    names = map(str, record("queue/lens_heads")["subject"].values)
-    twins = [_scores(name) for name in names if name != MODEL]
+    twins = _twin_scores()
     for text, count in (("sharp", _sharp), ("induction", _inducing)):
         result.add(
             f"{text} heads of all",
@@ -643,7 +682,7 @@ def head_counts() -> MeasuredValues:
             unit="%",
         )
         result.add(f"{text} heads", count(scores))
-        most = max(count(twin) for twin in twins if len(twin.prefix))
+        most = max(map(count, twins))
         result.add(f"{text} heads of an untrained twin, at most", most)
     return result
 

@@ -8,7 +8,6 @@ read first. The truncation itself is :mod:`tsfm_lens.compress`; training is in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from tsfm_lens.studies.papers.context import (
     judge_parts,
     measure,
 )
-from tsfm_lens.studies.papers.verdicts import ClaimPart, judged_trends
+from tsfm_lens.studies.papers.verdicts import ClaimPart
 
 ROUNDS = 5
 D_HEAD = 64
@@ -45,18 +44,7 @@ _HALVINGS = 40
 def truncate(context: Context) -> MeasuredValues:
     """Measure table 2: the model truncated to the paper's shares of ranks."""
     lens = context.model
-    matrices = compress.matrices(lens)
-    forms = {name: matrix.form() for name, matrix in matrices.items()}
-    spectra = {
-        name: (
-            torch.linalg.svdvals(
-                parameters(lens.adapter.model, matrix.path)[0].detach().double()
-            )
-            .cpu()
-            .numpy()
-        )
-        for name, matrix in matrices.items()
-    }
+    spectra, forms = spectra_and_forms(lens)
     result = MeasuredValues(settings={**context.settings(), "ratio": "share of ranks"})
     for row, ratio in enumerate(RATIOS):
         epsilon, ranks = at_ratio(spectra, forms, ratio)
@@ -79,6 +67,23 @@ def truncate(context: Context) -> MeasuredValues:
             result.add(f"{name}, {label}", np.nan)
         context.report("ratios", row + 1, len(RATIOS))
     return result
+
+
+def spectra_and_forms(
+    lens: Lens,
+) -> tuple[dict[str, np.ndarray], dict[str, compress.BlockShape]]:
+    """Return singular values of the attention matrices of a model, and their shapes."""
+    matrices = compress.matrices(lens)
+    forms = {name: matrix.form() for name, matrix in matrices.items()}
+    weights = {
+        name: parameters(lens.adapter.model, matrix.path)[0].detach().double()
+        for name, matrix in matrices.items()
+    }
+    spectra = {
+        name: torch.linalg.svdvals(weight).cpu().numpy()
+        for name, weight in weights.items()
+    }
+    return spectra, forms
 
 
 def at_ratio(
@@ -251,35 +256,6 @@ def sketches(context: Context) -> MeasuredValues:
         one = record.sel(arm=arm)
         result.add(f"numbers in attention, {text}", one["attention_parameters"])
         _add_scores(result, one, f" over the dense model's, {text}", kind="")
-    return result
-
-
-@measure("S0-F4C")
-def vocabularies(context: Context) -> MeasuredValues:
-    """Measure figure 4c."""
-    record, result = _record("vocabulary")
-    last = record.isel(training_step=-1)
-    numbers = record["vocabulary"].values
-    of = "rank correlation of ε-rank and rank(Ξ)"
-    statements = {
-        "increases": ("rank", "W_Q"),
-        "the same of what training added to W_Q": ("moved_rank", "its change"),
-    }
-    for claim, (name, text) in statements.items():
-        ranks = last[name].mean(("seed", "layer")).transpose("epsilon", "vocabulary")
-        parts = [ClaimPart("", row.values, of, float(row["epsilon"])) for row in ranks]
-        # models of several vocabularies are the units; layers of one are trained
-        # together
-        result.claims[claim] = judged_trends(parts, numbers.tolist(), "run")
-        for row, number in product(ranks, numbers):
-            quantity = (
-                f"ε-rank of {text}, ε = {float(row['epsilon']):g}, vocabulary of rank"
-                f" {number}"
-            )
-            result.add(quantity, row.sel(vocabulary=number))
-    result.settings["d"] = str(record.attrs["width"])
-    result.settings["ranks of the vocabulary"] = f"{numbers[0]} to {numbers[-1]}"
-    result.settings["intervals over"] = "vocabularies"
     return result
 
 

@@ -21,6 +21,7 @@ from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
     describe_seeds,
+    from_record,
     judge_parts,
     measure,
 )
@@ -124,8 +125,8 @@ def _toy_settings(data: xr.Dataset) -> dict[str, str]:
     }
 
 
-@measure("S1-F1")
-def toy(context: Context) -> MeasuredValues:
+@from_record("S1-F1")
+def toy() -> MeasuredValues:
     """Measure figures 1 and 2: errors at the end, and the oracle's expected one."""
     data = record("toy")
     errors = by_arm(data, "validation_mse")
@@ -151,8 +152,8 @@ def toy(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S1-F3")
-def toy_sharpness(context: Context) -> MeasuredValues:
+@from_record("S1-F3")
+def toy_sharpness() -> MeasuredValues:
     """Measure figure 3: sharpness and attention at the last look."""
     data = record("toy")
     last = data.isel(look=-1)
@@ -185,8 +186,8 @@ def toy_sharpness(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S1-F15")
-def optimizers(context: Context) -> MeasuredValues:
+@from_record("S1-F15")
+def optimizers() -> MeasuredValues:
     """Measure figure 15."""
     data = record("optimizers")
     errors = by_arm(data, "validation_mse")
@@ -328,8 +329,8 @@ def _main_arms(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
     }
 
 
-@measure("S1-F5")
-def sharpness(context: Context) -> MeasuredValues:
+@from_record("S1-F5")
+def sharpness() -> MeasuredValues:
     """Measure figures 5, 9 and 10: λ_max at the end, and errors' spread over seeds."""
     data = benchmark_runs()
     cells = list_cells(data, "Transformer", "SAMformer")
@@ -358,8 +359,8 @@ def sharpness(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S1-F6")
-def attention(context: Context) -> MeasuredValues:
+@from_record("S1-F6")
+def attention() -> MeasuredValues:
     """Measure figures 6 and 12."""
     data = benchmark_runs().mean("window")
     statements = {
@@ -389,8 +390,8 @@ def attention(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S1-F7")
-def nuclear_norms(context: Context) -> MeasuredValues:
+@from_record("S1-F7")
+def nuclear_norms() -> MeasuredValues:
     """Measure figure 7."""
     data = benchmark_runs()
     data = data.assign(middle=data["end_nuclear_norm"].median("window"))
@@ -408,8 +409,8 @@ def nuclear_norms(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S1-F8")
-def reparam_errors(context: Context) -> MeasuredValues:
+@from_record("S1-F8")
+def reparam_errors() -> MeasuredValues:
     """Measure figure 8."""
     data = benchmark_runs()
     cells = list_cells(data, "SAMformer", REPARAM, BOTH)
@@ -441,8 +442,8 @@ def reparam_errors(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S1-F13")
-def by_horizon(context: Context) -> MeasuredValues:
+@from_record("S1-F13")
+def by_horizon() -> MeasuredValues:
     """Measure figure 13."""
     data = benchmark_runs()
     cells = list_cells(data, "SAMformer")
@@ -456,8 +457,8 @@ def by_horizon(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S1-F14")
-def radii(context: Context) -> MeasuredValues:
+@from_record("S1-F14")
+def radii() -> MeasuredValues:
     """Measure figure 14."""
     parts = []
     cells = []
@@ -488,16 +489,16 @@ def radii(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S1-T9", model="temporal attention", beside="Transformer", equal_within=0.0)
-@measure(
+@from_record(
+    "S1-T9", model="temporal attention", beside="Transformer", equal_within=0.0
+)
+@from_record(
     "S1-T10",
     model="identity attention",
     beside="SAMformer",
     equal_within=PLAN["samformer"]["equal_within"],
 )
-def ablation(
-    context: Context, *, model: str, beside: str, equal_within: float
-) -> MeasuredValues:
+def ablation(*, model: str, beside: str, equal_within: float) -> MeasuredValues:
     """Measure errors of an ablation, and whether the complete model is better."""
     data = benchmark_runs()
     cells = list_cells(data, model, beside)
@@ -523,9 +524,9 @@ def ablation(
     return result
 
 
-@measure("S1-T1", error="MSE")
-@measure("S1-T6", error="MAE")
-def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
+@from_record("S1-T1", error="MSE")
+@from_record("S1-T6", error="MAE")
+def benchmark_errors(*, error: str) -> MeasuredValues:
     """Measure tables 1 and 6, and compare with the printed errors by Welch's test."""
     result = MeasuredValues(settings={"training": TRAINING, "intervals over": "seeds"})
     seeds = set()

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from itertools import chain, product
+from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 
 from tsfm_lens.compress.timing import ratios
-from tsfm_lens.core.errors import UnknownNameError
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.studies import structured
 from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.experiments.running import prepare
@@ -23,10 +26,12 @@ from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
     describe_seeds,
+    from_record,
     judge_parts,
     measure,
 )
 from tsfm_lens.studies.papers.verdicts import POSITIVE, ClaimPart, Verdict, exactly
+from tsfm_lens.studies.queue.driver import PLAN
 from tsfm_lens.studies.train_config import TrainConfig
 
 DRAWS = 20
@@ -102,8 +107,8 @@ def _result(
     return result
 
 
-@measure("S2-F2")
-def by_rank(context: Context) -> MeasuredValues:
+@from_record("S2-F2")
+def by_rank() -> MeasuredValues:
     """Measure figures 2 and 6: one head by the rank of its scores, or of full rank."""
     data = record("in_context")
     full = f"1 head, rank {int(data['width'].max())}"
@@ -126,8 +131,8 @@ def by_rank(context: Context) -> MeasuredValues:
     return _result(data, values, {"low_fails": claim})
 
 
-@measure("S2-F3")
-def by_form(context: Context) -> MeasuredValues:
+@from_record("S2-F3")
+def by_form() -> MeasuredValues:
     """Measure figure 3: eight heads against one, and structured forms against low rank.
 
     A structured form is compared with low rank of the same number of parameters.
@@ -165,8 +170,8 @@ def by_form(context: Context) -> MeasuredValues:
     return _result(data, {}, statements)
 
 
-@measure("S2-F11")
-def by_width(context: Context) -> MeasuredValues:
+@from_record("S2-F11")
+def by_width() -> MeasuredValues:
     """Measure figures 3a and 11: errors at each width.
 
     The forms are 1 head, 8 heads, and 8 heads of BTT.
@@ -188,8 +193,8 @@ def by_width(context: Context) -> MeasuredValues:
 # --- other trainings ------------------------------------------------------------------
 
 
-@measure("S2-ETT")
-def forecasts(context: Context) -> MeasuredValues:
+@from_record("S2-ETT")
+def forecasts() -> MeasuredValues:
     """Measure figure 14: test errors over those of standard attention.
 
     Errors are absolute, and compared by the same seed.
@@ -227,8 +232,8 @@ def forecasts(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S2-CHR")
-def chronos(context: Context) -> MeasuredValues:
+@from_record("S2-CHR")
+def chronos() -> MeasuredValues:
     """Measure figure 15: losses at equal steps, and costs of the scores."""
     data = record("chronos_levels")
     loss = {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values}
@@ -258,8 +263,8 @@ def chronos(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S2-F5")
-def rates(context: Context) -> MeasuredValues:
+@from_record("S2-F5")
+def rates() -> MeasuredValues:
     """Measure figure 5: the rate of the lowest error at every width."""
     try:
         data = record("queue/transfer_rates")
@@ -298,6 +303,62 @@ def rates(context: Context) -> MeasuredValues:
     of = "logarithm by which the best rate changes, less that by μP"
     part = ClaimPart("", margins, of)
     result.claims["transfers"] = judge_parts("seed", part)
+    return result
+
+
+@from_record("S2-LM")
+def language_models() -> MeasuredValues:
+    """Compare models of characters once the record holds every one that was planned."""
+    return compare_losses(record("queue/language_runs"), PLAN["language"])
+
+
+def compare_losses(data: xr.Dataset, plan: Mapping[str, Any]) -> MeasuredValues:
+    """Compare the loss of MLR attention with that of standard attention.
+
+    A power law through the widths of standard attention gives its loss at the
+    operations of MLR attention. The widths of a seed are one unit of the test.
+
+    Raises:
+        InputError: models of the plan are missing, so that no verdict is given yet.
+    """
+    arms, widths, seeds = plan["arms"], plan["widths"], plan["seeds"]
+    cells = {
+        f"{arm}, D = {width}, seed {seed}"
+        for arm, width, seed in product(arms, widths, seeds)
+    }
+    missing = cells.difference(map(str, data["cell"].values))
+    if missing:
+        raise InputError(
+            f"{len(missing)} of {len(cells)} models are not trained yet; expected all,"
+            " since no verdict is looked at before"
+        )
+    operations = data["operations_scores"] + data["operations_values"]
+    operations = operations + data["operations_rest"]
+    titles = {arm: [f"{arm}, D = {width}" for width in widths] for arm in arms}
+    losses = data["validation"].sel(seed=seeds).transpose("arm", "seed")
+    # (width, seed) losses over (width,) operations, as logarithms
+    (cost, loss), (cost_of_levels, loss_of_levels) = (
+        [np.log(values.sel(arm=titles[arm]).values) for values in (operations, losses)]
+        for arm in ("standard", "MLR")
+    )
+    slope, start = np.polyfit(cost, loss, 1)
+    law = slope * cost_of_levels[:, None] + start
+    margins = (law - loss_of_levels).mean(0)
+    part = ClaimPart("", margins, "logarithm of the ratio of losses")
+    names = ("tokens", "layers", "steps")
+    settings = {
+        "data": str(data.attrs["text"]),
+        "width": ", ".join(map(str, widths)),
+        **{name: f"{data.attrs[name]:,}" for name in names},
+        "seeds": describe_seeds(data, len(seeds)),
+        "intervals over": "seeds",
+    }
+    claims = {"lower_loss": judge_parts("seed", part)}
+    result = MeasuredValues(settings=settings, claims=claims)
+    for title in chain(*titles.values()):
+        of_arm = losses.sel(arm=title).values
+        result.mean(f"loss in nats, {title}", of_arm, bounds=POSITIVE)
+        result.add(f"multiply-adds, {title}", operations.sel(arm=title))
     return result
 
 
