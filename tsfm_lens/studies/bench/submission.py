@@ -203,6 +203,8 @@ def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Subm
     # any of the fields with scores
     scores: dict[str, Any] = {}
     claims: list[str] | None = None
+    state = sealed.case.lens.registry.state
+    passed = state.forwards
     start = time.perf_counter()
     for method in methods:
         ranking = method.rank(sealed.case)
@@ -224,6 +226,7 @@ def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Subm
         model=sealed.card["model"],
         seal=sealed.seal,
         method=name,
+        forwards=state.forwards - passed,
         seconds=time.perf_counter() - start,
         claims=None if claims is None else tuple(claims),
         **scores,
