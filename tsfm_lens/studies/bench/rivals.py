@@ -19,7 +19,7 @@ from tsfm_lens.core.estimates import SMALLEST_SHARE
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.probes.circuits import make_bench
-from tsfm_lens.probes.sites import later_branches
+from tsfm_lens.studies.bench.models import CANDIDATES, list_nodes
 from tsfm_lens.studies.method_scores.methods import (
     EDGES,
     INPUTS,
@@ -27,9 +27,6 @@ from tsfm_lens.studies.method_scores.methods import (
     PARTS,
     Method,
     Ranking,
-    edge_name,
-    find_tokens,
-    token_name,
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 
@@ -43,31 +40,6 @@ Rank = Callable[[EvaluationCase], Ranking]
 
 def _rival(name: str, level: str, rank: Rank) -> None:
     RIVALS.setdefault(name, []).append(Method(name, level, rank, lambda case: True))
-
-
-def _nodes(case: EvaluationCase) -> tuple[str, ...]:
-    return tuple(map(str, case.components))
-
-
-def _edges(case: EvaluationCase) -> tuple[str, ...]:
-    names = []
-    for sender in case.components:
-        later = set(later_branches(case.lens.wiring, sender))
-        for receiver in case.components:
-            branch = Component(receiver.stack, receiver.layer, receiver.kind)
-            if branch in later:
-                names.append(edge_name(str(sender), str(receiver)))
-        names.append(edge_name(str(sender), "output"))
-    return tuple(names)
-
-
-def _inputs(case: EvaluationCase) -> tuple[str, ...]:
-    _, tokens = find_tokens(case)
-    rows = range(len(case.clean.batch))
-    return tuple(token_name(row, token) for row in rows for token in tokens)
-
-
-CANDIDATES = {PARTS: _nodes, EDGES: _edges, INPUTS: _inputs}
 
 
 def _draw(case: EvaluationCase, level: str) -> Ranking:
@@ -109,7 +81,7 @@ def _norm(case: EvaluationCase) -> Ranking:
             written = written[..., component.head, :] @ weights[component.head]
         with torch.no_grad():
             lengths.append(float(written.norm(dim=-1).mean()))
-    return Ranking(_nodes(case), np.array(lengths))
+    return Ranking(list_nodes(case), np.array(lengths))
 
 
 def _attention(case: EvaluationCase) -> Ranking:
@@ -125,13 +97,13 @@ def _attention(case: EvaluationCase) -> Ranking:
         if component in hooks:
             pattern = recorded[hooks[component]][:, component.head]
             scores[index] = float(pattern.amax(dim=-1).mean())
-    return Ranking(_nodes(case), scores)
+    return Ranking(list_nodes(case), scores)
 
 
 def _by_edges(case: EvaluationCase, rank: Rank) -> Ranking:
     """Score parts by the largest score of an edge that leaves them."""
     edges = rank(case)
-    largest = dict.fromkeys(_nodes(case), 0.0)
+    largest = dict.fromkeys(list_nodes(case), 0.0)
     for name, score in zip(edges.names, edges.scores, strict=True):
         sender = name.split(" > ")[0]
         largest[sender] = max(largest[sender], float(score))
