@@ -483,9 +483,16 @@ function linkedView(root, state, ask) {
   // what is chosen, for the rest of the page
   function tell() {
     const own = series(), [low, high] = view.brush || [0, 0];
-    const detail = {component: state.names[view.head], steps: []};
-    if (view.step >= 0) detail.steps.push([own.ahead[view.step], own.ahead[view.step]]);
-    if (view.brush) detail.steps.push([own.times[low], own.times[high - 1]]);
+    // by date, and by the distance in steps from the start of the forecast
+    const detail = {component: state.names[view.head], steps: [], queries: [], keys: []};
+    if (view.step >= 0) {
+      detail.steps.push([own.ahead[view.step], own.ahead[view.step]]);
+      detail.queries.push(view.step);
+    }
+    if (view.brush) {
+      detail.steps.push([own.times[low], own.times[high - 1]]);
+      detail.keys.push([low, high - 1].map(at => at - own.times.length));
+    }
     root.dispatchEvent(new CustomEvent("chosen", {detail}));
   }
   function draw() { drawContext(); drawMap(); drawForecast(); say(); drawTables(); tell(); }
