@@ -347,7 +347,7 @@ def test_slopes_go_from_tuned_to_base() -> None:
     found["cumulative_error_change_size"][:] = [0.0, 0.4, 1.0]
     assert half[2] in " ".join(read_weight_effects(found))
     assert name_change(found).startswith(f"{tuned.model_id} against bolt-nano: ")
-    assert "and 1 more" in name_change(found)
+    assert "2 components changed" in name_change(found)
 
 
 def test_one_component_is_named_in_title_and_sentence() -> None:

@@ -271,7 +271,7 @@ def test_clicked_head_shows_name_and_effect(screen):
         screen
     )
     # the median is off by 1 with the head and by 2 without it
-    assert "(mean absolute error 0 → 1)" in summary_text(screen)
+    assert "(mean absolute error 0 → 1 m)" in summary_text(screen)
     # the same place for every step
     assert "2 steps before the forecast: 75 % of its attention; 25 % is" in headline(
         screen

@@ -267,6 +267,7 @@ def draw_contributions(
         dots=6 if len(total) == 1 else 0,
     )
     stack.hline(0.0)
+    name_lines(stack, ("━", between, INK))
     stack.y(f"effect ({unit})", nticks=5)
     stack.sheet.fig.update_layout(barmode="relative", bargap=0.12)
 

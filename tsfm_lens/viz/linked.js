@@ -37,7 +37,13 @@ function linkedView(root, state, ask) {
   for (const text of state.notes) {
     const note = document.createElement("p");
     note.className = "note";
-    note.textContent = text;
+    const [words, ...after] = state.command ? text.split(state.command) : [text];
+    note.textContent = words;
+    for (const more of after) {
+      // a command breaks between its words, not at its hyphens
+      for (const word of state.command.split(" ")) note.append(Object.assign(document.createElement("code"), {textContent: word}), " ");
+      note.append(more);
+    }
     root.append(note);
   }
   const part = name => root.querySelector(`[data-part="${name}"]`);
@@ -369,9 +375,10 @@ function linkedView(root, state, ask) {
     }
     const moved = `${subject} the ${state.statistic} moves by ${amount(forecast.effect)} on average`;
     const steps = own.line.length - state.first;
-    const ways = forecast.up === undefined ? "" : `, up at ${forecast.up} of ${steps} steps`;
+    const down = forecast.down ? ` and down at ${forecast.down}` : "";
+    const ways = forecast.up === undefined ? "" : `, up at ${forecast.up} of ${steps} steps${down}`;
     const known = forecast.error !== undefined && forecast.error !== null;
-    const errors = known ? ` (mean absolute error ${number(own.error)} → ${number(forecast.error)})` : "";
+    const errors = known ? ` (mean absolute error ${number(own.error)} → ${amount(forecast.error)})` : "";
     return `${moved}${ways}${errors}.`;
   }
   const stepsBack = back => `${back} step${back === 1 ? "" : "s"} back`;
