@@ -217,11 +217,12 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
         labels.append(f"{len(components) - shown} more: base model")
     else:
         labels.append("base model")
+    rows = [plain(label) for label in labels]
     if ds.sizes["series"] == 1:
         errors = array(ds, "cumulative_error", "series", "back")[0]
         unit = after_number(find_unit(ds, 0))
         for end in (0, -1):
-            labels[end] += f" ({num(errors[end])} {unit}".rstrip() + ")"
+            rows[end] += f"<br>{num(errors[end])} {unit}".rstrip()
     moved = array(ds, "relative_norm", "component")[:shown]
     # of weights that were 0 there is no share
     moved = np.where(np.isfinite(moved), moved, 0.0)
@@ -233,7 +234,7 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     panel.x("change of the error (%, log scale)", **ratio_axis(bounds))
     panel.y(
         tickvals=list(range(len(labels))),
-        ticktext=[plain(label) for label in labels],
+        ticktext=rows,
         range=[len(labels) - 0.5, -0.5],
         gridcolor=mixed(GREY, 0.2),
         showgrid=True,
