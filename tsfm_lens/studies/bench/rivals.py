@@ -12,13 +12,12 @@ from functools import partial
 
 import numpy as np
 import torch
-import xarray as xr
 
-from tsfm_lens import probes
 from tsfm_lens.core.estimates import SMALLEST_SHARE
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.probes.circuits import make_bench
+from tsfm_lens.probes.learned_scores import learned_scores
 from tsfm_lens.studies.bench.models import CANDIDATES, list_nodes
 from tsfm_lens.studies.method_scores.methods import (
     EDGES,
@@ -139,8 +138,9 @@ def _shapley(case: EvaluationCase) -> Ranking:
     return Ranking(tuple(map(str, components)), np.abs(values) / len(orders))
 
 
-def _learned(case: EvaluationCase, learn: Callable[..., xr.Dataset]) -> Ranking:
-    data = learn(case.clean, case.corrupted, nodes=case.components)
+def _learned(case: EvaluationCase) -> Ranking:
+    """Score by masks that are trained where the altered run replaces what is masked."""
+    data = learned_scores(case.clean, case.corrupted, nodes=case.components)
     names = tuple(map(str, data["component"].values))
     return Ranking(names, data["score"].values.astype(float))
 
@@ -168,7 +168,4 @@ for _name, _known in (
 ):
     _rival(_name, PARTS, partial(_by_edges, rank=METHODS[_known].rank))
 _rival("Shapley values", PARTS, _shapley)
-# where the package has it
-_learn = getattr(probes, "learned_scores", None)
-if _learn is not None:
-    _rival("learned masks", PARTS, partial(_learned, learn=_learn))
+_rival("learned masks", PARTS, _learned)
