@@ -214,8 +214,9 @@ def with_nulls(
 def claimed(data: xr.Dataset, name: str) -> xr.DataArray:
     """Mark effects that are claimed: beyond their draws, and significant.
 
-    Where the result has untrained twins, a claimed effect is beyond these, too. Its
-    tests may since have been corrected together with others, so this is read last.
+    Where the result has untrained twins, a claimed effect is beyond these, too. That of
+    a component needs them, as many parts of untrained models are beyond their draws.
+    The tests may since have been corrected with others, so this is read last.
 
     Returns:
         True of effects that are claimed, over the members.
