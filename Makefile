@@ -120,11 +120,11 @@ conformance: $(STAMP)
 
 # every method on models whose mechanism is known; ONLY="seasonal-copy chronos" measures a part of them again
 planted-scores: $(STAMP)
-	$(BIN)/python -m tsfm_lens.studies.method_scores.scores --out docs/planted.md $(addprefix --only ,$(ONLY))
+	$(BIN)/python -m tsfm_lens.studies.bench.planted --out docs/planted.md $(addprefix --model ,$(ONLY)) $(addprefix --since ,$(SINCE))
 
-# explanations of single forecasts on the same models; ONLY="shapley occlusion" measures some methods again
+# explanations of single forecasts on the same models; ONLY="shapley occlusion" measures some methods
 explanation-scores: $(STAMP)
-	$(BIN)/python -m tsfm_lens.studies.method_scores.leaderboard --out docs/planted.md $(foreach name,$(ONLY),--only "$(name)")
+	$(BIN)/python -m tsfm_lens.studies.method_scores.leaderboard --out docs/planted.md $(foreach name,$(ONLY),--only "$(name)") $(addprefix --since ,$(SINCE))
 
 # rise of the error by method of compression, on sources that did not calibrate
 compression-scores: $(STAMP)

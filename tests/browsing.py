@@ -1,5 +1,5 @@
-"""Pages: waiting for one, its parts as a parser has them, and a plotly figure as a
-browser holds it.
+"""Pages: waiting for one, its parts as a parser has them, contrasts of its colours, and
+a plotly figure as a browser holds it.
 """
 
 from __future__ import annotations
@@ -7,13 +7,18 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
+
 # seconds after which something is taken to hang
 PATIENCE = 300
+# of text on its ground, by WCAG 2.2, level AA
+LEAST_CONTRAST = 4.5
 
 
 def until(
@@ -58,6 +63,22 @@ def press(driver: Any, element: Any) -> None:
         "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element
     )
     element.click()
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by WCAG of a colour as a browser computes it."""
+    channels = np.array([float(each) for each in re.findall(r"[\d.]+", colour)[:3]])
+    if colour.startswith("rgb"):
+        channels /= 255
+    low = channels / 12.92
+    high = ((channels + 0.055) / 1.055) ** 2.4
+    return float(np.where(channels <= 0.04045, low, high) @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(text: str, ground: str) -> float:
+    """Contrast by WCAG of two colours, 1 of equal ones to 21 of black on white."""
+    dark, light = sorted([luminance(text), luminance(ground)])
+    return (light + 0.05) / (dark + 0.05)
 
 
 class Plot:

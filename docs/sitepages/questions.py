@@ -82,8 +82,9 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Which of hundreds of hidden units matter?",
             "learned_scores",
-            "Scores are of one training. Of tens of components a circuit found by"
-            " removal is as good and sooner there.",
+            "Scores are those of one of several rankings, chosen on series that were"
+            " held out. Of tens of components a circuit found by removal is as good and"
+            " sooner there.",
         ),
         Question(
             "Which connections between components matter?",

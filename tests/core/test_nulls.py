@@ -11,10 +11,13 @@ from refusals import expect_error
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.nulls import (
     check_draws,
+    claimed,
     covariance,
+    draw_changes,
     draw_directions,
     match_norms,
     prediction_bound,
+    share_of_like_norm,
     with_nulls,
 )
 from tsfm_lens.testing import assert_close
@@ -76,6 +79,18 @@ def test_changes_get_the_norm_of_the_tested_one() -> None:
     assert_close(norms, expected, depth=10)
 
 
+def test_drawn_changes_stand_beside_the_tested_one() -> None:
+    """Token by token, of its norm and at right angles to it."""
+    like = np.random.default_rng(0).standard_normal((4, 3, 6))
+    like[0, 0] = 0.0
+    drawn = draw_changes(activations(40), 5, like)
+    assert drawn.shape == (5, 4, 3, 6)
+    norms = np.broadcast_to(np.linalg.norm(like, axis=-1), (5, 4, 3))
+    assert_close(np.linalg.norm(drawn, axis=-1), norms, depth=20)
+    products = (drawn * like).sum(-1)
+    assert_close(products, 0.0, depth=20, magnitude=float(np.square(norms).max()))
+
+
 def test_next_draw_is_within_the_bound_as_often_as_stated() -> None:
     """Of normal draws, the ninth exceeds the bound of eight in 5 % of cases."""
     draws = np.random.default_rng(0).standard_normal((9, 20_000))
@@ -123,3 +138,42 @@ def test_an_effect_beyond_its_nulls_is_marked() -> None:
 def test_what_is_no_number_of_draws_is_refused(nulls: object) -> None:
     """The message has the wrong value."""
     expect_error(f"nulls is {nulls!r}", check_draws, nulls)
+
+
+def test_members_are_compared_with_those_of_like_norm() -> None:
+    """Of their own group, at most as many as asked for, without themselves."""
+    sizes = np.array([1.0, 2.0, 3.0, 9.0, 5.0])
+    norms = np.array([1.0, 1.1, 1.2, 5.0, 1.0])
+    groups = np.array(["head", "head", "head", "head", "mlp"])
+    found = share_of_like_norm(sizes, norms, groups, count=2)
+    assert found[:4].tolist() == [1.0, 0.5, 0.0, 0.0]
+    assert np.isnan(found[4])
+
+
+def test_a_claim_exceeds_all_nulls_and_is_significant() -> None:
+    """Too few series decide nothing, and twins that do as much refute it."""
+    nulls = xr.DataArray(np.full((8, 1, 12), 0.1), dims=("null", "member", "series"))
+    few, many = (result([[3.0 + at for at in range(count)]]) for count in (3, 12))
+    for data, expected in ((few, False), (many, True)):
+        drawn = nulls.isel(series=slice(data.sizes["series"]))
+        data = with_nulls(data, "effect", drawn, floor=0.0, signed=True)
+        assert data["effect_exceeds_nulls"].all()
+        assert claimed(data, "effect").values.tolist() == [expected]
+    refuted = data.assign(effect_learned=("member", [False]))
+    assert not claimed(refuted, "effect").any()
+
+
+def test_a_wide_page_needs_a_higher_bound() -> None:
+    """Of members that are themselves draws, few pages claim one."""
+    rng = np.random.default_rng(0)
+    false = 0
+    for _ in range(200):
+        # a log-normal size a member and draw, the same on every series
+        sizes = np.exp(rng.standard_normal((9, 20, 1)) / 2).repeat(2, axis=-1)
+        data = xr.Dataset({"effect": (("member", "series"), sizes[0])})
+        data = add_estimates(data, "effect", floor=0.0)
+        drawn = xr.DataArray(sizes[1:], dims=("null", "member", "series"))
+        found = with_nulls(data, "effect", drawn, floor=0.0)
+        false += bool(found["effect_exceeds_nulls"].any())
+    standard_error = np.sqrt(200 * 0.05 * 0.95)
+    assert false <= 200 * 0.05 + 3 * standard_error

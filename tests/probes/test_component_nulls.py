@@ -11,10 +11,15 @@ import pytest
 from refusals import expect_error
 from tiny_lenses import archetypes, having, lens_of
 from tsfm_lens import load, probes, viz
+from tsfm_lens.core.nulls import claimed
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models import Run
 from tsfm_lens.probes import zero_ablation
+from tsfm_lens.probes.patching import contrast, null_pairs
+from tsfm_lens.probes.sites import parse_sites
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.effects import read_effects
+from tsfm_lens.viz.patching import read_patching
 from tsfm_lens.viz.zero_ablation import read_ablation
 from tsfm_lens.zoo.planted import draw_contexts, plant
 
@@ -79,17 +84,15 @@ def write_norms(run: Run, component: Component) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_heads_exceed_draws_of_their_size(seed: int) -> None:
-    """The planted encoder head does what no draw does; no decoy does."""
+    """The planted encoder head is claimed, which no draw does, and no other is."""
     pytest.importorskip("chronos")
     planted = plant("seasonal-copy", "chronos-bolt", seed=seed)
     lens = planted.lens()
-    contexts = draw_contexts(planted.card.rule, 8, planted.card.context, seed=seed)
+    contexts = draw_contexts(planted.card.rule, 12, planted.card.context, seed=seed)
     run = lens.run(list(contexts), planted.card.horizon)
     data = probes.ablation_effects(run, components=["encoder.*.self_attn.*"], nulls=8)
-    large = data["mean_shift_size"].values >= 0.01
-    exceeds = data["mean_shift_exceeds_nulls"].values & large
     true = {name for name in planted.card.components("mechanism") if "encoder" in name}
-    assert set(data["component"].values[exceeds].tolist()) == true
+    assert set(data["component"].values[claimed(data, "mean_shift")].tolist()) == true
     assert (data["null_low"] <= data["null_high"]).all()
 
 
@@ -108,8 +111,53 @@ def test_sentence_and_figure_have_the_draws() -> None:
     )
 
 
+@pytest.mark.parametrize("at", ["branches", "heads"])
+@pytest.mark.parametrize("positions", ["all", 3])
+def test_patches_stand_beside_draws_of_their_norm(at: str, positions: Any) -> None:
+    """A source of draws differs from the base as much, at right angles."""
+    lens = load("bolt-nano")
+    runs = lens.run(SERIES, 6), lens.run([one[::-1].copy() for one in SERIES], 6)
+    sites = parse_sites(lens, at)
+    points = sorted({site.point for site in sites})
+    pair = contrast(*runs, sites, base_names=points)
+    (drawn,) = null_pairs(pair, points, 1)
+    for point in points:
+        base = pair.base_acts[point].double().numpy()
+        changes = [
+            one[point].double().numpy() - base
+            for one in (pair.source_acts, drawn.source_acts)
+        ]
+        norms = [np.linalg.norm(change, axis=-1) for change in changes]
+        scale = float(max(np.abs(base).max(), norms[0].max()))
+        assert_close(*norms, depth=100, magnitude=scale, dtype=np.float32)
+        products = (changes[0] * changes[1]).sum(-1)
+        assert_close(products, 0.0, depth=100, magnitude=scale**2, dtype=np.float32)
+    data = probes.activation_patching(*runs, at=at, positions=positions, nulls=2)
+    assert data["recovered_nulls"].sizes["null"] == 2
+    assert "2 random directions" in " ".join(read_patching(data, 0))
+    drawn = viz.patching_map(data).layout
+    if positions == "all":
+        (shape,) = [shape for shape in drawn.shapes if shape.type == "rect"]
+        assert shape.x1 == float(data["recovered_nulls"].max())
+    else:
+        assert "random directions" in drawn.meta["subtitle"]
+
+
+def test_direct_effects_stand_beside_draws_with_later_parts_frozen() -> None:
+    """Behind the last component nothing is frozen, so both nulls are the same."""
+    run = load("bolt-nano").run(SERIES, 6)
+    data = probes.causal_effects(run, components=["decoder.*.mlp"], nulls=2)
+    direct, total = (data[f"{name}_share_nulls"] for name in ("direct", "total"))
+    assert_close(direct[:, -1], total[:, -1], depth=100, dtype=np.float32)
+    assert (direct[:, 0] != total[:, 0]).all()
+    assert "2 random directions" in " ".join(read_effects(data))
+
+
 def test_nulls_of_other_ablations_and_rollouts_are_refused() -> None:
     """The message says which draws there are."""
     run = load("bolt-nano").run(SERIES, 6)
     expect_error("how='noise'", probes.ablation_effects, run, how="noise", nulls=2)
+    expect_error("how='mean'", probes.causal_effects, run, how="mean", nulls=2)
+    rollout = load("bolt-nano").run(SERIES, 6, rollout=True)
+    expect_error("rollout", probes.activation_patching, rollout, rollout, nulls=2)
     expect_error("nulls is -2", probes.ablation_effects, run, nulls=-2)

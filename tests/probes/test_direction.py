@@ -11,6 +11,7 @@ import xarray as xr
 
 from refusals import expect_error
 from tsfm_lens import load, probes
+from tsfm_lens.core.nulls import claimed
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.probes.direction import _subject, pair_by_label
 from tsfm_lens.testing import assert_close
@@ -123,15 +124,20 @@ def test_planted_direction_is_exchanged_as_its_rule_says(
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mechanism", list(PAIRS))
 def test_twins_have_no_planted_direction(mechanism: str, seed: int) -> None:
-    """With shuffled weights a tenth of the way is recovered at most, in the median."""
+    """With shuffled weights a tenth of the way is recovered at most, in the median.
+
+    None of them is claimed.
+    """
     having, lacking, _ = planted_pair(mechanism, seed)
-    sizes = [
+    found = [
         probes.direction(
             having.twin(number), lacking.twin(number), tokens=REG, doses=[-1, 1]
-        )["agreement_size"].sel(change="interchange")
+        )
         for number in range(5)
     ]
+    sizes = [data["agreement_size"].sel(change="interchange") for data in found]
     assert float(np.nanmedian(sizes)) <= 0.1
+    assert not any(claimed(data, "agreement").any() for data in found)
 
 
 def test_slope_of_doses_is_that_of_the_readout() -> None:

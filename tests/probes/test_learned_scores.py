@@ -5,7 +5,8 @@ mechanisms and changes of weights that they find.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,9 +22,13 @@ from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models import Lens
 from tsfm_lens.probes import learned_scores, tuned_weights
 from tsfm_lens.probes.learned_scores import (
+    Candidate,
     MaskLoss,
+    Trained,
     _activation_loss,
     _list_places,
+    attribute,
+    measure_single,
     soft_top_k,
 )
 from tsfm_lens.probes.sites import list_nodes
@@ -129,6 +134,41 @@ def test_the_gradient_of_a_mask_is_that_of_finite_differences() -> None:
     assert float((gradient - numeric).abs().max()) < STEP * float(gradient.abs().max())
 
 
+class Squared:
+    """A loss that is the square of what the masked units weigh, of all of them 1."""
+
+    run = SimpleNamespace(lens=SimpleNamespace(device="cpu"))
+    weights = torch.tensor([0.5, -0.25, 0.75])
+
+    def mean(self, mask: torch.Tensor) -> torch.Tensor:
+        """The loss of a mask."""
+        return ((1 - mask) @ self.weights).square()
+
+
+def test_rankings_without_training_have_a_closed_form() -> None:
+    """Of a quadratic loss the attribution is each weight times their sum, and all
+    attributions sum to the loss of nothing; a single effect is the weight's square.
+    """
+    loss = cast("MaskLoss", Squared())
+    scores = attribute(loss, 3)
+    assert_close(scores, Squared.weights, depth=20, magnitude=1.0)
+    assert_close(scores.sum(), 1.0, depth=20, magnitude=1.0)
+    single = measure_single(loss, 3)
+    assert_close(single, Squared.weights.square(), depth=20, magnitude=1.0)
+
+
+def test_the_ranking_by_which_least_is_lost_is_the_best() -> None:
+    """Of equal ones it is the last, and one without training may win."""
+    lost = torch.zeros(2, 1)
+    pairs = [("norm", 0.3), ("attribution", 0.1), ("training", 0.1), ("training", 0.2)]
+    candidates = [
+        Candidate(method, step, torch.tensor([0.0, float(step)]), lost, loss)
+        for step, (method, loss) in enumerate(pairs)
+    ]
+    assert Trained(candidates, [0, 2]).best is candidates[2]
+    assert Trained(candidates[:2], [0, 2]).best is candidates[1]
+
+
 def test_a_planted_mechanism_has_the_highest_scores() -> None:
     """The parts of a trend are ranked before heads and MLPs without a task."""
     lens_of("chronos-bolt")  # skips where the library is missing
@@ -139,7 +179,10 @@ def test_a_planted_mechanism_has_the_highest_scores() -> None:
     found = learned_scores(case.clean, nodes=[*sorted(true), *idle], steps=20)
     labels = found["component"].isin(list(true)).values
     assert auroc(found["score"].values, labels) == 1
-    assert found.attrs["best_step"] in found["at"]
+    chosen = found["loss"].sel(check=found["method"] == found.attrs["best_method"])
+    assert float(chosen.min()) == float(found["loss"].min())
+    assert {"attribution", "single effects"} < set(found["method"].values)
+    assert found.attrs["best_method"] in read_scores(found)[1]
     assert f"of {len(labels)} components" in read_scores(found)[0]
     # all kept are the model, and none is nothing
     assert_array_equal(found["kept"][-1], np.ones(found.sizes["series"]))
@@ -149,7 +192,8 @@ def test_a_planted_mechanism_has_the_highest_scores() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"units": "edges"}, "units"),
+        ({"units": "edges"}, "path_patching"),
+        ({"units": "edge"}, "units"),
         ({"how": "noise"}, "how"),
         ({"steps": 0}, "steps is 0"),
         ({"nodes": ["decoder.0.mlp"]}, "1 unit"),
@@ -174,20 +218,34 @@ def test_series_of_one_group_are_refused() -> None:
 def moved(base: Lens) -> tuple[Lens, str]:
     """A copy with noise on all weights, and more on the columns by which one head
     writes, with the name of their matrix.
+
+    The columns of the second head change as far, but it has no values in either model.
     """
     tuned = copy.deepcopy(base)
     generator = torch.Generator().manual_seed(0)
     part = "decoder.block.1.layer.1.EncDecAttention.o.weight"
-    columns = slice(0, tuned.wiring.output_stack.d_head)
+    width = tuned.wiring.output_stack.d_head
+    columns, decoys = slice(0, width), slice(width, 2 * width)
     with torch.no_grad():
         for name, weight in tuned.model.named_parameters():
             draw = weight.std(correction=0) * torch.randn(
                 weight.shape, generator=generator
             )
-            weight += 0.001 * draw
+            weight += 0.001 * draw * (weight != 0)
             if name == part:
                 weight[:, columns] += draw[:, columns]
+                weight[:, decoys] += draw[:, columns]
     return tuned, part
+
+
+def silent(name: str) -> Lens:
+    """A model whose second head of one attention has no values."""
+    lens = fresh(name)
+    width = lens.wiring.output_stack.d_head
+    values = "decoder.block.1.layer.1.EncDecAttention.v.weight"
+    with torch.no_grad():
+        lens.model.get_parameter(values)[width : 2 * width] = 0
+    return lens
 
 
 def test_rows_of_weights_are_set_back_as_by_hand() -> None:
@@ -217,15 +275,20 @@ def test_rows_of_weights_are_set_back_as_by_hand() -> None:
 
 def test_a_planted_change_of_a_head_carries_the_change() -> None:
     """Among noise on all weights, the columns by which one head writes come first, and
-    they keep the change of the forecast on other series.
+    they keep the change of the forecast on other series. Columns that changed as far
+    and act on nothing come after them.
     """
-    base = lens_of("chronos-bolt")
+    base = silent("chronos-bolt")
     tuned, part = moved(base)
     run = base.run(bundled("co2", "elnino", "nile", "sunspots").tail(40), 4)
-    found = tuned_weights(base, tuned, run, steps=60)
-    columns = range(tuned.wiring.output_stack.d_head)
-    labels = found["row"].isin([f"{part} {column}" for column in columns]).values
-    assert labels.sum() == len(columns)
+    found = tuned_weights(base, tuned, run, steps=30)
+    width = tuned.wiring.output_stack.d_head
+    names = [f"{part} {column}" for column in range(2 * width)]
+    labels = found["row"].isin(names[:width]).values
+    assert labels.sum() == width
+    planted = found.sel(row=names)
+    assert auroc(planted["score"].values, np.arange(2 * width) < width) == 1
+    assert abs(auroc(planted["norm"].values, np.arange(2 * width) < width) - 0.5) < 0.1
     assert auroc(found["score"].values, labels) > 0.95
     assert found["cumulative_weights"][-1] == 1
     assert found["gain"][-1] == 1
@@ -233,3 +296,23 @@ def test_a_planted_change_of_a_head_carries_the_change() -> None:
     assert "of the changed weights" in read_weights(found)[0]
     expect_error("nothing differs", tuned_weights, base, base, run)
     expect_error("three|3 or more", tuned_weights, base, tuned, run.select([0, 1]))
+
+
+def test_a_gain_is_claimed_only_where_the_error_falls() -> None:
+    """With the truth that the tuned model forecasts better the error is shared, with
+    one that it forecasts worse, or none for some part, the change of the forecast.
+    """
+    base = lens_of("chronos-bolt")
+    tuned, _ = moved(base)
+    batch = bundled("co2", "elnino", "nile", "sunspots").tail(40)
+    truths = [tuned.run(batch, 4).point * 1.01, base.run(batch, 4).point * 1.01]
+    unknown = np.full_like(truths[0], np.nan)
+    for truth, gain_of, name in (
+        (truths[0], "error", "gain in accuracy"),
+        (truths[1], "forecast", "change of the forecast"),
+        (unknown, "forecast", "change of the forecast"),
+    ):
+        run = tuned.run(batch, 4, truth=truth)
+        found = tuned_weights(base, tuned, run, steps=1)
+        assert found.attrs["gain_of"] == gain_of
+        assert name in read_weights(found)[0]

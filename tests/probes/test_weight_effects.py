@@ -324,6 +324,10 @@ def test_slopes_go_from_tuned_to_base() -> None:
     fewer = viz.reset_slopes(found, top=1)
     assert fewer.layout.yaxis.ticktext[-1].startswith("1 more")
     assert_close(np.array(fewer.data[0].x)[-1], lines[0].x[-1], depth=1)
+    # of one series both ends are told in its unit
+    ends = viz.reset_slopes(found.isel(series=[1])).layout.yaxis.ticktext
+    for end, label in ((0, "tuned model"), (-1, "base model")):
+        assert ends[end] == f"{label}<br>{num(float(errors[end, 1]))} °C"
     tuning, text = read_weight_effects(found)[:2]
     assert tuning.startswith("Tuning ")
     size = np.abs(found["error_change_size"].values)
@@ -347,7 +351,7 @@ def test_slopes_go_from_tuned_to_base() -> None:
     found["cumulative_error_change_size"][:] = [0.0, 0.4, 1.0]
     assert half[2] in " ".join(read_weight_effects(found))
     assert name_change(found).startswith(f"{tuned.model_id} against bolt-nano: ")
-    assert "and 1 more" in name_change(found)
+    assert "2 components changed" in name_change(found)
 
 
 def test_one_component_is_named_in_title_and_sentence() -> None:

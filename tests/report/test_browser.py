@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
+import numpy as np
 import pytest
 
-from browsing import until_drawn
+from browsing import LEAST_CONTRAST, contrast, luminance, until_drawn
 
 pytestmark = pytest.mark.browser
 
@@ -68,3 +70,76 @@ def test_phones_need_no_sideways_scrolling(driver, evil_whole):
         "return [document.documentElement.scrollWidth, window.innerWidth]"
     )
     assert wide <= seen
+
+
+# of every number in a map its text, size, colour, value and scale of colours
+NUMBERS = """return plots.flatMap(plot => Array.from(
+  plot.querySelectorAll(".heatmap-label text")).map(text => {
+    const label = text.closest(".heatmap-label");
+    const {trace} = text.closest(".hm").__data__[0];
+    const scale = plot._fullLayout[trace.coloraxis];
+    const {fill, fontSize} = getComputedStyle(text);
+    return scale && {text: text.textContent, fill, size: parseFloat(fontSize),
+      value: label.__data__.z, limits: [scale.cmin, scale.cmax],
+      stops: scale.colorscale};
+  })).filter(Boolean)"""
+
+
+def channels(colour: str) -> list[float]:
+    """Red, green and blue of a colour as plotly writes it, from 0 to 255."""
+    if colour.startswith("#"):
+        return [int(part, 16) for part in re.findall(r"\w\w", colour)]
+    return [float(part) for part in re.findall(r"[\d.]+", colour)[:3]]
+
+
+def cell_colour(number) -> str:
+    """The colour of a cell by its value, as CSS writes it."""
+    low, high = number["limits"]
+    places, colours = zip(*number["stops"], strict=True)
+    parts = np.transpose([channels(colour) for colour in colours])
+    share = (number["value"] - low) / (high - low)
+    red, green, blue = (np.interp(share, places, part) for part in parts)
+    return f"rgb({red}, {green}, {blue})"
+
+
+@pytest.fixture(scope="module")
+def drawn(driver, evil_whole):
+    """The browser with every figure of the page drawn."""
+    opened(driver, evil_whole)
+    return driver
+
+
+def themed(driver, theme: str, script: str):
+    """Draw all figures of the page anew in a theme; what the script returns of them."""
+    dataset = "document.documentElement.dataset.theme"
+    return driver.execute_script(f"{dataset} = '{theme}'; redraw(); {script}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 500])
+def test_numbers_in_maps_can_be_read(drawn, theme, width):
+    """Numbers in maps are told from their cells, and none is tiny."""
+    drawn.set_window_size(width, 900)
+    numbers = [each for each in themed(drawn, theme, NUMBERS) if each["text"]]
+    for number in numbers:
+        ground = cell_colour(number)
+        assert contrast(number["fill"], ground) >= LEAST_CONTRAST, number
+        assert number["size"] >= 10, number
+    if width == 1400:
+        # dark and light cells are among those that have room for their numbers
+        lights = [luminance(cell_colour(number)) for number in numbers]
+        assert min(lights) < 0.1 < 0.6 < max(lights)
+
+
+def test_maps_are_dark_on_dark_pages(drawn):
+    """What is next to nothing has the colour of the page in a map, light or dark."""
+    script = """return plots.flatMap(plot => Object.entries(plot._fullLayout).filter(
+      ([name]) => name.startsWith("coloraxis")).map(([, axis]) => axis.colorscale))"""
+    light, dark = (themed(drawn, theme, script) for theme in ("light", "dark"))
+    whites = 0
+    for bright, dim in zip(light, dark, strict=True):
+        for (_, before), (_, after) in zip(bright, dim, strict=True):
+            if luminance(f"rgb{(*channels(before),)}") > 0.99:
+                whites += 1
+                assert luminance(f"rgb{(*channels(after),)}") < 0.02
+    assert whites > 10

@@ -54,6 +54,18 @@ def test_distances_have_intervals_at_their_layers(
                 assert (symbols == "circle").tolist() == mine["significant"].tolist()
 
 
+@pytest.mark.parametrize(("datasets", "drawn"), [(5, False), (6, True)])
+def test_few_datasets_have_no_intervals(
+    datasets: int, drawn: bool, sweep: dict[str, pd.DataFrame]
+) -> None:
+    """Below 6 datasets no test can be significant at 5 %, and no interval is drawn."""
+    table = sweep["layers"].assign(units=datasets)
+    table.attrs = sweep["layers"].attrs
+    fig = viz.plot(table, "spearman_distance", model="alpha", part="both")
+    bars = [trace.error_y.array is not None for trace in fig.data]
+    assert bars == [drawn] * 3
+
+
 def test_costs_are_a_forest_with_all_datasets(
     sweep: dict[str, pd.DataFrame],
 ) -> None:

@@ -1,9 +1,9 @@
 """Nulls of a causal claim: changes of the same size along directions of no meaning.
 
 A direction is compared with draws from the covariance of the activations, since
-isotropic draws mostly miss what a model reads. :func:`draw_directions` makes them,
-:func:`match_norms` gives their changes the norm of the tested one, and
-:func:`with_nulls` adds what they do to a result. No model is used here.
+isotropic draws mostly miss what a model reads. :func:`draw_changes` makes them with the
+norm of the tested change, and :func:`with_nulls` adds what they do to a result. No
+model is used here.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from scipy.special import stdtrit
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
-from tsfm_lens.core.stats import CONFIDENCE, FEWEST
+from tsfm_lens.core.stats import CONFIDENCE, FEWEST, LEVEL, SMALLEST
 
 __all__ = [
     "DRAWS",
     "check_draws",
+    "claimed",
     "covariance",
+    "draw_changes",
     "draw_directions",
     "match_norms",
     "prediction_bound",
+    "share_of_like_norm",
     "with_nulls",
 ]
 
@@ -32,15 +35,20 @@ DRAWS = 8
 """Draws beside a claim, unless asked for otherwise."""
 
 
-def check_draws(nulls: int) -> None:
-    """Refuse what is no number of draws.
+def check_draws(nulls: int, rollout: bool = False) -> None:
+    """Refuse what is no number of draws, and draws of a rollout.
 
     Raises:
-        InputError: it is not a whole number from 0.
+        InputError: it is not a whole number from 0, or not 0 in a rollout.
     """
     # True is an int
     if not isinstance(nulls, int | np.integer) or isinstance(nulls, bool) or nulls < 0:
         raise InputError(f"nulls is {nulls!r}, expected a number of draws, such as 8")
+    if nulls and rollout:
+        raise InputError(
+            f"nulls={nulls} draws are of single forwards, this is a rollout; leave"
+            " nulls out, or take lens.run(..., rollout=False)"
+        )
 
 
 def covariance(rows: np.ndarray) -> np.ndarray:
@@ -109,6 +117,29 @@ def match_norms(changes: np.ndarray, like: np.ndarray) -> np.ndarray:
     return result
 
 
+def draw_changes(
+    rows: np.ndarray, count: int, like: np.ndarray, seed: int = 0
+) -> np.ndarray:
+    """Draw changes beside others (…, width): of their norm, at right angles to each.
+
+    A component that writes most of what varies would else be compared with itself.
+
+    Args:
+        rows: centred activations (row, width), whose covariance the draws have.
+        count: number of nulls.
+        like: the changes that are tested.
+        seed: of the random numbers.
+
+    Returns:
+        The changes, (null, …, width); one direction a null.
+    """
+    directions = draw_directions(rows, count, seed=seed)
+    drawn = directions.reshape(count, *[1] * (like.ndim - 1), -1)
+    squares = np.square(like).sum(-1, keepdims=True)
+    along = (drawn * like).sum(-1, keepdims=True) / np.where(squares, squares, 1.0)
+    return match_norms(drawn - along * like, like)
+
+
 def prediction_bound(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
     """Bound the next draw from above, by draws along the first axis.
 
@@ -143,8 +174,8 @@ def with_nulls(
         The result with ``NAME_nulls`` (null, …), the size of each null, computed as the
         effect's own; ``NAME_null_share`` (…), the share of nulls that are as large, in
         the same direction; and ``NAME_exceeds_nulls`` (…), true of effects that are
-        larger than every null and than the next draw would be in 95 % of cases. Members
-        without nulls have a share of NaN.
+        larger than every null, and than the next draw of any member would be in 95 %
+        of cases. Members without nulls have a share of NaN.
     """
     count = effects.sizes["null"]
     # equal series are found by these
@@ -161,9 +192,15 @@ def with_nulls(
     known = np.isfinite(sizes.values).all(0) & np.isfinite(own.values) & (count > 0)
     magnitude = np.abs(own.values)
     share = (directed >= magnitude).sum(0) / max(count, 1)
-    highest = np.fmax(
-        directed.max(0, initial=-np.inf), np.asarray(prediction_bound(directed))
-    )
+    # one bound for all members: each alone would be exceeded by chance in 5 %
+    confidence = 1 - LEVEL / max(int(known.sum()), 1)
+    if options.get("signed"):
+        bound = prediction_bound(directed, confidence)
+    else:
+        # sizes without a sign are skewed; those of no interest are alike
+        logs = np.log(np.maximum(directed, SMALLEST))
+        bound = np.exp(prediction_bound(logs, confidence))
+    highest = np.fmax(directed.max(0, initial=-np.inf), bound)
     dims = own.dims
     return data.assign(
         {
@@ -172,3 +209,43 @@ def with_nulls(
             f"{name}_exceeds_nulls": (dims, known & (magnitude > highest)),
         }
     )
+
+
+def claimed(data: xr.Dataset, name: str) -> xr.DataArray:
+    """Mark effects that are claimed: beyond their draws, and significant.
+
+    Where the result has untrained twins, a claimed effect is beyond these, too. That of
+    a component needs them, as many parts of untrained models are beyond their draws.
+    The tests may since have been corrected with others, so this is read last.
+
+    Returns:
+        True of effects that are claimed, over the members.
+    """
+    result = data[f"{name}_exceeds_nulls"] & data[f"{name}_significant"]
+    if f"{name}_learned" in data:
+        result = result & data[f"{name}_learned"]
+    return result
+
+
+def share_of_like_norm(
+    sizes: np.ndarray, norms: np.ndarray, groups: np.ndarray, count: int = DRAWS
+) -> np.ndarray:
+    """Return the share of members of like norm that have as large an effect.
+
+    Args:
+        sizes: of the effect, (member,).
+        norms: of what each member writes, (member,).
+        groups: members are compared with others of their group, (member,).
+        count: of those with the nearest norm, at most.
+
+    Returns:
+        The share (member,); NaN without another of the group.
+    """
+    shares = np.full(len(sizes), np.nan)
+    for at, group in enumerate(groups):
+        others = np.flatnonzero(groups == group)
+        others = others[others != at]
+        nearest = others[np.argsort(np.abs(norms[others] - norms[at]), kind="stable")]
+        if len(others):
+            shares[at] = (sizes[nearest[:count]] >= sizes[at]).mean()
+    return shares

@@ -91,6 +91,9 @@ def minimal_circuit(
     Three components that can only go together may remain. With ``order=1`` two may
     remain, and the result does not call the circuit minimal.
 
+    The null of a circuit is a random set of as many components, as it claims a choice
+    and no size of a change: see :func:`circuit_curve`.
+
     Args:
         clean: the run that shows the behaviour.
         corrupted: a run without it and with the same options; if given, its activations

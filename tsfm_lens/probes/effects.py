@@ -16,6 +16,7 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.estimates import SMALLEST_SHARE, add_estimates, check_share
+from tsfm_lens.core.nulls import with_nulls
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component, writers
@@ -29,7 +30,12 @@ from tsfm_lens.probes.sites import (
     later_branches,
     listed,
 )
-from tsfm_lens.probes.zero_ablation import forecast_ablations, make_ablations
+from tsfm_lens.probes.zero_ablation import (
+    check_nulls,
+    forecast_ablations,
+    forecast_nulls,
+    make_ablations,
+)
 
 __all__ = ["causal_effects"]
 
@@ -56,6 +62,7 @@ def causal_effects(
     how: str = "zero",
     reference: Any = None,
     smallest: float = SMALLEST_SHARE,
+    nulls: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Ablate each component with later branches free to respond, and with them frozen.
@@ -75,6 +82,8 @@ def causal_effects(
             "resample" take their values.
         smallest: self-repair is undefined for direct effects whose mean size is up to
             this share of the series' range.
+        nulls: draws beside each component, two forwards each: those of
+            :func:`ablation_effects`, with later branches free and frozen.
         progress: called with (done, of).
 
     Returns:
@@ -90,14 +99,16 @@ def causal_effects(
 
         ``total_share``, ``direct_share`` and ``self_repair`` come with what
         :func:`.estimates.add_estimates` adds, without a token model's first step
-        (attribute ``first_step``).
+        (attribute ``first_step``); with nulls the two shares also with what
+        :func:`.nulls.with_nulls` adds.
 
     Source:
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and
         Nanda 2024.
 
     Raises:
-        InputError: ``smallest`` is not a share.
+        InputError: ``smallest`` is not a share, or nulls of a rollout, or of another
+            ablation than zero.
         UnknownNameError: no such component.
 
     Example:
@@ -106,6 +117,7 @@ def causal_effects(
         ['context', 'direct', 'indirect', 'total', 'truth']
     """
     check_share(smallest, "smallest")
+    check_nulls(run, how, nulls)
     lens = run.lens
     if components is None:
         targets = writers(lens.wiring)
@@ -126,17 +138,12 @@ def causal_effects(
     # the last component has no later branch, but a recording needs a point
     activations = run.record(branches or ["unembed.hook_out"])
     free = make_ablations(run, targets, how, reference)
+    frozen = {
+        component: tuple(PatchFrom(branch, activations) for branch in branches)
+        for component, branches in later_by_target.items()
+    }
     variants = [
-        Variant(
-            f"direct {component}",
-            (
-                *ablations,
-                *(
-                    PatchFrom(branch, activations)
-                    for branch in later_by_target[component]
-                ),
-            ),
-        )
+        Variant(f"direct {component}", (*ablations, *frozen[component]))
         for component, ablations in free.items()
     ]
     plain = run.point
@@ -173,6 +180,11 @@ def causal_effects(
         # a share is of the difference of two forecasts, here given as such
         data[name] = (axes[:2], share(part, np.zeros(run.horizon)))
         data = add_estimates(data, name, floor=floor, groups=heads)
+        if nulls:
+            held = frozen if name == "direct_share" else None
+            drawn = share(forecast_nulls(run, targets, nulls, held)[0], plain)
+            effects = xr.DataArray(drawn, dims=("null", *axes[:2]))
+            data = with_nulls(data, name, effects, floor=floor)
     # a quotient of a direct effect within the noise means nothing
     undefined = data["direct_share"].values <= np.fmax(floor, smallest)
     repair = self_repair(total[..., steps], direct[..., steps], undefined)

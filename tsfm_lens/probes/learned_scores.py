@@ -8,9 +8,10 @@ forecast loses. :class:`MaskLoss` is that loss and :func:`train_scores` the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,10 @@ RATE = 0.05
 _BISECTIONS = 50
 _CHECKS = 10
 """Times that the training looks at held-out series."""
+_CONSTANTS = 8
+"""Constant masks at which units are attributed."""
 _DIGITS = 4
-"""Decimals of a mean loss that count; of equal steps the latest is the best."""
+"""Decimals of a mean loss that count."""
 _MOST_SIZES = 40
 """Units up to which circuits of every size are measured; of more, a grid."""
 _GRID = 25
@@ -56,7 +59,7 @@ def learned_scores(
     units: str = "components",
     nodes: Sequence[str | Component] | None = None,
     how: str = "zero",
-    steps: int = 500,
+    steps: int = 100,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Result:
@@ -65,10 +68,17 @@ def learned_scores(
     In each step a number k of units is drawn, and the mask m = σ((s - τ) / T) of the
     scores s has the sum k. An activation becomes m h + (1 - m) h_base. The loss is
     ‖ŷ(m) - ŷ‖² / ‖ŷ(0) - ŷ‖², with errors as shares of the range of each series and
-    both sums over series. Half of the series, drawn by seed, are
-    held out: the best units are kept there and all others replaced, for circuits of
-    every size. The scores of the step whose circuits lose least are returned, as later
-    steps may be worse.
+    both sums over series.
+
+    Half of the series, drawn by seed, are held out. The best units are kept there and
+    all others replaced, for circuits of every size, and those scores are returned whose
+    circuits lose least. Candidates are, in this order:
+
+    - "attribution": the mean of -∂L/∂m over constant masks, without training;
+    - "single effects": the loss without each unit alone, if there are no more units
+      than steps, as parts behind a saturated gate have no gradient;
+    - "pooled loss": a training from the best of those, looked at every few steps;
+    - "loss of each series": another one, by the mean of the quotients of all series.
 
     For the few components of a small model, :func:`minimal_circuit` is as good and
     quicker. Learned scores are for units that are too many to be removed one by one.
@@ -82,10 +92,9 @@ def learned_scores(
             output stack if None.
         how: base of the mask without ``corrupted``: "zero", or "mean" over the series
             of the run at each position.
-        steps: of Adam, with a rate of 0.05. Parts behind a saturated gate have no
-            gradient, and more steps do not always find them.
+        steps: of Adam in each of the two trainings, with a rate of 0.05.
         seed: of the budgets and the division of the series.
-        progress: called with (done, of), in steps.
+        progress: called with (done, of), in steps of both trainings.
 
     Returns:
         Dataset of kind "learned_scores" over ``component``, or ``neuron``:
@@ -93,10 +102,11 @@ def learned_scores(
         - ``score`` (component): less that of the lowest, as only differences matter.
         - ``kept`` (size, series): 1 - loss of the best units of each size, of held-out
           series. NaN where replacing all units changes the forecast by rounding alone.
-        - ``loss`` (check): mean loss of held-out series over sizes, every few steps.
+        - ``loss`` (check): mean loss of held-out series over sizes, of each candidate.
 
-        Coordinate ``at`` (check) has the steps. Attribute ``best_step`` is the step
-        whose scores these are.
+        Coordinates of a check are its ``method`` and ``at``, the step, 0 without
+        training. Attributes ``best_method`` and ``best_step`` say whose scores these
+        are; of equal candidates it is the last.
 
     Raises:
         InputError: fewer than two series; series of one group, which see each other; a
@@ -114,6 +124,12 @@ def learned_scores(
         >>> dict(found["kept"].sizes)
         {'size': 4, 'series': 1}
     """
+    if units == "edges":
+        raise InputError(
+            "units='edges' has no mask, as parts read one stream; exact are"
+            " path_patching(clean, corrupted), or with screen=0.1 of a tenth of the"
+            " paths; choose 'components' or 'neurons' here"
+        )
     check_option("units", units, ("components", "neurons"))
     check_option("how", how, ("zero", "mean"))
     if corrupted is not None and how != "zero":
@@ -145,7 +161,7 @@ def learned_scores(
         units=units,
         how=how,
         steps=steps,
-        best_step=trained.step,
+        **trained.attributes,
         learned_on=len(learning.run.batch),
     )
     return Result(data.data_vars, data.coords, data.attrs)
@@ -215,6 +231,10 @@ class MaskLoss:
         """Return the loss (…, series) of forecasts (…, series, step)."""
         return (forecasts - self.full).square().sum(-1) / self._gap
 
+    def even(self, mask: Tensor) -> Tensor:
+        """Return the mean loss, in which all series count the same."""
+        return self.by_series(mask)[self.known].mean()
+
     def mean(self, mask: Tensor) -> Tensor:
         """Return the mean loss, by the share of its range that each series can move.
 
@@ -229,34 +249,61 @@ class MaskLoss:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Scores of the best step, and what held-out series lose.
+class Candidate:
+    """Scores that held-out series have looked at.
 
     Attributes:
+        method: that made them.
+        step: of this training, 0 if the scores are not trained.
         scores: (unit,).
-        step: the best one.
-        at: steps at which held-out series were looked at.
-        losses: mean loss of these over sizes, at each.
-        sizes: numbers of units that are kept.
-        kept: (size, series), 1 - loss of held-out series by the best scores.
+        lost: loss of held-out series by the best units of each size (size, series).
+        loss: its mean over sizes and series.
     """
 
-    scores: np.ndarray
+    method: str
     step: int
-    at: list[int]
-    losses: list[float]
+    scores: Tensor
+    lost: Tensor
+    loss: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """All candidates, in the order of their making, and the sizes of their circuits."""
+
+    candidates: list[Candidate]
     sizes: list[int]
-    kept: np.ndarray
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate by which held-out series lose least, of equal ones the last."""
+        lowest = min(round(each.loss, _DIGITS) for each in self.candidates)
+        equal = [
+            each for each in self.candidates if round(each.loss, _DIGITS) == lowest
+        ]
+        return equal[-1]
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The best scores (unit,), less the lowest of them."""
+        scores = self.best.scores.cpu().double().numpy()
+        return np.asarray(scores - scores.min())
 
     def variables(self, dim: str) -> dict[str, Any]:
         """Return the variables of a result, with the coordinates of their own."""
         return {
-            "score": (dim, self.scores - self.scores.min()),
-            "kept": (("size", "series"), self.kept),
-            "loss": ("check", np.array(self.losses)),
+            "score": (dim, self.scores),
+            "kept": (("size", "series"), 1 - self.best.lost.cpu().double().numpy()),
+            "loss": ("check", [each.loss for each in self.candidates]),
             "size": self.sizes,
-            "at": ("check", self.at),
+            "method": ("check", [each.method for each in self.candidates]),
+            "at": ("check", [each.step for each in self.candidates]),
         }
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Return which candidate is the best."""
+        return {"best_step": self.best.step, "best_method": self.best.method}
 
 
 def train_scores(
@@ -266,8 +313,25 @@ def train_scores(
     steps: int,
     seed: int,
     progress: Progress | None = None,
+    *,
+    known: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Trained:
-    """Train scores, and keep those of the step that is best for held-out series."""
+    """Score units without training and by two trainings, and rank the candidates.
+
+    Both trainings start at the best of the scores that are not trained.
+
+    Args:
+        learning: loss of the series to learn from.
+        held_out: that of the series by which a candidate is chosen.
+        count: number of units.
+        steps: of each training.
+        seed: of the budgets.
+        progress: called with (done, of), in steps.
+        known: candidates that cost nothing, by name (unit,).
+
+    Returns:
+        All candidates.
+    """
     if not is_count(steps):
         raise InputError(f"steps is {steps!r}, expected a number of steps of 1 or more")
     if count < 2:
@@ -277,42 +341,87 @@ def train_scores(
             "replacing all units changes no forecast by more than rounding, so there is"
             " nothing to learn; give more nodes, or series that the units move"
         )
-    sizes = list_sizes(count)
-    rng = np.random.default_rng(seed)
-    scores = torch.zeros(count, device=learning.run.lens.device, requires_grad=True)
+    trained = Trained([], list_sizes(count))
+
+    def look(method: str, step: int, scores: Tensor) -> None:
+        lost = measure_sizes(held_out, scores, trained.sizes)
+        loss = float(held_out.pooled(lost).mean())
+        trained.candidates.append(Candidate(method, step, scores, lost, loss))
+
+    for method, scores in known.items():
+        look(method, 0, scores)
+    look("attribution", 0, attribute(learning, count))
+    # at most as many forecasts as a training has
+    if count <= steps:
+        look("single effects", 0, measure_single(learning, count))
+    start = trained.best.scores
+    start = start / start.abs().max().clamp_min(torch.finfo(start.dtype).tiny)
+    trainings = {"pooled loss": learning.mean, "loss of each series": learning.even}
+    for number, (method, loss) in enumerate(trainings.items()):
+        rng = np.random.default_rng(seed)
+        for step, scores in _train(start, loss, steps, rng):
+            if step % max(1, steps // _CHECKS) == 0 or step == steps:
+                look(method, step, scores)
+            if progress is not None:
+                progress(number * steps + step, len(trainings) * steps)
+    return trained
+
+
+def attribute(loss: MaskLoss, count: int) -> Tensor:
+    """Return what the loss falls by in the direction of each unit, (unit,).
+
+    It is the mean of -∂L/∂m over constant masks from 0 to 1; over all units it sums to
+    1, what the loss falls by along the way, but for the error of the midpoint rule.
+    """
+    total = torch.zeros(count, device=loss.run.lens.device)
+    for number in range(_CONSTANTS):
+        level = (number + 0.5) / _CONSTANTS
+        mask = torch.full_like(total, level, requires_grad=True)
+        total -= _gradient(loss.mean, mask)
+    return total / _CONSTANTS
+
+
+def measure_single(loss: MaskLoss, count: int) -> Tensor:
+    """Return the loss without each unit alone, (unit,)."""
+    ones = torch.ones(count, device=loss.run.lens.device)
+    with torch.no_grad():
+        return torch.stack(
+            [
+                loss.mean(ones.index_fill(0, at, 0))
+                for at in torch.arange(count, device=ones.device)
+            ]
+        )
+
+
+def _train(
+    start: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    steps: int,
+    rng: np.random.Generator,
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the number of each step, and the scores after it."""
+    scores = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([scores], lr=RATE)
-    at, losses = list[int](), list[float]()
-    best_step = 0
-    best, curve = scores, scores
     for step in range(1, steps + 1):
-        budget = int(rng.integers(1, count))
-        with torch.enable_grad():
-            loss = learning.mean(soft_top_k(scores, budget))
-            # of the scores alone, so that the weights accumulate nothing
-            (scores.grad,) = torch.autograd.grad(loss, [scores])
-        if not scores.grad.isfinite().all():
-            raise InputError(
-                "the loss has no finite gradient; take series of one length, or fewer"
-            )
+        budget = int(rng.integers(1, len(scores)))
+        scores.grad = _gradient(partial(_loss_at, loss, budget), scores)
         optimizer.step()
-        if step % max(1, steps // _CHECKS) == 0 or step == steps:
-            new = measure_sizes(held_out, scores.detach(), sizes)
-            at.append(step)
-            losses.append(float(held_out.pooled(new).mean()))
-            if round(losses[-1], _DIGITS) <= round(min(losses), _DIGITS):
-                best_step = step
-                best = scores.detach().clone()
-                curve = new
-        if progress is not None:
-            progress(step, steps)
-    return Trained(
-        scores=best.cpu().double().numpy(),
-        step=best_step,
-        at=at,
-        losses=losses,
-        sizes=sizes,
-        kept=1 - curve.cpu().double().numpy(),
-    )
+        yield step, scores.detach().clone()
+
+
+def _loss_at(loss: Callable[[Tensor], Tensor], budget: float, scores: Tensor) -> Tensor:
+    return loss(soft_top_k(scores, budget))
+
+
+def _gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """Return the gradient of a function, while weights accumulate nothing."""
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(function(at), [at])
+    if not gradient.isfinite().all():
+        raise InputError(
+            "the loss has no finite gradient; take series of one length, or fewer"
+        )
+    return gradient
 
 
 def list_sizes(count: int) -> list[int]:

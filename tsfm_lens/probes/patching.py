@@ -24,9 +24,10 @@ from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
+from tsfm_lens.core.nulls import check_draws, draw_changes, with_nulls
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
-from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
@@ -79,6 +80,7 @@ def activation_patching(
     positions: str | int | None = None,
     direction: Direction = "denoise",
     metric: GivenMetric | None = None,
+    nulls: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Patch every site and token position of one run into the other.
@@ -108,6 +110,9 @@ def activation_patching(
             with it, ``{"peak": function}``. Forecast and truth are (step,) in data
             units, the truth None where there is none; ``series`` is the clean series,
             a batch of one.
+        nulls: draws beside each patch, a forward each: random directions of the
+            covariance of both runs' activations there, added in place of the difference
+            of the runs, with its norm token by token. Of single forwards.
         progress: called with (done, of).
 
     Returns:
@@ -126,7 +131,8 @@ def activation_patching(
         - ``corrupted_context`` (series, time): in data units.
 
         ``recovered`` and ``effect`` come with what :func:`.estimates.add_estimates`
-        adds, with the noise of both runs. Coordinates ``position_start`` and
+        adds, with the noise of both runs; with nulls, ``recovered`` also with what
+        :func:`.nulls.with_nulls` adds. Coordinates ``position_start`` and
         ``position_stop`` are in steps; ``position_special`` marks other tokens. The
         attribute ``path`` says whose path both decoders read, such as "corrupted";
         others have none.
@@ -136,8 +142,8 @@ def activation_patching(
 
     Raises:
         InputError: the runs have other options, ids, lengths or starts, the corruption
-            does nothing, sites of several stacks are patched by position, or the metric
-            is no finite number or is not corrupted.
+            does nothing, sites of several stacks are patched by position, the metric is
+            no finite number or is not corrupted, or nulls of a rollout.
         UnknownNameError: no such site.
 
     Example:
@@ -147,14 +153,53 @@ def activation_patching(
     """
     sites = parse_sites(clean.lens, at, stack)
     measured = None if metric is None else as_metric(metric)
-    pair = contrast(clean, corrupted, sites, direction=direction)
+    check_draws(nulls, clean.rollout)
+    drawn_at = _points(sites) if nulls else ()
+    pair = contrast(clean, corrupted, sites, base_names=drawn_at, direction=direction)
     groups, position_coords = make_grid(pair, sites, positions)
-    forecasts = point_forecasts(pair.base, patches(pair, sites, groups), progress)
-    # as in patches(), the groups of a site follow one another
-    forecasts = forecasts.reshape(len(sites), len(groups), *forecasts.shape[1:])
+    variants = patches(pair, sites, groups)
+    for drawn in null_pairs(pair, drawn_at, nulls):
+        variants += patches(drawn, sites, groups)
+    forecasts = point_forecasts(pair.base, variants, progress)
+    # as in patches(), the groups of a site follow one another; the patches themselves
+    # are the first of the draws
+    forecasts = forecasts.reshape(-1, len(sites), len(groups), *forecasts.shape[1:])
     coords = {**site_coords(sites), **position_coords}
-    data = pair.result(forecasts, coords, metric=measured)
+    drawn_forecasts = forecasts[1:] if nulls else None
+    data = pair.result(forecasts[0], coords, metric=measured, nulls=drawn_forecasts)
     return data.assign_attrs(positions=str(positions))
+
+
+def null_pairs(pair: RunPair, points: Sequence[str], count: int) -> list[RunPair]:
+    """Return pairs whose sources have random differences from the base.
+
+    Each is drawn from the covariance of both runs' activations, for every head by
+    itself. Token by token, it has the norm of the difference of the runs, and a right
+    angle to it.
+    """
+    drawn = [
+        Activations(pair.base.lens.registry.points, False, pair.base.batch.ids)
+        for _ in range(count)
+    ]
+    for point in points:
+        base, source = (
+            acts[point].detach().cpu().double().numpy()
+            for acts in (pair.base_acts, pair.source_acts)
+        )
+        # (series, token, head, width), where a stream or a branch counts as one head
+        shape = (*base.shape[:2], -1, base.shape[-1])
+        difference = (source - base).reshape(shape)
+        rows = np.concatenate([base, source]).reshape(-1, *difference.shape[2:])
+        rows -= rows.mean(axis=0)
+        changes = [
+            draw_changes(rows[:, head], count, difference[:, :, head], pair.base.seed)
+            for head in range(rows.shape[1])
+        ]
+        for acts, change in zip(drawn, np.stack(changes, axis=-2), strict=True):
+            altered = base + change.reshape(base.shape)
+            value = torch.as_tensor(altered).to(pair.base_acts[point])
+            acts.recorded[point] = [Call(0, 0, value)]
+    return [replace(pair, source_acts=acts) for acts in drawn]
 
 
 def patches(
@@ -311,11 +356,13 @@ class RunPair:
         coords: dict[str, Any],
         dims: tuple[str, ...] = ("component", "position"),
         metric: Metric | None = None,
+        nulls: np.ndarray | None = None,
     ) -> xr.Dataset:
         """Return the share recovered and the effect of patched forecasts, with tests.
 
         Forecasts are (…, series, step), effects in data units. With a metric, the share
-        is that of the way between the metrics of both runs.
+        is that of the way between the metrics of both runs. Nulls are forecasts under
+        draws, (null, …, series, step).
         """
         axes = (*dims, "series")
         effect = np.abs(forecasts - self.base.point).mean(-1)
@@ -325,15 +372,30 @@ class RunPair:
             "forecast": ((*axes, "step"), forecasts),
         }
         data = self.dataset().assign_coords(coords).assign(parts)
-        if metric is None:
-            return self.test_effects(data)
-        values, share, floor = metric_shares(
-            metric, self.clean, self.base, self.source, forecasts
-        )
-        data = data.assign(recovered=(axes, share), metric_value=(axes, values))
-        data.attrs["metric"] = metric.name
-        data["recovered"].attrs["long_name"] = f"share of {metric.name} recovered"
-        return self.test_effects(data, floor)
+        floor = self.share_floor
+        if metric is not None:
+            values, share, floor = metric_shares(
+                metric, self.clean, self.base, self.source, forecasts
+            )
+            data = data.assign(recovered=(axes, share), metric_value=(axes, values))
+            data.attrs["metric"] = metric.name
+            data["recovered"].attrs["long_name"] = f"share of {metric.name} recovered"
+        data = self.test_effects(data, floor)
+        if nulls is None:
+            return data
+        drawn = self.recovered(nulls)
+        if metric is not None:
+            drawn = metric_shares(metric, self.clean, self.base, self.source, nulls)[1]
+        recovered = xr.DataArray(drawn, dims=("null", *axes))
+        return with_nulls(data, "recovered", recovered, floor=floor, signed=True)
+
+    @property
+    def share_floor(self) -> np.ndarray:
+        """Noise of the share recovered, (series,)."""
+        # an effect must exceed the noise of either run, so the larger floor counts
+        floors = (share_floor(run, self.difference) for run in (self.base, self.source))
+        result: np.ndarray = np.fmax(*floors)
+        return result
 
     def test_effects(
         self, data: xr.Dataset, floor: np.ndarray | None = None
@@ -343,9 +405,8 @@ class RunPair:
         ``floor`` (series,) is that of shares where they are not of the forecast.
         """
         runs = (self.base, self.source)
-        # an effect must exceed the noise of either run, so the larger floor counts
         if floor is None:
-            floor = np.fmax(*(share_floor(run, self.difference) for run in runs))
+            floor = self.share_floor
         for name in ("recovered", "first_order", "score"):
             if name in data:
                 data = add_estimates(data, name, floor=floor, signed=True)

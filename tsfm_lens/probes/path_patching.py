@@ -94,6 +94,9 @@ def path_patching(
     gradient, and only those of the largest estimates are patched. Edges that are
     reached by no gradient in any series may be missed.
 
+    The null of a path is another path between components of the same kind, all of
+    which are patched here; that of a circuit of paths is in :func:`circuit_curve`.
+
     Args:
         clean: the run to explain.
         corrupted: a run of the same series with something removed, of equal ids,

@@ -52,7 +52,7 @@ def tuned_weights(
     run: Run,
     *,
     carried: float = 0.9,
-    steps: int = 300,
+    steps: int = 100,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Result:
@@ -61,11 +61,12 @@ def tuned_weights(
     A row is what one unit reads or writes: a row of a matrix that reads the stream, and
     a column of one that writes to it, W_O or the output matrix of an MLP; of a vector
     each entry. The model between both has the weights W_base + m (W_tuned - W_base),
-    with a mask m over rows, whose scores are trained as in :func:`learned_scores`: the
-    loss is 0 for the forecast of the tuned model, and 1 for that of the base.
+    with a mask m over rows, whose scores are chosen as in :func:`learned_scores`: the
+    loss is 0 for the forecast of the tuned model, and 1 for that of the base. The norm
+    of each row's change is one more candidate.
 
     The series are divided at random into three parts. Scores are learned on the first,
-    the second chooses the step and the shortest list that keeps the share ``carried``
+    the second chooses the scores and the shortest list that keeps the share ``carried``
     of the gain, and the third, which nothing was chosen by, says what this list keeps.
     Windows of one series are divided, too; they are not independent of each other.
 
@@ -75,7 +76,7 @@ def tuned_weights(
         run: three series or more, horizon, and truth; of any lens. A token model
             follows the path of the tuned one.
         carried: share of the gain that the list has to keep.
-        steps: of the training; 300 are enough for the rows of small models.
+        steps: of each training; 60 are enough for the rows of small models.
         seed: of the training and the division of the series.
         progress: called with (done, of), in steps.
 
@@ -100,7 +101,7 @@ def tuned_weights(
         the ``share`` of the changed weights. Attributes: ``rows``, the length of the
         list, or 0 if no list keeps so much; ``weights``, the share of the changed
         weights that are in it; ``changed``, their number; ``gain_of``, "error" or
-        "forecast"; ``best_step``.
+        "forecast"; ``best_method`` and ``best_step``.
 
     Raises:
         InputError: the models are not of one architecture and size, or equal; fewer
@@ -135,12 +136,21 @@ def tuned_weights(
         for part, _ in divide(rerun(tuned_lens, run), 3, seed)
     ]
     learning, choosing, certifying = losses
-    trained = train_scores(learning, choosing, count, steps, seed, progress)
-    scores = trained.scores - trained.scores.min()
+    norms = torch.cat([torch.from_numpy(change.norms) for change in changes])
+    trained = train_scores(
+        learning,
+        choosing,
+        count,
+        steps,
+        seed,
+        progress,
+        known={"norm": norms.to(learning.full)},
+    )
+    scores = trained.scores
     masks = hard_masks(learning.full.new_tensor(scores), trained.sizes)
     gain_of = "forecast"
-    # an error that tuning does not lower has no gain to share
-    if min(_error_gain(choosing), _error_gain(certifying)) > 0:
+    # an error that tuning does not lower has no gain to share, nor has an unknown one
+    if _error_gain(choosing) > 0 and _error_gain(certifying) > 0:
         gain_of = "error"
     gain = _curve(choosing, masks, gain_of)["gain"].values
     # the first size from which on all lists keep enough; the full one keeps all
@@ -161,7 +171,7 @@ def tuned_weights(
         base=base_lens.model_id,
         carried=carried,
         steps=steps,
-        best_step=trained.step,
+        **trained.attributes,
         rows=rows,
         weights=float(share[rows]),
         changed=int(sum(change.weights.sum() for change in changes)),

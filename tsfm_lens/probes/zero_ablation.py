@@ -28,8 +28,8 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.nulls import (
     check_draws,
-    draw_directions,
-    match_norms,
+    draw_changes,
+    share_of_like_norm,
     with_nulls,
 )
 from tsfm_lens.core.registry import probe
@@ -106,8 +106,9 @@ def ablation_effects(
             hold every step, the truth None where there is none; ``series`` is a batch
             of this one series.
         nulls: draws beside each component, a forward each: random directions of the
-            stream's own covariance, added where the component writes, with the norm of
-            its write token by token. Of zero ablations in single forwards.
+            stream's own covariance, added where the component writes. Token by token
+            they have the norm of its write, and a right angle to it. Of zero ablations
+            in single forwards.
         progress: called with (done, of) after each component.
 
     Returns:
@@ -139,6 +140,10 @@ def ablation_effects(
         - ``null_low``, ``null_high`` (component, series, step): range of the forecasts
           under the draws, in data units. ``mean_shift`` has what
           :func:`.nulls.with_nulls` adds.
+        - ``write_norm`` (component): root mean square of the norm of its write over
+          tokens. ``mean_shift_like_norm_share`` (component): share of at most 8
+          others of its kind, of the nearest norm, that move the forecast as far. Parts
+          of one mechanism may be alike in both, so no claim depends on it.
 
         Distances and changes come with what :func:`.estimates.add_estimates` adds.
 
@@ -156,13 +161,7 @@ def ablation_effects(
         ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
     """
     lens = run.lens
-    check_draws(nulls)
-    if nulls and (run.rollout or how != "zero"):
-        raise InputError(
-            f"nulls={nulls} draws are of single forwards and how='zero', this is"
-            f" {'a rollout' if run.rollout else f'how={how!r}'}; leave nulls out, or"
-            " take lens.run(..., rollout=False)"
-        )
+    check_nulls(run, how, nulls)
     measured = None if metric is None else as_metric(metric)
     stack = run.lens.wiring.output_stack
     if components is None:
@@ -235,7 +234,7 @@ def ablation_effects(
         )
     data["mean_shift_size"].attrs["units"] = "share of the range"
     if nulls:
-        drawn = forecast_nulls(run, targets, nulls)
+        drawn, norms = forecast_nulls(run, targets, nulls)
         ends = {"null_low": drawn.min(axis=0), "null_high": drawn.max(axis=0)}
         data = data.assign({name: ((*axes, "step"), end) for name, end in ends.items()})
         measure = measures["mean_shift"]
@@ -247,6 +246,13 @@ def ablation_effects(
             ),
             floor=noise_floor(run, compute_size(measure, later)),
             scale=ranges(run, plain),
+        )
+        like_norm = share_of_like_norm(
+            data["mean_shift_size"].values, norms, np.array(head_or_kind(data))
+        )
+        data = data.assign(
+            write_norm=("component", norms),
+            mean_shift_like_norm_share=("component", like_norm),
         )
     if measured is None:
         return data
@@ -267,14 +273,34 @@ def ablation_effects(
     )
 
 
-def forecast_nulls(run: Run, components: Sequence[Component], count: int) -> np.ndarray:
-    """Return forecasts with random directions added in place of ablations.
+def check_nulls(run: Run, how: str, nulls: int) -> None:
+    """Refuse draws beside a rollout, or beside another ablation than zero.
 
-    Each is drawn from the covariance of the stream after the component's layer, and has
-    the norm of what the component writes, token by token.
+    Raises:
+        InputError: draws are asked for, and there are none.
+    """
+    check_draws(nulls, run.rollout)
+    if nulls and how != "zero":
+        raise InputError(
+            f"nulls={nulls} draws are beside how='zero', not how={how!r}; leave one out"
+        )
+
+
+def forecast_nulls(
+    run: Run,
+    components: Sequence[Component],
+    count: int,
+    frozen: Mapping[Component, tuple[Intervention, ...]] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return forecasts with random directions added in place of ablations, and norms.
+
+    Each is drawn from the covariance of the stream after the component's layer. Token
+    by token, it has the norm of what the component writes, and a right angle to it.
+    ``frozen`` has interventions that come with those of a component.
 
     Returns:
-        (null, component, series, step), data units.
+        The forecasts (null, component, series, step), in data units; and the root mean
+        square of the norms of each component's write over tokens, (component,).
     """
     wiring = run.lens.wiring
     # of each component, the hook points of its write and of what the draws change
@@ -291,23 +317,26 @@ def forecast_nulls(run: Run, components: Sequence[Component], count: int) -> np.
         places.append((component, f"{layer}.hook_resid_post", out, written))
     recorded = run.record(sorted({name for place in places for name in place[1:]}))
     variants = []
+    norms = []
     for component, stream, out, written in places:
         shown = run.encoded.shown(component.stack).cpu()
         rows = recorded[stream].detach().cpu().double()[shown].numpy()
-        draws = draw_directions(rows - rows.mean(axis=0), count, seed=run.seed)
         value = recorded[out]
         write = recorded[written]
         if component.kind is None:
             write = value - write
         elif component.head is not None:
             write = write[:, :, component.head]
-        changed = np.broadcast_to(draws[:, None], (count, *write.shape))
-        for change in match_norms(changed, write.detach().cpu().double().numpy()):
+        like = write.detach().cpu().double().numpy()
+        norms.append(np.sqrt(np.square(like[shown.numpy()]).sum(-1).mean()))
+        for change in draw_changes(rows - rows.mean(axis=0), count, like, run.seed):
             altered = value + torch.as_tensor(change).to(value)
             added = put_value(run, out, out, altered)
-            variants.append(Variant(f"draw {component}", (added,)))
+            parts = (added, *(frozen or {}).get(component, ()))
+            variants.append(Variant(f"draw {component}", parts))
     forecasts = point_forecasts(run, variants)
-    return forecasts.reshape(len(components), count, *run.point.shape).swapaxes(0, 1)
+    by_component = forecasts.reshape(len(components), count, *run.point.shape)
+    return by_component.swapaxes(0, 1), np.array(norms)
 
 
 def rank_distance(run: Run) -> Measure:

@@ -109,14 +109,18 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     error = float(np.abs(median - truth)[finite].mean())
     inside = int(((truth >= low) & (truth <= high))[finite].sum())
     bars = [("this forecast", error)]
-    note = f"{inside} of {int(finite.sum())} steps lie in the {coverage} band"
+    note = "mean absolute error"
     naive_name, naive = naive_forecast(ds, series)
     # without an observed value there is no naive forecast
     if len(naive):
-        bars.append((naive_name, float(np.abs(naive - truth)[finite].mean())))
+        naive_error = float(np.abs(naive - truth)[finite].mean())
+        bars.append((naive_name, naive_error))
+        word = "larger" if error > naive_error else "no larger"
+        note = f"{note}, {word} than with the {naive_name.split(' (')[0]}"
     return {
         "big": measured(unit)(error),
-        "note": f"mean absolute error; {note}",
+        "note": f"{note}; {inside} of {int(finite.sum())} steps lie in the {coverage}"
+        " band",
         "bars": _bars(bars),
     }
 

@@ -30,15 +30,25 @@ function render(plot, width = 0) {
   const spec = specs.get(plot);
   plot.dataset.drawn = "1";
   const {data, layout} = darkFigure(spec, dark());
-  Plotly.react(plot, data, width ? {...layout, width} : layout, config);
-  if (!shapes.has(plot)) plot.on("plotly_afterplot", () => contrastLabels(plot));
+  const fitted = {...layout, ...fewerTicks(layout, width || plot.clientWidth)};
+  Plotly.react(plot, data, width ? {...fitted, width} : fitted, config);
+  if (!shapes.has(plot)) plot.on("plotly_afterplot", () => labelCells(plot));
   shapes.set(plot, layout.shapes || []);
-  contrastLabels(plot);
+  labelCells(plot);
   mark(plot);
 }
 
-// plotly writes grey or white on a map; here black or white, the one that is told better from the cell
-function contrastLabels(plot) {
+// axes have as many numbers as fit the width that figures usually have; where it is narrower, fewer
+const WIDE = 640;
+function fewerTicks(layout, width) {
+  const across = Object.entries(layout).filter(([name, axis]) => name.startsWith("xaxis") && axis.nticks);
+  return Object.fromEntries(across.map(([name, axis]) => [name, {...axis, nticks: Math.max(1, Math.floor(axis.nticks * Math.min(1, width / WIDE)))}]));
+}
+
+// plotly writes grey or white on a map, in any size; here black or white, the one that is told better from the cell, in
+// type that can be read. Where a cell has no room for that its number is left out, or a dot if it was in parentheses.
+const SMALLEST = 10, USUAL = 12;
+function labelCells(plot) {
   for (const label of plot.querySelectorAll(".heatmap-label")) {
     const axis = plot._fullLayout[label.closest(".hm").__data__[0].trace.coloraxis];
     if (!axis) continue;
@@ -48,13 +58,17 @@ function contrastLabels(plot) {
     const [first, last] = [from, to].map(text => text[0] === "#" ? text.match(/\w\w/g).map(code => parseInt(code, 16)) : text.match(/[\d.]+/g).map(Number));
     const [red, green, blue] = [0, 1, 2].map(each => ((first[each] + part * (last[each] - first[each])) / 255) ** 2.2);
     const light = 0.2126 * red + 0.7152 * green + 0.0722 * blue;
-    for (const text of label.querySelectorAll("text")) text.style.fill = light > 0.18 ? "#000" : "#fff";
+    for (const text of label.querySelectorAll("text")) {
+      text.style.fill = light > 0.18 ? "#000" : "#fff";
+      if (parseFloat(text.style.fontSize) < SMALLEST) text.textContent = text.textContent.startsWith("(") ? "·" : "";
+      text.style.fontSize = `${USUAL}px`;
+    }
   }
 }
 
 // what is chosen in the linked view is marked where a figure has it: steps on axes of dates, a component by its row or cell
 const shapes = new Map();
-let chosen = {component: "", steps: []};
+let chosen = {component: "", steps: [], queries: [], keys: []};
 function mark(plot) {
   const full = plot._fullLayout, own = shapes.get(plot), made = [];
   const line = {color: dark() ? "#ff9148" : "#d55e00", width: 3};
@@ -68,13 +82,27 @@ function mark(plot) {
     }
   }
   const framed = new Set();
-  for (const {type, xaxis: xref, yaxis: yref, x, y, customdata} of plot._fullData) {
+  for (const {type, xaxis: xref, yaxis: yref, x, y, customdata, meta} of plot._fullData) {
     const [across, down] = [xref, yref].map(name => name && full[name.replace(/^[xy]/, "$&axis")]);
     if (!across || !down) continue;
     const frame = (row, place) => made.push({type: "rect", xref, yref, y0: row - 0.5, y1: row + 0.5, line, ...place});
     const row = down.type === "category" && !framed.has(yref) ? down._categories.indexOf(chosen.component) : -1;
     if (row >= 0) frame(row, {xref: `${xref} domain`, x0: 0, x1: 1});
     framed.add(yref);
+    // attention of a head: its panel, the chosen step among queries, the brushed stretch among keys
+    const whole = {type: "rect", xref: `${xref} domain`, yref: `${yref} domain`, x0: 0, x1: 1, y0: 0, y1: 1, line};
+    if (meta && meta.component === chosen.component) made.push(whole);
+    if (meta && meta.steps) {
+      const inside = (axis, [from, to]) => [Math.max(from - 0.5, Math.min(...axis.range)), Math.min(to + 0.5, Math.max(...axis.range))];
+      for (const at of chosen.queries) {
+        const [y0, y1] = inside(down, [at, at]);
+        if (y0 < y1) made.push({...whole, yref, y0, y1, line: {...line, width: 1.5}});
+      }
+      for (const stretch of chosen.keys) {
+        const [x0, x1] = inside(across, stretch);
+        if (x0 < x1) made.push({...whole, xref, x0, x1, line: {width: 0}, fillcolor: line.color, opacity: 0.2});
+      }
+    }
     if (type !== "heatmap" || !customdata) continue;
     customdata.forEach((cells, at) => Array.from(cells).forEach((text, column) => {
       const middle = across.d2c(x[column]);

@@ -168,6 +168,15 @@ def sentence_start(ds: xr.Dataset) -> str:
     return capital(attention_kind(ds))
 
 
+def _tell_head(ds: xr.Dataset, layer: str, head: str, steps: bool) -> dict[str, Any]:
+    """Return what a page needs to mark a head, as the ``meta`` of its trace.
+
+    ``steps`` is whether both axes are in steps from the forecast's start.
+    """
+    parts = [ds.attrs.get("stack", ""), layer, ds.attrs.get("attention", ""), head]
+    return {"component": ".".join(part for part in parts if part), "steps": steps}
+
+
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
     """Return the colour axis of attention weights, from 0 to ``limit``.
 
@@ -235,7 +244,9 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         )
         texts = [[f"{a}<br>attends to {b}" for b in key_labels] for a in query_labels]
         hover = "query %{text}<br>with weight %{z:.3g}"
-    panel.cells(z, x, y, hover, text=texts, xgap=0, ygap=0)
+    label = names(ds, "layer")[at["layer"]]
+    own = _tell_head(ds, label, names(ds, "head")[at["head"]], steps=True)
+    panel.cells(z, x, y, hover, text=texts, xgap=0, ygap=0, meta=own)
     marks = []
     for side, draw_line, location in (
         (keys, panel.vline, "right of"),
@@ -366,6 +377,9 @@ def _draw_curves(ds: xr.Dataset) -> go.Figure:
             " attention",
             colour=TEAL,
             fill="tozeroy",
+            meta=_tell_head(
+                ds, names(ds, "layer")[at[0]], names(ds, "head")[at[1]], steps=False
+            ),
         )
         if aside[at] >= _WORTH_A_BAR:
             refs = {"xref": "x domain", "yref": "y domain"}
@@ -510,7 +524,14 @@ def _draw_maps(ds: xr.Dataset) -> go.Figure:
             " %{x}<br>weight %{z:.3g}"
         )
         panel.cells(
-            z, x_edges, y_edges, f"{hover}{note}", name=head_label, xgap=0, ygap=0
+            z,
+            x_edges,
+            y_edges,
+            f"{hover}{note}",
+            name=head_label,
+            xgap=0,
+            ygap=0,
+            meta=_tell_head(ds, names(ds, "layer")[r], column_names[c], steps=True),
         )
         if len(x.axis.aside) and len(x.axis.timed):
             panel.vline(x.end, dash="dot")

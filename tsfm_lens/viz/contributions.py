@@ -147,6 +147,7 @@ def horizon_sheet(
                 panel.x(type="date")
     if dated:
         left[0].x(tickformat=_tick_format(time.at(window.past)))
+        right[-1].x(tickformat=_tick_format(time.at(window.future), lines=2))
     for panel in right:
         panel.y(side="right")
     right[-1].x(time.title)
@@ -155,16 +156,21 @@ def horizon_sheet(
     return canvas, left, right
 
 
-def _tick_format(dates: np.ndarray) -> str:
-    """Choose a format of dates in one line, as the strip under them leaves no other."""
+def _tick_format(dates: np.ndarray, lines: int = 1) -> str:
+    """Choose a format of dates, in one line where a strip below leaves no other."""
+    # days stand before months, as in sentences
     days = (dates[-1] - dates[0]) / np.timedelta64(1, "D")
     if days > 3 * 365:
         return "%Y"
     if days > 90:
         return "%b %Y"
     if days > 3:
-        return "%d %b"
-    return "%d %b %H:%M"
+        return "%-d %b"
+    if lines == 1:
+        return "%-d %b %H:%M"
+    if days * 24 < 1:
+        return "%H:%M:%S\n%-d %b"
+    return "%H:%M\n%-d %b"
 
 
 def name_lines(panel: Panel, *lines: tuple[str, str, str]) -> None:
@@ -267,6 +273,7 @@ def draw_contributions(
         dots=6 if len(total) == 1 else 0,
     )
     stack.hline(0.0)
+    name_lines(stack, ("━", between, INK))
     stack.y(f"effect ({unit})", nticks=5)
     stack.sheet.fig.update_layout(barmode="relative", bargap=0.12)
 

@@ -52,10 +52,10 @@ def read_direction(ds: xr.Dataset) -> list[str]:
         along=ds["along"].median(),
     )
     effect = read_estimate(ds, "agreement", "change")
-    for at, (change, words) in enumerate(_CHANGES.items()):
+    for at, words in enumerate(_CHANGES.values()):
         if np.isfinite(effect.size[at]):
             out.append(words.format(size=effect.told(at, over=True), goal=goal))
-            out += describe_nulls(ds.sel(change=change), "agreement")
+            out += describe_nulls(ds, "agreement", "change", at=at)
     out += summarize(
         ds,
         "Real activations (99 % by Mahalanobis distance) end at doses of {low} and"

@@ -30,7 +30,8 @@ measurement(
     description=(
         "A soft mask keeps the best units of a random number in every step, and its "
         "scores follow the gradient of what the forecast loses. Series that were held "
-        "out choose the step, and show what the best units keep."
+        "out choose among its steps and rankings without training, and show what the "
+        "best units keep."
     ),
     source=_SOURCE,
     needs="gradients",
@@ -53,18 +54,21 @@ measurement(
 
 
 def read_scores(ds: xr.Dataset) -> list[str]:
-    """State how few units keep the forecast, and which step chose them."""
+    """State how few units keep the forecast, and which ranking chose them."""
     units = ds["score"].dims[0]
     kept = ds["kept"].mean("series").values
     short = np.flatnonzero(kept < _ENOUGH)
     # the first size from which on all circuits keep enough
     size = int(ds["size"].values[short.max() + 1])
+    when = "which is not trained"
+    if ds.attrs["best_step"]:
+        when = f"after {ds.attrs['best_step']} of {ds.attrs['steps']} steps"
     return [
         f"The best {size} of {ds.sizes[units]} {units}s keep {percent(_ENOUGH)} or more"
         f" of the forecast on {ds.sizes['series']} held-out series, with all others"
         " replaced.",
-        f"The scores are those of step {ds.attrs['best_step']} of {ds.attrs['steps']},"
-        " at which held-out series lose least.",
+        f"Of {ds.sizes['check']} rankings, held-out series lose least by that of the"
+        f" {ds.attrs['best_method']}, {when}.",
     ]
 
 

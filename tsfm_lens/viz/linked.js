@@ -37,7 +37,13 @@ function linkedView(root, state, ask) {
   for (const text of state.notes) {
     const note = document.createElement("p");
     note.className = "note";
-    note.textContent = text;
+    const [words, ...after] = state.command ? text.split(state.command) : [text];
+    note.textContent = words;
+    for (const more of after) {
+      // a command breaks between its words, not at its hyphens
+      for (const word of state.command.split(" ")) note.append(Object.assign(document.createElement("code"), {textContent: word}), " ");
+      note.append(more);
+    }
     root.append(note);
   }
   const part = name => root.querySelector(`[data-part="${name}"]`);
@@ -369,9 +375,10 @@ function linkedView(root, state, ask) {
     }
     const moved = `${subject} the ${state.statistic} moves by ${amount(forecast.effect)} on average`;
     const steps = own.line.length - state.first;
-    const ways = forecast.up === undefined ? "" : `, up at ${forecast.up} of ${steps} steps`;
+    const down = forecast.down ? ` and down at ${forecast.down}` : "";
+    const ways = forecast.up === undefined ? "" : `, up at ${forecast.up} of ${steps} steps${down}`;
     const known = forecast.error !== undefined && forecast.error !== null;
-    const errors = known ? ` (mean absolute error ${number(own.error)} → ${number(forecast.error)})` : "";
+    const errors = known ? ` (mean absolute error ${number(own.error)} → ${amount(forecast.error)})` : "";
     return `${moved}${ways}${errors}.`;
   }
   const stepsBack = back => `${back} step${back === 1 ? "" : "s"} back`;
@@ -483,9 +490,16 @@ function linkedView(root, state, ask) {
   // what is chosen, for the rest of the page
   function tell() {
     const own = series(), [low, high] = view.brush || [0, 0];
-    const detail = {component: state.names[view.head], steps: []};
-    if (view.step >= 0) detail.steps.push([own.ahead[view.step], own.ahead[view.step]]);
-    if (view.brush) detail.steps.push([own.times[low], own.times[high - 1]]);
+    // by date, and by the distance in steps from the start of the forecast
+    const detail = {component: state.names[view.head], steps: [], queries: [], keys: []};
+    if (view.step >= 0) {
+      detail.steps.push([own.ahead[view.step], own.ahead[view.step]]);
+      detail.queries.push(view.step);
+    }
+    if (view.brush) {
+      detail.steps.push([own.times[low], own.times[high - 1]]);
+      detail.keys.push([low, high - 1].map(at => at - own.times.length));
+    }
     root.dispatchEvent(new CustomEvent("chosen", {detail}));
   }
   function draw() { drawContext(); drawMap(); drawForecast(); say(); drawTables(); tell(); }

@@ -196,8 +196,8 @@ def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any
     """Return the description of a forecast (step,).
 
     ``shift`` (step,) is its difference from the plain forecast, ``effect`` the mean
-    size of that, ``up`` the number of steps that it is above 0, ``error`` the mean
-    distance from the truth.
+    size of that, ``up`` and ``down`` the numbers of steps that it is above and below 0,
+    ``error`` the mean distance from the truth.
     """
     later = slice(int(ds.attrs.get("first_step", 0)), None)
     shift = forecast - array(ds, "baseline_forecast", "step", series=series)
@@ -212,6 +212,7 @@ def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any
         "shift": _short(shift, 4),
         "effect": _short(np.abs(shift[later]).mean(), 9),
         "up": int((shift[later] > 0).sum()),
+        "down": int((shift[later] < 0).sum()),
         "error": _short(error, 9),
     }
 

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.nulls import claimed
 from tsfm_lens.core.stats import CONFIDENCE_TEXT
+from tsfm_lens.viz.findings import read_estimate
+from tsfm_lens.viz.select import array
 from tsfm_lens.viz.words import num
 
+__all__ = ["describe_nulls", "null_remark"]
 
-def describe_nulls(member: xr.Dataset, name: str, subject: str = "") -> list[str]:
-    """Say how many nulls of one member of a result do as much; nothing without nulls.
+
+def describe_nulls(
+    ds: xr.Dataset, name: str, *dims: str, at: int = 0, subject: str = "Of"
+) -> list[str]:
+    """Say how many nulls of one member do as much, and whether it is claimed.
 
     Args:
-        member: result, of which one member is selected.
+        ds: result.
         name: of the effect.
-        subject: what the sentence begins with, such as "encoder.0.mlp: of"; "Of" unless
-            given.
+        dims: of its members.
+        at: place of the member among the flattened ones.
+        subject: what the sentence begins with, such as "encoder.0.mlp: of".
 
     Returns:
-        One sentence, or none.
+        One sentence; none without nulls.
     """
-    share = float(member.get(f"{name}_null_share", float("nan")))
-    # also where the member has none of its own
-    if share != share:
+    if f"{name}_nulls" not in ds:
         return []
-    nulls = member[f"{name}_nulls"]
-    count = nulls.sizes["null"]
-    low, high = float(nulls.min()), float(nulls.max())
-    standing = "is within what draws reach"
-    if bool(member[f"{name}_exceeds_nulls"]):
-        standing = f"exceeds them and {CONFIDENCE_TEXT} of further draws"
-    n_as_large = round(share * count)
+    nulls = array(ds, f"{name}_nulls", "null", *dims)
+    drawn = nulls.reshape(len(nulls), -1)[:, at]
+    share, exceeds, claim = (
+        variable.transpose(*dims).values.flat[at]
+        for variable in (
+            ds[f"{name}_null_share"],
+            ds[f"{name}_exceeds_nulls"],
+            claimed(ds, name),
+        )
+    )
+    if not np.isfinite(share):
+        return []
+    tested = read_estimate(ds, name, *dims).for_others(at)
+    if not exceeds:
+        standing = "is within what draws reach, so it is no claim"
+    elif claim:
+        standing = f"exceeds them and {CONFIDENCE_TEXT} of further draws: {tested}"
+    elif f"{name}_learned" in ds and tested.startswith("significant"):
+        standing = "exceeds them, but not untrained twins, so it is no claim"
+    else:
+        standing = f"exceeds them, but is no claim: {tested}"
     return [
-        f"{subject or 'Of'} {count} random directions of the same activations, with a"
-        f" change of the same norm, {n_as_large} do as much or more ({num(low)} to"
-        f" {num(high)}); the effect {standing}."
+        f"{subject} {len(drawn)} random directions of the same activations, with a"
+        f" change of the same norm, {round(share * len(drawn))} do as much or more"
+        f" ({num(drawn.min())} to {num(drawn.max())}); the effect {standing}."
     ]
+
+
+def null_remark(ds: xr.Dataset, name: str) -> str:
+    """Return the range of all nulls, for the subtitle of a map; "" without any."""
+    if f"{name}_nulls" not in ds:
+        return ""
+    nulls = ds[f"{name}_nulls"]
+    low, high = (num(float(end)) for end in (nulls.min(), nulls.max()))
+    return f"random directions of the same norm: {low} to {high}"

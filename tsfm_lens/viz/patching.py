@@ -21,6 +21,7 @@ from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.viz.findings import EffectEstimate, find_estimate
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.nulls import describe_nulls, null_remark
 from tsfm_lens.viz.panels import SeriesWindow, mark_start, series_window
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -34,6 +35,7 @@ from tsfm_lens.viz.sites import Sites, find_positions
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
+    PALE,
     VERMILION,
     mixed,
     plain,
@@ -70,7 +72,7 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     measure = ""
     if "metric" in ds.attrs:
         measure = f"in {ds.attrs['metric']} "
-    return summarize(
+    out = summarize(
         one,
         "The clean and the corrupted forecast of {series} are {gap:unit} apart on "
         "average{shared}.",
@@ -89,6 +91,12 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
         half=share >= _HALF,
         away=share < -0.1,
     )
+    cells = ("component", "position")
+    recovered = find_estimate(ds, "recovered", *cells)
+    for at in recovered.named(1) if recovered else ():
+        subject = f"{patch_cell(ds, at)}: of"
+        out += describe_nulls(ds, "recovered", *cells, at=at, subject=subject)
+    return out
 
 
 def _cell_labels(ds: xr.Dataset) -> list[str]:
@@ -182,9 +190,19 @@ def patching_map(
     # where all positions are patched at once there is no time axis to draw a map on
     if ds.attrs.get("positions") == "all":
         about = f"{about}, all positions at once"
-        return draw_variable(
+        dots = draw_variable(
             ds, variable, series=pair.view.index, title=title, about=about
         )
+        if f"{variable}_nulls" in ds:
+            nulls = ds[f"{variable}_nulls"]
+            dots.add_vrect(
+                float(nulls.min()),
+                float(nulls.max()),
+                fillcolor=PALE,
+                layer="below",
+                annotation_text="draws",
+            )
+        return dots
     canvas, remark = _draw_maps(ds, sites, values, variable, pair, noise)
     scale = ""
     if variable in ("recovered", "first_order"):
@@ -202,6 +220,7 @@ def patching_map(
         f"{sites.what()}: {about}",
         scale,
         shading,
+        null_remark(ds, variable),
         remark,
     )
 

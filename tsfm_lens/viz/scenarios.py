@@ -33,6 +33,7 @@ from tsfm_lens.viz.panels import (
     timeline,
     value_hover,
 )
+from tsfm_lens.viz.ratios import signed_percent
 from tsfm_lens.viz.select import (
     array,
     category_names,
@@ -45,7 +46,7 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import labelled, summarize
-from tsfm_lens.viz.theme import BLUE, GREY, INK, ORANGE, mixed, number, plain
+from tsfm_lens.viz.theme import BLUE, GREY, INK, mixed, number, plain
 from tsfm_lens.viz.words import after_number, capital, listed, signed
 
 __all__ = ["change_bars", "what_if_lines"]
@@ -146,8 +147,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         through = abs(ds["through"]).mean("step").sum("change") / total
     return summarize(
         ds,
-        "With {changes} the forecast of {name} {verb} by {distance:unit} on average"
-        " over {steps}, from {before} to {after} ({statistic}).",
+        "With {changes} the forecast of {name} {verb} by {distance:unit}{share} on"
+        " average over {steps}, from {before} to {after} ({statistic}).",
         "That is the model's answer: over {responses:whole} series, its response to"
         " {unresponsive} is not distinguishable from zero.",
         "The test of the inputs cannot tell from zero the effect of {undecided}.",
@@ -165,6 +166,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         verb=_verb(float(move.mean())),
         name=name_target(ds),
         distance=abs(move.mean()),
+        share=_say_share(before.mean(), after.mean()),
         steps=name_horizon(ds),
         after=_level(after.mean(), unit),
         before=_level(before.mean(), unit),
@@ -401,7 +403,18 @@ def _say_change(before: float, after: float, unit: str) -> str:
     if _level(before, unit) == level:
         return f"stayed at {level}"
     verb = "rose" if after > before else "fell"
-    return f"{verb} from {_level(before, unit)} to {level}"
+    distance = f"{number(abs(after - before))} {after_number(unit)}".rstrip()
+    return (
+        f"{verb} by {distance}{_say_share(before, after)}, from {_level(before, unit)}"
+        f" to {level}"
+    )
+
+
+def _say_share(before: float, after: float) -> str:
+    """Write a change in percent, in brackets; "" from or through zero."""
+    if before * after <= 0:
+        return ""
+    return f" ({signed_percent(after / before - 1)})"
 
 
 def _level(value: float, unit: str) -> str:
@@ -512,9 +525,14 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
         right[0],
         ds,
         view,
-        ("before", "earlier forecast", ORANGE),
+        ("before", "earlier forecast", GREY),
         ("after", "this forecast", BLUE),
     )
+    shift = int(ds.attrs["shift"])
+    origin = ""
+    if 0 < shift <= len(view.past):
+        left[0].vline(view.time.scalar(-shift - 0.5), dash="dot")
+        origin = " (dotted)"
     draw_contributions(
         left[-1],
         right[-1],
@@ -527,7 +545,7 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
     return canvas.finalize(
         f"Change of the forecast of {name_target(ds)} by {name_model(ds)}",
         _name_lines(ds),
-        f"earlier forecast from {_name_earlier(ds)}",
+        f"earlier forecast from {_name_earlier(ds)}{origin}",
         view.remark,
     )
 

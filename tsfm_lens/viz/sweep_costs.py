@@ -221,17 +221,20 @@ def cost_forest(table: pd.DataFrame, *, top: int = 20) -> go.Figure:
         drawn = rows[rows["hidden"] == 0]
         is_cut |= _draw_rows(panel, drawn, members[members["model"] == model], bounds)
     canvas.x(**ratio_axis(bounds))
-    canvas.panel(len(models)).x("change of MASE (%, log scale)")
+    canvas.panel(len(models)).x(
+        "← better without it; change of MASE (%, log scale); worse without it →"
+    )
     unit = f"{table['units'].max()} {table['unit'].iloc[0]}"
-    interval = f"line: {sweep.name_intervals(table).removesuffix('s')}"
-    if not np.isfinite(entries["median_lower"]).any():
-        interval = "too few for an interval"
+    interval = ""
+    if np.isfinite(entries["median_lower"]).any():
+        interval = f"line: {sweep.name_intervals(table).removesuffix('s')}"
     arrows = ""
     if is_cut:
         arrows = "arrow: off the axis"
     return canvas.finalize(
         f"Cost of losing a layer or a head of {listed(models)}",
-        f"dot: median of {unit}, {interval}",
+        f"dot: median of {unit}",
+        interval,
         f"grey: {table['unit'].iloc[0]}",
         f"shaded: below +{percent(tolerance)}",
         arrows,
@@ -255,6 +258,9 @@ def _choose(entries: pd.DataFrame, most: int) -> pd.DataFrame:
     rest = ordered.index[~is_whole]
     n_drawn = max(most - int(is_whole.sum()), _LEAST)
     n_hidden = max(len(rest) - n_drawn, 0)
+    # to say that one is hidden takes a row as well
+    if n_hidden == 1:
+        n_hidden = 0
     cheapest = n_drawn // 2
     hidden = ordered.index.isin(rest[cheapest : cheapest + n_hidden])
     # one place for each drawn row, and one for a run of hidden ones

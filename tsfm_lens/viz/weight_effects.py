@@ -58,12 +58,9 @@ def name_change(ds: xr.Dataset) -> str:
     components = names(ds, "component")
     if not components:
         return f"{pair}: no weight differs"
-    first = components[0]
-    if "error_change_size" in ds:
-        first = components[_most(ds)]
     if len(components) == 1:
-        return f"{pair}: {first} changed"
-    return f"{pair}: {first} and {len(components) - 1} more changed"
+        return f"{pair}: {components[0]} changed"
+    return f"{pair}: {len(components)} components changed"
 
 
 def read_weight_effects(ds: xr.Dataset) -> list[str]:
@@ -220,6 +217,12 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
         labels.append(f"{len(components) - shown} more: base model")
     else:
         labels.append("base model")
+    rows = [plain(label) for label in labels]
+    if ds.sizes["series"] == 1:
+        errors = array(ds, "cumulative_error", "series", "back")[0]
+        unit = after_number(find_unit(ds, 0))
+        for end in (0, -1):
+            rows[end] += f"<br>{num(errors[end])} {unit}".rstrip()
     moved = array(ds, "relative_norm", "component")[:shown]
     # of weights that were 0 there is no share
     moved = np.where(np.isfinite(moved), moved, 0.0)
@@ -231,7 +234,7 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     panel.x("change of the error (%, log scale)", **ratio_axis(bounds))
     panel.y(
         tickvals=list(range(len(labels))),
-        ticktext=[plain(label) for label in labels],
+        ticktext=rows,
         range=[len(labels) - 0.5, -0.5],
         gridcolor=mixed(GREY, 0.2),
         showgrid=True,
@@ -239,7 +242,8 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     is_cut = bool(((ratios < bounds[0]) | (ratios > bounds[1])).any())
     return canvas.finalize(
         f"Error of {name_model(ds)} as it is set back to {ds.attrs['base']}",
-        "each row is set back together with all rows above it",
+        "components by how far each moves the forecast; each is set back together with"
+        " all rows above it",
         "a line: a series",
         f"area of a dot: how far weights moved, up to {percent(moved.max())}",
         "lines leave the axis" if is_cut else "",

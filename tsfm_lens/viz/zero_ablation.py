@@ -104,9 +104,16 @@ def read_shift(ds: xr.Dataset, shape: EffectEstimate) -> list[str]:
             shape=labels[first[0]] if first and first != farthest else None,
         ),
         *describe_nulls(
-            ds.isel(component=farthest[0]),
+            ds,
             "mean_shift",
-            f"{labels[farthest[0]]}, by the size of the move: of",
+            "component",
+            at=farthest[0],
+            subject=f"{labels[farthest[0]]}, by the size of the move: of",
+        ),
+        *summarize(
+            ds.isel(component=farthest[0]),
+            "Of the others of its kind whose write is nearest in norm,"
+            " {mean_shift_like_norm_share:percent} move it as far.",
         ),
         *name_improvements(ds, list(dict.fromkeys([*farthest, *first]))),
     ]

@@ -94,12 +94,16 @@ def change(view: Explorer, forecast: np.ndarray) -> str:
     ]
     shift = three_digits(np.abs(forecast[later] - plain).mean())
     up = int((forecast[later] > plain).sum())
+    down = int((forecast[later] < plain).sum())
+    ways = f"up at {up} of {len(plain)} steps"
+    if down:
+        ways += f" and down at {down}"
     statistic = "median"
     if token:
         statistic = "expected value"
     return (
-        f"the {statistic} moves by {shift} ppm on average, up at {up} of {len(plain)}"
-        f" steps (mean absolute error {errors[0]} → {errors[1]})."
+        f"the {statistic} moves by {shift} ppm on average, {ways} (mean absolute error"
+        f" {errors[0]} → {errors[1]} ppm)."
     )
 
 

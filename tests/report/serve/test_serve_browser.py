@@ -111,10 +111,13 @@ def wait_for_effect(linked: Linked, subject: str, run: Run, median: np.ndarray) 
     shift, *errors = (
         f"{float(f'{np.abs(one - other).mean():.3g}'):g}" for one, other in pairs
     )
-    up = int((median > run.forecast.median[0]).sum())
+    shifts = median - run.forecast.median[0]
+    ways = f"up at {(shifts > 0).sum()} of {len(median)} steps"
+    if (shifts < 0).any():
+        ways += f" and down at {(shifts < 0).sum()}"
     change = (
-        f"moves by {shift} on average, up at {up} of {len(median)} steps (mean absolute"
-        f" error {errors[0]} → {errors[1]})."
+        f"moves by {shift} on average, {ways} (mean absolute error {errors[0]} →"
+        f" {errors[1]})."
     )
     until(
         lambda: f"{subject} the median {change}" in linked.words(),

@@ -31,6 +31,7 @@ from tsfm_lens.studies.bench.models import (
     sealed_models,
     separating_names,
 )
+from tsfm_lens.studies.bench.planted import score_methods
 from tsfm_lens.studies.bench.rivals import RIVALS
 from tsfm_lens.studies.bench.scoring import score_files, score_submission
 from tsfm_lens.studies.bench.submission import (
@@ -41,8 +42,7 @@ from tsfm_lens.studies.bench.submission import (
     read_submission,
 )
 from tsfm_lens.studies.bench.table import fill_table, mechanism_of, summarise
-from tsfm_lens.studies.method_scores.methods import METHODS, PARTS
-from tsfm_lens.studies.method_scores.scores import score_case
+from tsfm_lens.studies.method_scores.methods import PARTS
 
 NAME = "cancelling-chronos-bolt"
 SEED = 11
@@ -100,7 +100,6 @@ def test_a_seed_makes_the_same_seal_again(sealed: SealedModel) -> None:
     "name",
     [
         "zero ablation",
-        "circuit, effects, zeroed",
         "edge attribution",
         "attention rollout",
         # of two stacks it scores one
@@ -113,12 +112,11 @@ def test_a_file_is_scored_as_the_method_itself(
     """What a method says is scored alike with and without a file in between."""
     answer(sealed, [name]).write(tmp_path / "answer.json")
     row = score_files([tmp_path / "answer.json"], SEED).iloc[0]
-    direct = score_case(sealed.case, [METHODS[name]]).methods.iloc[0]
+    direct = score_methods(sealed, [name]).iloc[0]
+    measures = ("candidates", "auroc", "precision", "true", "claimed")
     if direct["scope"] == 1:
-        for measure in ("candidates", "auroc", "precision", "true"):
-            assert row[measure] == direct[measure]
-        if "claimed" in direct:
-            for measure in ("claimed", "claim_precision", "claim_recall"):
+        for measure in measures:
+            if measure in direct:
                 assert row[measure] == direct[measure]
     else:
         # a file answers for every candidate; those without a score rank last
@@ -351,12 +349,31 @@ def test_models_are_in_two_architectures_and_sizes() -> None:
 
 
 def test_the_page_shows_the_table_beside_it() -> None:
-    """The table of the page is made of the file, and methods differ by 0.3 or more."""
+    """The tables of the page are made of the file; methods differ by 0.3 or more."""
     docs = Path(__file__).parents[3] / "docs" / "howto"
-    means = summarise(pd.read_csv(docs / "rivals.csv")).round(2)
+    table = pd.read_csv(docs / "rivals.csv")
+    small = table[table["model"].isin(separating_names(large=False))]
+    means = summarise(small).round(2)
+    claimed = summarise(small, measure="claimed", condition="untrained")
     page = (docs / "score-your-method.md").read_text()
     for method, row in means.iterrows():
         cells = " | ".join(f"{value:.2f}" for value in row)
         assert f"| {method} | {cells} |" in page
+        mechanisms = row.drop("all")
+        worst = f"{mechanisms.idxmin()} ({mechanisms.min():.2f})"
+        wrong = ""
+        if method in claimed.index:
+            wrong = f"{100 * claimed.loc[method, 'all']:.0f} %"
+        if method != "random":
+            assert f"| {method} | {row['all']:.2f} | {worst} | {wrong} |" in page
     assert len(means) >= 10
     assert means["all"].max() - means["all"].min() >= 0.3
+    assert table["date"].notna().all()
+
+
+def test_architectures_have_equal_weight() -> None:
+    """The mean of a mechanism is over architectures, however many seeds each has."""
+    models = ["split-chronos", "split-chronos-bolt", "split-chronos-bolt"]
+    rows = {"model": models, "auroc": [0.0, 1.0, 1.0], "level": PARTS}
+    table = pd.DataFrame(rows).assign(method="one", condition="planted")
+    assert summarise(table).loc["one", "split"] == 0.5

@@ -4,9 +4,7 @@ planted covariate's rule.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,14 +13,15 @@ import pytest
 from planted.model import ALIVE, stub
 from tsfm_lens import probes
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.models import Lens
+from tsfm_lens.studies.bench.models import WEIGHT_NOISES, model_in, seal_model
+from tsfm_lens.studies.bench.planted import score_methods
 from tsfm_lens.studies.method_scores.methods import worth_naming
+from tsfm_lens.studies.method_scores.page import NOISY_WEIGHTS, PLANTED
 from tsfm_lens.studies.method_scores.scores import (
-    Condition,
     as_noisy_as_it_bears,
-    campaign,
     forecast_error,
     keeps_its_roles,
-    score,
 )
 from tsfm_lens.studies.method_scores.series import (
     EvaluationCase,
@@ -41,6 +40,17 @@ CAUSAL = [
 ]
 
 
+PERFECT = ["auroc", "precision", "claim_precision", "claim_recall"]
+
+
+def score(
+    planted: Planted, methods: list[str], lens: Lens | None = None, series: int = 12
+) -> pd.DataFrame:
+    """Score methods on a planted model, or on another with its card."""
+    case = evaluation_case(lens or planted.lens(), planted.card, series=series)
+    return score_methods(seal_model("a model", case, PLANTED), methods)
+
+
 @pytest.fixture(scope="module")
 def circuit() -> Planted:
     """Two heads that copy a season, through the heads behind them."""
@@ -48,16 +58,13 @@ def circuit() -> Planted:
 
 
 def test_only_the_planted_circuit_is_found(circuit: Planted) -> None:
-    found = score(circuit.lens(), circuit.card, methods=CAUSAL).methods
-    assert (found[["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(
-        axis=None
-    )
+    found = score(circuit, CAUSAL)
+    assert (found[PERFECT] == 1).all(axis=None)
 
 
 def test_untrained_twins_hold_no_planted_circuit(circuit: Planted) -> None:
     twins = [
-        score(untrained(circuit, seed), circuit.card, series=6, methods=CAUSAL).methods
-        for seed in range(2)
+        score(circuit, CAUSAL, untrained(circuit, seed), series=6) for seed in range(2)
     ]
     found = pd.concat(twins).groupby("method")
     # edges into the output are large under any weights
@@ -68,15 +75,13 @@ def test_untrained_twins_hold_no_planted_circuit(circuit: Planted) -> None:
 def test_only_planted_induction_heads_are_named() -> None:
     induction = plant("seasonal-copy", "chronos")
     methods = ["induction: repeated tokens, copy"]
-    (row,) = score(induction.lens(), induction.card, methods=methods).methods.to_dict(
-        "records"
-    )
+    (row,) = score(induction, methods).to_dict("records")
     # of two cross-attention heads at work, one copies
     assert row["claim_precision"] == 1
     assert row["claim_recall"] == 0.5
     lens = untrained(induction)
     assert lens.model_id.endswith("(weights drawn anew, seed 0)")
-    control = score(lens, induction.card, methods=methods).methods
+    control = score(induction, methods, lens)
     assert (control["claimed"] == 0).all()
 
 
@@ -136,40 +141,12 @@ def test_a_backup_acts_only_after_ablation() -> None:
 
 
 def test_models_get_the_noise_they_bear() -> None:
-    """A campaign gives each model as much weight noise as it bears."""
-
-    def planter(
-        mechanism: str,
-        architecture: str,
-        *,
-        seed: int,
-        rotate: bool,
-        weight_noise: float,
-    ) -> Planted:
-        # the second seed bears less, and the third nothing
-        too_much = weight_noise > (0.2, 0.05, 0.0)[seed]
-        made = plant(
-            mechanism,
-            architecture,
-            seed=seed,
-            rotate=rotate,
-            weight_noise=1.0 if too_much else 0.0,
-        )
-        return Planted(
-            made.model, made.card.model_copy(update={"weight_noise": weight_noise})
-        )
-
-    options: dict[str, Any] = {
-        "series": 4,
-        "methods": ["zero ablation"],
-        "planter": planter,
-    }
-    condition = Condition("noisy-weights", weight_noises=(0.1, 0.01))
-    pairs = [("seasonal-copy", "chronos-bolt")]
-    rows = campaign(pairs, [condition], seeds=3, **options).methods
-    assert rows[["seed", "weight_noise"]].to_numpy().tolist() == [[0, 0.1], [1, 0.01]]
-    with pytest.raises(InputError, match="no model to score"):
-        campaign(pairs, [replace(condition, weight_noises=(0.5,))], seeds=1, **options)
+    """A model of the benchmark gets as much weight noise as it bears, or none."""
+    copying = model_in("seasonal-copy-chronos-bolt", 0, NOISY_WEIGHTS)
+    assert copying is not None
+    assert copying.condition == NOISY_WEIGHTS
+    assert copying.case.card.weight_noise in WEIGHT_NOISES
+    assert model_in("gate-chronos-bolt", 0, NOISY_WEIGHTS) is None
 
 
 @pytest.fixture(scope="module", params=["recent", "old", "spread"])
@@ -213,22 +190,13 @@ def test_methods_of_intervention_find_the_head(planted: Planted) -> None:
         "activation patching, denoise",
         "circuit, effects, patched",
     ]
-    methods = [*right, "edge attribution"]
-    rows = score(
-        planted.lens(),
-        planted.card,
-        series=4,
-        methods=[*methods, "activation patching of tokens"],
-    ).methods
     # of its past the rule reads no single value
-    assert list(rows["method"]) == methods
-    assert list(rows["refused"]) == [False, False, False, True]
-    assert (
-        rows.loc[
-            ~rows["refused"], ["auroc", "precision", "claim_precision", "claim_recall"]
-        ]
-        == 1
-    ).all(axis=None)
+    methods = [*right, "activation patching of tokens"]
+    rows = score(planted, methods, series=4)
+    assert list(rows["method"]) == right
+    assert (rows[PERFECT] == 1).all(axis=None)
+    with pytest.raises(InputError):
+        score(planted, ["edge attribution"], series=4)
 
 
 def test_decoys_do_not_move_the_forecast() -> None:

@@ -13,22 +13,32 @@ import pytest
 
 from planted.model import ALIVE, stub
 from test_pages import run_blocks
+from tsfm_lens.studies.bench import planted
+from tsfm_lens.studies.bench.models import seal_model
 from tsfm_lens.studies.method_scores import scores as scoring
 from tsfm_lens.studies.method_scores.marks import claim_marks, marks, precision_at_size
 from tsfm_lens.studies.method_scores.methods import (
+    EDGES,
     METHODS,
+    PAIRS,
+    PARTS,
+    REPAIRED,
     Ranking,
     token_name,
     true_tokens,
 )
-from tsfm_lens.studies.method_scores.page import long_tables, tables, write_page
+from tsfm_lens.studies.method_scores.page import (
+    PLANTED,
+    UNTRAINED,
+    long_tables,
+    tables,
+)
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.zoo.planted import (
     Gate,
     LinearTrend,
     LocalMean,
-    Planted,
     PlantedPart,
     SeasonalCopy,
 )
@@ -38,8 +48,8 @@ from tsfm_lens.zoo.planted.rules import Rule
 @pytest.fixture(scope="module")
 def on() -> EvaluationCase:
     """The stand-in on its series."""
-    planted = stub()
-    return evaluation_case(planted.lens(), planted.card, series=6)
+    one = stub()
+    return evaluation_case(one.lens(), one.card, series=6)
 
 
 def _draws() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -89,10 +99,10 @@ RULES = (
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_twins_differ_in_their_forecasts(rule: Rule, noise: float) -> None:
     """Twins hold the same values and make another forecast."""
-    planted = stub()
+    one = stub()
     on = evaluation_case(
-        planted.lens(),
-        planted.card.model_copy(update={"rule": rule}),
+        one.lens(),
+        one.card.model_copy(update={"rule": rule}),
         series=4,
         noise=noise,
     )
@@ -137,123 +147,96 @@ def test_backups_count_only_for_pair_methods(on: EvaluationCase) -> None:
     card = on.card.model_copy(update={"parts": parts})
     with_backup = EvaluationCase(on.lens, card, on.clean, on.corrupted)
     names = ("decoder.2.mlp", *ALIVE, "decoder.0.mlp")
-    labels, counts, every = scoring.truth(with_backup, METHODS["zero ablation"], names)
+    labels, counts, every = scoring.truth(with_backup, PARTS, names)
     assert (labels.tolist(), counts.tolist(), every) == (
         [False, True, True, False],
         [False, True, True, True],
         2,
     )
-    labels, counts, every = scoring.truth(with_backup, METHODS["self-repair"], names)
+    labels, counts, every = scoring.truth(with_backup, REPAIRED, names)
     assert (labels.tolist(), counts.all(), every) == (
         [False, False, True, False],
         True,
         1,
     )
     pair = f"{ALIVE[1]} + decoder.2.mlp"
-    assert scoring.truth(with_backup, METHODS["ablation of pairs"], (pair, "a + b"))[
-        0
-    ].tolist() == [True, False]
+    assert scoring.truth(with_backup, PAIRS, (pair, "a + b"))[0].tolist() == [
+        True,
+        False,
+    ]
     edges = (
         f"{ALIVE[0]} > {ALIVE[1]}",
         f"{ALIVE[1]} > decoder.2.mlp",
         "decoder.2.mlp > output",
     )
-    labels, counts, every = scoring.truth(with_backup, METHODS["path patching"], edges)
+    labels, counts, every = scoring.truth(with_backup, EDGES, edges)
     assert (labels.tolist(), counts.tolist(), every) == (
         [True, False, False],
         [True, False, False],
         3,
     )
     # the backup's score is left out, however high it is
-    found = scoring.score_method(
-        with_backup,
-        METHODS["zero ablation"],
-        Ranking(names, np.array([9.0, 2.0, 1.0, 0.0])),
+    found = scoring.score_ranking(
+        with_backup, PARTS, Ranking(names, np.array([9.0, 2.0, 1.0, 0.0]))
     )
     assert (found["auroc"], found["worst_rank"], found["scope"]) == (1.0, 2.0, 1.0)
 
 
-def test_decoys_are_counted_by_method(on: EvaluationCase) -> None:
+def test_decoys_are_counted_by_method(on: EvaluationCase, tmp_path: Path) -> None:
     decoy = PlantedPart(component="decoder.0.mlp", role="decoy", does="writes loudly")
     card = on.card.model_copy(update={"parts": (*on.card.parts, decoy)})
-    found = scoring.score(
-        on.lens, card, series=6, methods=["zero ablation", "path patching"]
-    ).decoys
-    assert found[["method", "decoy", "fooled", "claimed"]].to_numpy().tolist() == [
+    case = EvaluationCase(on.lens, card, on.clean, on.corrupted)
+    sealed = seal_model("stand-in", case, PLANTED)
+    file = tmp_path / "decoys.csv"
+    for name in ("zero ablation", "path patching"):
+        planted.score_probe(sealed, [METHODS[name]], file)
+    found = pd.read_csv(file)[["method", "decoy", "fooled", "claimed"]]
+    assert found.to_numpy().tolist() == [
         ["zero ablation", "writes loudly", False, False]
     ]
 
 
-def _plant(
-    mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float
-) -> Planted:
-    assert mechanism == "stand-in"
-    return stub(architecture, seed)
-
-
-def test_campaign_tables_reproduce_its_page(tmp_path: Path) -> None:
-    chosen = [
-        "zero ablation",
-        "sharp heads",
-        "path patching",
-        "attention, mean over heads",
-    ]
-    conditions = [
-        condition
-        for condition in scoring.CONDITIONS
-        if condition.name in ("planted", "untrained")
-    ]
-    options: dict[str, Any] = {
-        "seeds": 1,
-        "series": 6,
-        "methods": chosen,
-        "planter": _plant,
-    }
-    found = scoring.campaign([("stand-in", "chronos-bolt")], conditions, **options)
-    assert list(found.methods["method"]) == 2 * chosen
-    assert found.methods[
-        ["mechanism", "architecture", "condition", "seed"]
-    ].drop_duplicates().shape == (2, 4)
+def test_the_page_is_made_of_its_tables_and_goes_on(tmp_path: Path) -> None:
+    """Cells that are there stay, old ones are made again, and each has its date."""
+    chosen = ["sharp heads", "path patching", "zero ablation, of the range"]
     page = tmp_path / "planted.md"
     page.write_text(
         "# By hand\n\n<!-- from the scores -->\nold\n<!-- end of the scores"
         " -->\n\nSentences.\n"
     )
-    write_page(found, page)
+    options: dict[str, Any] = {
+        "seeds": 1,
+        "model": ["decoys-chronos-bolt"],
+        "condition": [PLANTED, UNTRAINED],
+    }
+    planted.main(page, method=chosen[:2], **options)
+    first = planted.read_scores(page)
+    assert list(first.methods["method"]) == 2 * chosen[:2]
+    assert first.methods["date"].notna().all()
     text = page.read_text()
     assert text.startswith("# By hand")
     assert text.endswith("Sentences.\n")
     assert "old" not in text
     assert "| path patching | edges |" in text
-    of_methods = pd.read_csv(page.with_suffix(".methods.csv"), dtype=str)
-    assert list(of_methods["method"]) == chosen
-    line = of_methods.set_index("method").loc["zero ablation"]
-    assert list(line[["in scope", "AUROC", "worst rank of a true one", "of"]]) == [
-        *("100 %", "1.00", "2.0", "37.0")
-    ]
-    # what is kept beside the page is enough to make it again
-    for table, file in zip(
-        (found.methods, found.decoys), scoring.list_files(page), strict=True
-    ):
-        table.to_csv(file, index=False, float_format="%.3g")
-    assert tables(scoring.read_scores(page)) == tables(found)
+    file, _ = planted.list_files(page)
+    dated = first.methods.assign(date=["2026-01-01", *["2026-02-01"] * 3])
+    dated.to_csv(file, index=False)
+    planted.main(page, method=chosen[::2], since="2026-01-02", **options)
+    both = planted.read_scores(page)
+    measured = both.methods[both.methods["date"] > "2026-02-01"]
+    assert sorted(measured["method"]) == sorted([chosen[0], chosen[2], chosen[2]])
+    assert len(both.methods) == 6
+    assert not both.decoys.duplicated(["method", "component"]).any()
+    assert tables(both) in page.read_text()
+    text = page.read_text()
     page.write_text(text.replace("| path patching |", "| paths |"))
-    scoring.main(page, read=True)
+    planted.main(page, read=True)
     assert page.read_text() == text
-    # what is measured again takes the place of what was, and the rest stays
-    again = scoring.campaign(
-        [("stand-in", "chronos-bolt")],
-        conditions[:1],
-        **{**options, "methods": chosen[:1]},
-    )
-    both = scoring.renewed(scoring.read_scores(page), again).methods
-    assert list(both["method"]) == [*chosen, chosen[0]]
-    assert set(both.loc[both["condition"] == "planted", "method"]) == {chosen[0]}
 
 
 def test_the_docs_page_shows_the_measurements() -> None:
     page = Path(__file__).parents[3] / "docs" / "planted.md"
-    found = scoring.read_scores(page)
+    found = planted.read_scores(page)
     assert tables(found) in page.read_text()
     for name, table in long_tables(found).items():
         with page.with_suffix(f".{name}.csv").open(newline="") as file:

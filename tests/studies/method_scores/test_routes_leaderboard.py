@@ -102,6 +102,8 @@ def test_measuring_again_keeps_other_rows(
         lambda: tuple(PAIRS[:1]),
     )
     explained.main(page, seeds=1, series=1, only=["newest first"])
+    # what is there is not measured again
+    explained.main(page, seeds=1, series=2, only=["newest first"])
     explained.main(page, seeds=1, series=1, only=["random"])
     rows = pd.read_csv(page.with_suffix(".explanations.csv"))
     assert set(rows["method"]) == {"newest first", "random"}

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
+from itertools import combinations, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,24 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.sites import later_branches
-from tsfm_lens.studies.method_scores.methods import edge_name, find_tokens, token_name
+from tsfm_lens.studies.method_scores.methods import (
+    EDGES,
+    INPUTS,
+    PAIRS,
+    PARTS,
+    REPAIRED,
+    edge_name,
+    find_tokens,
+    pair_name,
+    token_name,
+)
+from tsfm_lens.studies.method_scores.page import (
+    NOISY_SERIES,
+    NOISY_WEIGHTS,
+    PLANTED,
+    UNTRAINED,
+)
+from tsfm_lens.studies.method_scores.scores import as_noisy_as_it_bears
 from tsfm_lens.studies.method_scores.series import (
     EvaluationCase,
     evaluation_case,
@@ -51,11 +69,21 @@ TWIN = "untrained"
 N_SERIES = 12
 OUTPUT = "output"
 
-Planter = Callable[[int], Planted]
+CONDITIONS = (PLANTED, NOISY_SERIES, NOISY_WEIGHTS, UNTRAINED)
+"""Conditions of planting, and of the series that a model is run on."""
+WEIGHT_NOISES = (0.01, 0.003, 0.001, 0.0003)
+"""Noise of the weights, of which a model gets the first that it bears."""
+SERIES_NOISE = 0.05
+
+Planter = Callable[..., Planted]
 
 
-def _plant(mechanism: str, architecture: str, seed: int) -> Planted:
-    return plant(mechanism, architecture, reads=None, seed=seed)
+def _plant(
+    mechanism: str, architecture: str, seed: int, *, weight_noise: float = 0.0
+) -> Planted:
+    return plant(
+        mechanism, architecture, reads=None, seed=seed, weight_noise=weight_noise
+    )
 
 
 def _shortcut(architecture: str, seed: int) -> Planted:
@@ -71,14 +99,10 @@ ARCHITECTURES = ("chronos", "chronos-bolt")
 
 @cache
 def _planters() -> dict[str, Planter]:
-    """Return the function of a seed that builds each model, by name.
-
-    Without the mechanism of covariates, since answers name tokens of the target.
-    """
+    """Return the function of a seed that builds each model, by name."""
     planters: dict[str, Planter] = {
         f"{mechanism}-{architecture}": partial(_plant, mechanism, architecture)
         for mechanism, architecture in mechanisms()
-        if mechanism != "covariate"
     }
     for architecture in ARCHITECTURES:
         for mechanism, planter in _separating(architecture).items():
@@ -129,8 +153,11 @@ def _edit_planted(
 
 
 def bench_names() -> tuple[str, ...]:
-    """Return the names of all models of the benchmark, sorted."""
-    return tuple(_planters())
+    """Return the names of all models that can be fetched, sorted.
+
+    Without the mechanism of covariates, since answers name tokens of the target.
+    """
+    return tuple(name for name in _planters() if not name.startswith("covariate-"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +167,13 @@ class SealedModel:
     Attributes:
         card: public card: names of the parts and tokens, and the seal.
         case: runs on both sets of series, with the true card.
-        is_twin: whether its weights are drawn anew, so that nothing is planted.
+        condition: one of :data:`CONDITIONS`; "untrained" if its weights are drawn anew,
+            so that nothing is planted.
     """
 
     card: dict[str, Any]
     case: EvaluationCase
-    is_twin: bool
+    condition: str
 
     @property
     def seal(self) -> str:
@@ -157,34 +185,45 @@ class SealedModel:
         """Names of all heads and MLPs."""
         return list(self.card["nodes"])
 
-    def edges(self) -> list[str]:
-        """Name every edge from a head or MLP to a later one or to the output."""
-        wiring = self.case.lens.wiring
-        components = self.case.components
-        names = []
-        for sender in components:
-            later = set(later_branches(wiring, sender))
-            names += [
-                edge_name(str(sender), str(receiver))
-                for receiver in components
-                if _branch(receiver) in later
-            ]
-            names.append(edge_name(str(sender), OUTPUT))
-        return names
 
-    def inputs(self) -> list[str]:
-        """Name every token of every series that shows some of the context."""
-        _, tokens = find_tokens(self.case)
-        return [
-            token_name(row, token)
-            for row in range(len(self.case.clean.batch))
-            for token in tokens
-        ]
+def list_edges(case: EvaluationCase) -> tuple[str, ...]:
+    """Name every edge from a head or MLP to a later one or to the output."""
+    names = []
+    for sender in case.components:
+        later = set(later_branches(case.lens.wiring, sender))
+        for receiver in case.components:
+            branch = Component(receiver.stack, receiver.layer, receiver.kind)
+            if branch in later:
+                names.append(edge_name(str(sender), str(receiver)))
+        names.append(edge_name(str(sender), OUTPUT))
+    return tuple(names)
 
 
-def _branch(component: Component) -> Component:
-    """Return the branch of a head, or the MLP itself."""
-    return Component(component.stack, component.layer, component.kind)
+def list_inputs(case: EvaluationCase) -> tuple[str, ...]:
+    """Name every token of every series that shows some of the context."""
+    _, tokens = find_tokens(case)
+    rows = range(len(case.clean.batch))
+    return tuple(token_name(row, token) for row in rows for token in tokens)
+
+
+def list_nodes(case: EvaluationCase) -> tuple[str, ...]:
+    """Name every head and MLP."""
+    return tuple(map(str, case.components))
+
+
+def list_pairs(case: EvaluationCase) -> tuple[str, ...]:
+    """Name every pair of heads and MLPs."""
+    return tuple(starmap(pair_name, combinations(list_nodes(case), 2)))
+
+
+CANDIDATES: dict[str, Callable[[EvaluationCase], tuple[str, ...]]] = {
+    PARTS: list_nodes,
+    EDGES: list_edges,
+    INPUTS: list_inputs,
+    REPAIRED: list_nodes,
+    PAIRS: list_pairs,
+}
+"""What can be scored of a case, by the field of an answer."""
 
 
 # a file is scored on the models of its name; several files of one name follow
@@ -213,10 +252,39 @@ def sealed_models(name: str, seed: int) -> tuple[SealedModel, SealedModel]:
     )
     if name.startswith("dead-"):
         first, second = (_with_dead_units(case) for case in (first, second))
-    return _seal_model(name, first, False), _seal_model(name, second, True)
+    return seal_model(name, first, PLANTED), seal_model(name, second, UNTRAINED)
 
 
-def _seal_model(name: str, case: EvaluationCase, is_twin: bool) -> SealedModel:
+@lru_cache(maxsize=1)
+def model_in(name: str, seed: int, condition: str) -> SealedModel | None:
+    """Build a model under one of :data:`CONDITIONS`; None if it bears no noise.
+
+    Only mechanisms that were planted once, and not changed, have noisy weights.
+    """
+    if condition in (PLANTED, UNTRAINED):
+        return sealed_models(name, seed)[condition == UNTRAINED]
+    planter = partial(_planters()[name], seed)
+    if condition == NOISY_WEIGHTS:
+        planted = as_noisy_as_it_bears(
+            lambda level: planter(weight_noise=level),
+            WEIGHT_NOISES,
+            series=N_SERIES,
+            seed=seed,
+        )
+        noise = 0.0
+    else:
+        planted = planter()
+        noise = SERIES_NOISE
+    if planted is None:
+        return None
+    case = evaluation_case(
+        planted.lens(), planted.card, series=N_SERIES, noise=noise, seed=seed
+    )
+    return seal_model(name, case, condition)
+
+
+def seal_model(name: str, case: EvaluationCase, condition: str) -> SealedModel:
+    """Make the public card of a case, with the seal."""
     spans, tokens = find_tokens(case)
     content = {
         "format": FORMAT,
@@ -231,7 +299,7 @@ def _seal_model(name: str, case: EvaluationCase, is_twin: bool) -> SealedModel:
     with TemporaryDirectory() as folder:
         save_weights(case.lens.adapter.model, folder)
         seal = seal_of(content, Path(folder))
-    return SealedModel({**content, "seal": seal}, case, is_twin)
+    return SealedModel({**content, "seal": seal}, case, condition)
 
 
 def _with_dead_units(case: EvaluationCase) -> EvaluationCase:

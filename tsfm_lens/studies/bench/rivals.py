@@ -12,14 +12,13 @@ from functools import partial
 
 import numpy as np
 import torch
-import xarray as xr
 
-from tsfm_lens import probes
 from tsfm_lens.core.estimates import SMALLEST_SHARE
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.probes.circuits import make_bench
-from tsfm_lens.probes.sites import later_branches
+from tsfm_lens.probes.learned_scores import learned_scores
+from tsfm_lens.studies.bench.models import CANDIDATES, list_nodes
 from tsfm_lens.studies.method_scores.methods import (
     EDGES,
     INPUTS,
@@ -27,9 +26,6 @@ from tsfm_lens.studies.method_scores.methods import (
     PARTS,
     Method,
     Ranking,
-    edge_name,
-    find_tokens,
-    token_name,
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 
@@ -43,31 +39,6 @@ Rank = Callable[[EvaluationCase], Ranking]
 
 def _rival(name: str, level: str, rank: Rank) -> None:
     RIVALS.setdefault(name, []).append(Method(name, level, rank, lambda case: True))
-
-
-def _nodes(case: EvaluationCase) -> tuple[str, ...]:
-    return tuple(map(str, case.components))
-
-
-def _edges(case: EvaluationCase) -> tuple[str, ...]:
-    names = []
-    for sender in case.components:
-        later = set(later_branches(case.lens.wiring, sender))
-        for receiver in case.components:
-            branch = Component(receiver.stack, receiver.layer, receiver.kind)
-            if branch in later:
-                names.append(edge_name(str(sender), str(receiver)))
-        names.append(edge_name(str(sender), "output"))
-    return tuple(names)
-
-
-def _inputs(case: EvaluationCase) -> tuple[str, ...]:
-    _, tokens = find_tokens(case)
-    rows = range(len(case.clean.batch))
-    return tuple(token_name(row, token) for row in rows for token in tokens)
-
-
-CANDIDATES = {PARTS: _nodes, EDGES: _edges, INPUTS: _inputs}
 
 
 def _draw(case: EvaluationCase, level: str) -> Ranking:
@@ -109,7 +80,7 @@ def _norm(case: EvaluationCase) -> Ranking:
             written = written[..., component.head, :] @ weights[component.head]
         with torch.no_grad():
             lengths.append(float(written.norm(dim=-1).mean()))
-    return Ranking(_nodes(case), np.array(lengths))
+    return Ranking(list_nodes(case), np.array(lengths))
 
 
 def _attention(case: EvaluationCase) -> Ranking:
@@ -125,13 +96,13 @@ def _attention(case: EvaluationCase) -> Ranking:
         if component in hooks:
             pattern = recorded[hooks[component]][:, component.head]
             scores[index] = float(pattern.amax(dim=-1).mean())
-    return Ranking(_nodes(case), scores)
+    return Ranking(list_nodes(case), scores)
 
 
 def _by_edges(case: EvaluationCase, rank: Rank) -> Ranking:
     """Score parts by the largest score of an edge that leaves them."""
     edges = rank(case)
-    largest = dict.fromkeys(_nodes(case), 0.0)
+    largest = dict.fromkeys(list_nodes(case), 0.0)
     for name, score in zip(edges.names, edges.scores, strict=True):
         sender = name.split(" > ")[0]
         largest[sender] = max(largest[sender], float(score))
@@ -167,8 +138,9 @@ def _shapley(case: EvaluationCase) -> Ranking:
     return Ranking(tuple(map(str, components)), np.abs(values) / len(orders))
 
 
-def _learned(case: EvaluationCase, learn: Callable[..., xr.Dataset]) -> Ranking:
-    data = learn(case.clean, case.corrupted, nodes=case.components)
+def _learned(case: EvaluationCase) -> Ranking:
+    """Score by masks that are trained where the altered run replaces what is masked."""
+    data = learned_scores(case.clean, case.corrupted, nodes=case.components)
     names = tuple(map(str, data["component"].values))
     return Ranking(names, data["score"].values.astype(float))
 
@@ -196,7 +168,4 @@ for _name, _known in (
 ):
     _rival(_name, PARTS, partial(_by_edges, rank=METHODS[_known].rank))
 _rival("Shapley values", PARTS, _shapley)
-# where the package has it
-_learn = getattr(probes, "learned_scores", None)
-if _learn is not None:
-    _rival("learned masks", PARTS, partial(_learned, learn=_learn))
+_rival("learned masks", PARTS, _learned)

@@ -1,8 +1,8 @@
 """Scores of answers to the benchmark.
 
-:func:`score_files` scores files, :func:`score_submission` one answer. Both compare
-through :func:`~tsfm_lens.studies.method_scores.scores.score_case`, by which the methods
-of the package are compared, too.
+:func:`score_files` scores files, :func:`score_submission` one answer, and
+:func:`score_answer` the same without its circuits. Answers of strangers and of the
+methods of the package are compared alike.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.probes import circuit_curve
 from tsfm_lens.studies.bench.models import SealedModel, sealed_models
-from tsfm_lens.studies.bench.submission import LEVELS, Submission, read_submission
+from tsfm_lens.studies.bench.submission import Submission, read_submission
 from tsfm_lens.studies.method_scores.methods import PARTS
-from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED
-from tsfm_lens.studies.method_scores.scores import score_case
+from tsfm_lens.studies.method_scores.scores import has_answer, score_ranking
 
 COLUMNS = (
     "file",
@@ -67,22 +66,45 @@ def score_submission(submission: Submission, sealed: SealedModel) -> pd.DataFram
             level that the model has an answer for.
         UnknownNameError: a score or a claim is of no candidate.
     """
-    if submission.seal != sealed.seal:
-        raise InputError(f"the seal is not that of {sealed.card['model']}")
-    rows = score_case(sealed.case, submission.methods(sealed)).methods
-    if not len(rows):
-        raise InputError(f"{sealed.card['model']} has no answer for these scores")
-    fields = {level: field for field, level in LEVELS.items()}
+    rows = score_answer(submission, sealed)
     if submission.nodes:
         for name, area in _areas(submission, sealed).items():
             rows[name] = np.where(rows["level"] == PARTS, area, np.nan)
-    return rows.assign(
-        model=submission.model,
-        level=rows["level"].map(fields),
-        condition=UNTRAINED if sealed.is_twin else PLANTED,
-        forwards=submission.forwards,
-        seconds=submission.seconds,
-    ).reindex(columns=[name for name in COLUMNS if name != "file"])
+    return rows.assign(model=submission.model, condition=sealed.condition).reindex(
+        columns=[name for name in COLUMNS if name != "file"]
+    )
+
+
+def score_answer(
+    submission: Submission, sealed: SealedModel, *, in_scope: bool = False
+) -> pd.DataFrame:
+    """Compare the scores and claims of an answer with the truth, without circuits.
+
+    Args:
+        submission: the answer.
+        sealed: the model that it is about.
+        in_scope: leave out candidates without a score, rather than rank them last;
+            "scope" is the share of the true ones that is left.
+
+    Returns:
+        A row for each level with scores that the model has an answer for.
+
+    Raises:
+        InputError: as of :func:`score_submission`.
+    """
+    if submission.seal != sealed.seal:
+        raise InputError(f"the seal is not that of {sealed.card['model']}")
+    case = sealed.case
+    rankings = submission.rankings(sealed, in_scope=in_scope)
+    rows = [
+        {"level": level, **score_ranking(case, level, ranking)}
+        for level, ranking in rankings.items()
+        if has_answer(case.card, level)
+    ]
+    if not rows:
+        raise InputError(f"{sealed.card['model']} has no answer for these scores")
+    cost = {"forwards": submission.forwards, "seconds": submission.seconds}
+    return pd.DataFrame(rows).assign(method=submission.method, **cost)
 
 
 def _areas(submission: Submission, sealed: SealedModel) -> dict[str, float]:

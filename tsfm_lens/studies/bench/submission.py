@@ -11,7 +11,6 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,23 +22,18 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.io import write_atomically
 from tsfm_lens.data.checked import Strict, complaints
 from tsfm_lens.data.files import missing_file
-from tsfm_lens.studies.bench.models import PUBLIC_CARD, SealedModel
+from tsfm_lens.studies.bench.models import CANDIDATES, PUBLIC_CARD, SealedModel
 from tsfm_lens.studies.method_scores.methods import (
     EDGES,
-    INPUTS,
+    LEVELS,
     METHODS,
-    PARTS,
     Method,
     Ranking,
     edge_name,
 )
-from tsfm_lens.studies.method_scores.series import EvaluationCase
 
 ARROW = "->"
 """Between the sender and the receiver of an edge in a file."""
-LEVELS = {"nodes": PARTS, "edges": EDGES, "inputs": INPUTS}
-"""Fields with scores, and the levels of methods that they are scored as."""
-
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Scores = dict[str, Finite | None]
 
@@ -57,6 +51,8 @@ class Submission(Strict):
             without a score, or with null, ranks below all others.
         edges: score of each edge, by name like "encoder.0.mlp->output".
         inputs: score of each token of each series, by name like "0:3", series first.
+        repaired: score of each head and MLP that others may make up for.
+        pairs: score of each two that make up for each other, by name like "a + b".
         claims: names of nodes, edges and inputs that the method calls true; null if it
             makes no claims.
     """
@@ -70,36 +66,38 @@ class Submission(Strict):
     nodes: Scores = Field(default_factory=dict)
     edges: Scores = Field(default_factory=dict)
     inputs: Scores = Field(default_factory=dict)
+    repaired: Scores = Field(default_factory=dict)
+    pairs: Scores = Field(default_factory=dict)
     claims: tuple[str, ...] | None = None
 
-    def methods(self, sealed: SealedModel) -> list[Method]:
-        """Return a method of each level that has scores, which gives these scores.
+    def rankings(
+        self, sealed: SealedModel, *, in_scope: bool = False
+    ) -> dict[str, Ranking]:
+        """Return the scores of each level that has some, as the methods give them.
+
+        Args:
+            sealed: the model that it is about.
+            in_scope: leave out candidates without a score, rather than rank them last.
 
         Raises:
+            InputError: there are no scores.
             UnknownNameError: a score or a claim is of no candidate.
         """
         candidates = {
-            "nodes": sealed.nodes,
-            "edges": [_arrow(name) for name in sealed.edges()],
-            "inputs": sealed.inputs(),
+            level: [_arrow(name) for name in CANDIDATES[level](sealed.case)]
+            for level in LEVELS
+            if self[level]
         }
-        for field, names in candidates.items():
-            _check_names(field, getattr(self, field), names)
-        scored = {field: names for field, names in candidates.items() if self[field]}
-        if not scored:
+        if not candidates:
             raise InputError(
                 f"scores of {' or '.join(LEVELS)} are expected, and there are none"
             )
-        _check_names("claims", self.claims or (), list(chain(*scored.values())))
-        return [
-            Method(
-                self.method,
-                LEVELS[field],
-                partial(_get_ranking, ranking=self._rank(field, names)),
-                lambda case: True,
-            )
-            for field, names in scored.items()
-        ]
+        for level, names in candidates.items():
+            _check_names(level, self[level], names)
+        _check_names("claims", self.claims or (), list(chain(*candidates.values())))
+        if in_scope:
+            candidates = {level: list(self[level]) for level in candidates}
+        return {level: self._rank(level, names) for level, names in candidates.items()}
 
     def __getitem__(self, field: str) -> Scores:
         return dict(getattr(self, field))
@@ -111,7 +109,7 @@ class Submission(Strict):
         claims = None
         if self.claims is not None:
             claims = np.isin(names, self.claims)
-        if field == "edges":
+        if field == EDGES:
             names = [edge_name(*name.split(ARROW)) for name in names]
         return Ranking(tuple(names), scores, claims)
 
@@ -120,13 +118,8 @@ class Submission(Strict):
         write_atomically(Path(file), self.model_dump_json(indent=1).encode())
 
 
-def _get_ranking(case: EvaluationCase, ranking: Ranking) -> Ranking:
-    """Return what was handed in, whatever the case."""
-    return ranking
-
-
 def _arrow(edge: str) -> str:
-    """Name an edge as files do."""
+    """Name an edge as files do; other names stay."""
     return edge.replace(" > ", ARROW)
 
 
@@ -175,20 +168,17 @@ def answer(sealed: SealedModel, names: Sequence[str]) -> Submission:
 
     Args:
         sealed: a model of the benchmark.
-        names: methods of :data:`~tsfm_lens.studies.method_scores.methods.METHODS`, of
-            nodes, edges or inputs.
+        names: methods of :data:`~tsfm_lens.studies.method_scores.methods.METHODS`.
 
     Returns:
         What is written into a file.
 
     Raises:
-        UnknownNameError: no such method of nodes, edges or inputs.
+        UnknownNameError: no such method.
     """
-    fields = {level: field for field, level in LEVELS.items()}
-    options = [name for name, method in METHODS.items() if method.level in fields]
     for name in names:
-        if name not in options:
-            raise unknown_name("method of nodes, edges or inputs", name, options)
+        if name not in METHODS:
+            raise unknown_name("method", name, METHODS)
     return answer_by(sealed, ", ".join(names), [METHODS[name] for name in names])
 
 
@@ -199,17 +189,16 @@ def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Subm
         What is written into a file. Levels that the model has no answer for are left
         out.
     """
-    fields = {level: field for field, level in LEVELS.items()}
     # any of the fields with scores
     scores: dict[str, Any] = {}
     claims: list[str] | None = None
+    state = sealed.case.lens.registry.state
+    passed = state.forwards
     start = time.perf_counter()
     for method in methods:
         ranking = method.rank(sealed.case)
-        written = list(ranking.names)
-        if method.level == EDGES:
-            written = [_arrow(edge) for edge in written]
-        scores[fields[method.level]] = {
+        written = [_arrow(one) for one in ranking.names]
+        scores[method.level] = {
             one: float(score) if np.isfinite(score) else None
             for one, score in zip(written, ranking.scores, strict=True)
         }
@@ -224,6 +213,7 @@ def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Subm
         model=sealed.card["model"],
         seal=sealed.seal,
         method=name,
+        forwards=state.forwards - passed,
         seconds=time.perf_counter() - start,
         claims=None if claims is None else tuple(claims),
         **scores,

@@ -8,23 +8,30 @@ mechanism of it.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, unknown_name
-from tsfm_lens.studies.bench.models import ARCHITECTURES, SIZES, sealed_models
+from tsfm_lens.studies.bench.models import ARCHITECTURES, SIZES, SealedModel, model_in
 from tsfm_lens.studies.bench.rivals import RIVALS
-from tsfm_lens.studies.bench.scoring import COLUMNS, score_submission
+from tsfm_lens.studies.bench.scoring import score_submission
 from tsfm_lens.studies.bench.submission import answer_by
+from tsfm_lens.studies.method_scores.methods import PARTS, Method
+from tsfm_lens.studies.method_scores.page import PLANTED
 
-CELL = ["model", "seed", "method", "condition"]
+CELL = ["model", "seed", "condition", "method"]
 """Columns that name a cell."""
-NODES = "nodes"
 CHANCE = 0.5
 """AUROC of a method that refuses a model: it tells nothing apart."""
+
+
+def score_rival(sealed: SealedModel, methods: Sequence[Method]) -> pd.DataFrame:
+    """Let the methods of one name answer, and score the answer."""
+    given = answer_by(sealed, methods[0].name, methods)
+    return score_submission(given, sealed)
 
 
 def fill_table(
@@ -33,10 +40,13 @@ def fill_table(
     seeds: Iterable[int],
     methods: Iterable[str] | None = None,
     *,
-    twins: bool = False,
+    conditions: Sequence[str] = (PLANTED,),
+    known: Mapping[str, Sequence[Method]] = RIVALS,
+    score: Callable[[SealedModel, Sequence[Method]], pd.DataFrame] = score_rival,
+    since: str = "",
     log: Callable[[str], None] = lambda line: None,
 ) -> pd.DataFrame:
-    """Let rivals answer models, and add their scores to a table.
+    """Let methods answer models, and add their scores to a table.
 
     Cells that the table has already are kept. The file is written after each cell.
 
@@ -44,8 +54,11 @@ def fill_table(
         file: the table, as CSV; it is made if there is none.
         names: models of the benchmark.
         seeds: of the models.
-        methods: rivals; all if None.
-        twins: whether the untrained twins are answered, too.
+        methods: some of the known ones; all if None.
+        conditions: of the models, see :func:`~tsfm_lens.studies.bench.models.model_in`.
+        known: methods by name, one for each level that a name scores.
+        score: makes the rows of a cell; an InputError means that they refuse.
+        since: cells with an earlier date, "YYYY-MM-DD", are made again.
         log: called with a line for each cell.
 
     Returns:
@@ -53,41 +66,39 @@ def fill_table(
         ``date``.
 
     Raises:
-        UnknownNameError: no such rival, or no such model.
+        UnknownNameError: no such method, or no such model.
     """
-    chosen = list(RIVALS if methods is None else methods)
+    chosen = list(known if methods is None else methods)
     for name in chosen:
-        if name not in RIVALS:
-            raise unknown_name("rival", name, RIVALS)
+        if name not in known:
+            raise unknown_name("method", name, known)
     path = Path(file)
-    table = pd.DataFrame(columns=[*CELL, *COLUMNS])
+    table = pd.DataFrame(columns=[*CELL, "date"])
     if path.exists():
         table = pd.read_csv(path)
-    done = set(table[CELL].itertuples(index=False, name=None))
-    for seed, name in product(seeds, names):
-        for is_twin, method in product((False, True)[: 1 + twins], chosen):
-            condition = "untrained" if is_twin else "planted"
-            if (name, seed, method, condition) in done:
-                continue
-            rows = _fill_cell(name, seed, method, is_twin)
-            rows = rows.assign(model=name, seed=seed, method=method)
-            rows = rows.assign(condition=condition, date=str(dt.date.today()))
-            table = pd.concat([table, rows], ignore_index=True) if len(table) else rows
-            table.drop(columns="file", errors="ignore").to_csv(
-                path, index=False, float_format="%.4g"
-            )
-            log(f"{name}, seed {seed}, {condition}: {method}")
+    recent = table[table["date"] >= since]
+    done = set(recent[CELL].itertuples(index=False, name=None))
+    for cell in product(names, seeds, conditions, chosen):
+        if cell in done:
+            continue
+        model, seed, condition, method = cell
+        sealed = model_in(model, seed, condition)
+        if sealed is None:
+            continue
+        try:
+            rows = score(sealed, known[method]).assign(refused=False)
+        except InputError:
+            # as circuits do where nothing is forecast
+            rows = pd.DataFrame([{"level": known[method][0].level, "refused": True}])
+        if not len(rows):
+            continue
+        rows = rows.assign(date=str(dt.date.today()))
+        rows[CELL] = cell
+        others = table[(table[CELL] != list(cell)).any(axis=1)]
+        table = pd.concat([others, rows], ignore_index=True) if len(others) else rows
+        table.to_csv(path, index=False, float_format="%.4g")
+        log(f"{model}, seed {seed}, {condition}: {method}")
     return table
-
-
-def _fill_cell(name: str, seed: int, method: str, is_twin: bool) -> pd.DataFrame:
-    sealed = sealed_models(name, seed)[is_twin]
-    try:
-        given = answer_by(sealed, method, RIVALS[method])
-        return score_submission(given, sealed).assign(refused=False)
-    except InputError:
-        # as circuits do where nothing is forecast
-        return pd.DataFrame([{"level": NODES, "refused": True}])
 
 
 def mechanism_of(model: str) -> str:
@@ -99,22 +110,32 @@ def mechanism_of(model: str) -> str:
     return model
 
 
-def summarise(table: pd.DataFrame, level: str = NODES) -> pd.DataFrame:
-    """Average AUROC by method and mechanism.
+def summarise(
+    table: pd.DataFrame,
+    level: str = PARTS,
+    measure: str = "auroc",
+    condition: str = PLANTED,
+) -> pd.DataFrame:
+    """Average a measure by method and mechanism.
 
     Args:
-        table: of :func:`fill_table`.
+        table: of :func:`fill_table`, of models of one size.
         level: "nodes", "edges" or "inputs".
+        measure: a column of the scores, such as "claimed".
+        condition: of the models, such as "untrained".
 
     Returns:
         A row for each method, the best first, with a column for each mechanism and
-        "all", the mean over mechanisms. Where a method refuses, AUROC is that of
-        chance.
+        "all", the mean over mechanisms. Architectures have equal weight, whatever the
+        number of their models. Where a method refuses, AUROC is that of chance. A
+        method without the measure has no row.
     """
-    rows = table[(table["level"] == level) & (table["condition"] == "planted")]
-    rows = rows.assign(
-        mechanism=rows["model"].map(mechanism_of), auroc=rows["auroc"].fillna(CHANCE)
-    )
-    wide = rows.pivot_table(index="method", columns="mechanism", values="auroc")
+    rows = table[(table["level"] == level) & (table["condition"] == condition)]
+    rows = rows.assign(mechanism=rows["model"].map(mechanism_of))
+    if measure == "auroc":
+        rows[measure] = rows[measure].fillna(CHANCE)
+    # seeds first, so that the models that are left are one of each architecture
+    models = rows.groupby(["method", "mechanism", "model"])[measure].mean()
+    wide = models.dropna().groupby(["method", "mechanism"]).mean().unstack("mechanism")
     wide["all"] = wide.mean(axis=1)
     return wide.sort_values("all", ascending=False)

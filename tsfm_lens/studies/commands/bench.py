@@ -111,6 +111,9 @@ def compare(
     method: Annotated[
         list[str] | None, typer.Option(help="Rivals; all if not given.")
     ] = None,
+    since: Annotated[
+        str, typer.Option(help="Answer again what has an earlier date, YYYY-MM-DD.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Let rival methods answer, and show which mechanism defeats which."""
@@ -118,12 +121,21 @@ def compare(
     from tsfm_lens.core.console import console
     from tsfm_lens.studies.bench.models import separating_names
     from tsfm_lens.studies.bench.table import fill_table, summarise
+    from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED
 
     _hide_library_progress()
     names = models or separating_names(large=large)
     log = console(stderr=True).print
-    table = fill_table(out, names, range(seeds), method, twins=twins, log=log)
-    means = summarise(table)
+    table = fill_table(
+        out,
+        names,
+        range(seeds),
+        method,
+        conditions=(PLANTED, UNTRAINED)[: 1 + twins],
+        since=since,
+        log=log,
+    )
+    means = summarise(table[table["model"].isin(names)])
     if as_json:
         echo(means.reset_index().to_json(orient="records"))
         return

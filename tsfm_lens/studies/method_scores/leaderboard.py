@@ -7,6 +7,7 @@ One function is one method, and gets one row of a leaderboard: read :func:`bench
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -286,6 +287,7 @@ def measured(
             "seed": case.seed,
             "series": case.number,
             "condition": UNTRAINED if case.twin else PLANTED,
+            "date": str(dt.date.today()),
         }
         try:
             scores = np.asarray(score(case), dtype=float)
@@ -575,6 +577,9 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="methods; all that ship if none")
     ] = None,
+    since: Annotated[
+        str, typer.Option(help="measure what has an earlier date again, YYYY-MM-DD")
+    ] = "",
     read: Annotated[
         bool, typer.Option("--read", help="make the page of the CSV that is there")
     ] = False,
@@ -586,8 +591,11 @@ def main(
     file = out.with_suffix(".explanations.csv")
     try:
         table = None
-        if (read or only) and file.exists():
+        done: set[tuple[str, str]] = set()
+        if file.exists():
             table = pd.read_csv(file)
+            oldest = table.groupby(["level", "method"])["date"].min()
+            done = set(oldest[oldest >= since].index)
         if read and table is None:
             raise InputError(f"nothing was measured for {out} yet; leave out --read")
         if read:
@@ -597,6 +605,8 @@ def main(
         if only and not keys and not read:
             raise unknown_name("method", only[0], [name for _, name in SHIPPED])
         for level, name in keys:
+            if (level, name) in done:
+                continue
             # orders that look at no model cost nothing, and are the same on twins
             is_naive = name in NAIVE
             method_rows = measured(

@@ -29,11 +29,13 @@ from tsfm_lens.studies.method_scores.marks import Labels, Scores
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
-PARTS = "parts"
+PARTS = "nodes"
 EDGES = "edges"
 INPUTS = "inputs"
 REPAIRED = "repaired"
 PAIRS = "pairs"
+LEVELS = (PARTS, EDGES, INPUTS, REPAIRED, PAIRS)
+"""What methods score, and the fields of answers that hold the scores."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tsfm_lens.studies.method_scores.methods import METHODS
 START = "<!-- from the scores -->\n"
 STOP = "<!-- end of the scores -->"
 LEVELS = {
-    "parts": "heads and MLPs",
+    "nodes": "heads and MLPs",
     "edges": "edges",
     "inputs": "stretches of the past",
     "repaired": "the part that a backup compensates",
@@ -53,6 +53,8 @@ DECOYS = {
 The first pattern that matches counts.
 """
 PLANTED = "planted"
+NOISY_SERIES = "noisy-series"
+NOISY_WEIGHTS = "noisy-weights"
 UNTRAINED = "untrained"
 
 

@@ -1,0 +1,136 @@
+"""Scores of every probe of the package on planted models, and the page that shows them.
+
+``python -m tsfm_lens.studies.bench.planted --out docs/planted.md`` lets every method
+answer every mechanism, several times and under every condition, and writes the page,
+with everything measured in CSV files beside it. It goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+
+from tsfm_lens.core.console import console
+from tsfm_lens.core.errors import InputError, LensError
+from tsfm_lens.studies.bench.models import CONDITIONS, SealedModel
+from tsfm_lens.studies.bench.scoring import score_answer
+from tsfm_lens.studies.bench.submission import answer_by
+from tsfm_lens.studies.bench.table import fill_table
+from tsfm_lens.studies.method_scores.methods import METHODS, PARTS, Method
+from tsfm_lens.studies.method_scores.page import PLANTED, ScoreTables, write_page
+from tsfm_lens.studies.method_scores.scores import (
+    DECOY,
+    find_decoys,
+    forecast_error,
+    has_answer,
+)
+from tsfm_lens.training.command import run_command
+from tsfm_lens.zoo.planted import mechanisms
+
+
+def score_methods(sealed: SealedModel, names: Iterable[str]) -> pd.DataFrame:
+    """Let methods of the package answer, and score what each says within its scope.
+
+    Args:
+        sealed: a model of the benchmark.
+        names: of :data:`~tsfm_lens.studies.method_scores.methods.METHODS`.
+
+    Returns:
+        A row for each method that applies.
+    """
+    rows = [score_probe(sealed, [METHODS[name]]) for name in names]
+    return pd.concat(rows, ignore_index=True)
+
+
+def score_probe(
+    sealed: SealedModel, methods: Sequence[Method], decoys: Path | None = None
+) -> pd.DataFrame:
+    """Let a method answer, and add what it says of decoys to a file.
+
+    Returns:
+        One row, or none where the method does not apply.
+    """
+    (method,) = methods
+    case = sealed.case
+    if not (has_answer(case.card, method.level) and method.applies(case)):
+        return pd.DataFrame()
+    given = answer_by(sealed, method.name, methods)
+    about: dict[str, Any] = {
+        "mechanism": case.card.mechanism,
+        "architecture": case.card.architecture,
+        "condition": sealed.condition,
+        "seed": case.card.seed,
+        "error": forecast_error(case),
+        "weight_noise": case.card.weight_noise,
+    }
+    # noise changes little in decoys, and twins have none
+    if decoys and method.level == PARTS and sealed.condition == PLANTED:
+        ranking = given.rankings(sealed, in_scope=True)[PARTS]
+        found = find_decoys(case.card, method.name, ranking)
+        rows = pd.DataFrame(found, columns=list(DECOY))
+        rows = rows.assign(**about)
+        rows.to_csv(decoys, mode="a", header=not decoys.exists(), index=False)
+    return score_answer(given, sealed, in_scope=True).assign(**about)
+
+
+def list_files(page: Path) -> tuple[Path, Path]:
+    """Return the paths of the tables beside a page: of methods, and of decoys."""
+    return page.with_suffix(".csv"), page.with_suffix(".decoys.csv")
+
+
+def read_scores(page: Path) -> ScoreTables:
+    """Read the tables beside a page; of decoys that were met twice the last row."""
+    methods, decoys = (pd.read_csv(file) for file in list_files(page))
+    key = ["mechanism", "architecture", "condition", "seed", "method", "component"]
+    return ScoreTables(methods, decoys.drop_duplicates(key, keep="last"))
+
+
+def main(
+    out: Annotated[
+        Path, typer.Option(help="the page; everything measured goes beside it as CSV")
+    ],
+    *,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="parametrisations of each mechanism")
+    ] = 4,
+    model: Annotated[
+        list[str] | None, typer.Option(help="mechanism-architecture; all if none")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="all if none")] = None,
+    condition: Annotated[list[str] | None, typer.Option(help="all if none")] = None,
+    since: Annotated[
+        str, typer.Option(help="measure what has an earlier date again, YYYY-MM-DD")
+    ] = "",
+    read: Annotated[
+        bool, typer.Option("--read", help="make the page of the CSV that is there")
+    ] = False,
+) -> None:
+    """Score every method on models whose mechanism is known, and write the page."""
+    table, decoys = list_files(out)
+    try:
+        if read and not table.exists():
+            raise InputError(f"nothing was measured for {out} yet; leave out --read")
+        if not read:
+            fill_table(
+                table,
+                model or ["-".join(pair) for pair in mechanisms()],
+                range(seeds),
+                method,
+                conditions=condition or CONDITIONS,
+                known={name: [declared] for name, declared in METHODS.items()},
+                score=partial(score_probe, decoys=decoys),
+                since=since,
+                log=console(stderr=True).print,
+            )
+        write_page(read_scores(out), out)
+    except (LensError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    run_command(main)
