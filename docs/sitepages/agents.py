@@ -59,6 +59,7 @@ PAGES = {
     "gallery/index": "Every figure: code, function, result",
     "calibration": "How often a result is wrong",
     "planted": "Which method finds what is known to be there",
+    "dictionaries": "Sparse dictionaries beside random directions",
     "howto/own-model": "Wiring a model of your own",
     "howto/own-probe": "Writing a probe and a figure",
     "reference/glossary": "Glossary, with words of other fields",

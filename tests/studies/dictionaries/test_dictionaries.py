@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -12,6 +15,7 @@ from tsfm_lens.models.embedding import embedding_point, embedding_stack
 from tsfm_lens.studies import dictionaries
 from tsfm_lens.testing import assert_close, rounding
 
+DOCS = Path(__file__).parents[3] / "docs"
 ALL_KINDS = 1 + 2 * 3
 """A feature's own direction, and three draws of both kinds."""
 
@@ -169,3 +173,30 @@ def test_wrong_arguments_are_refused(planted, tmp_path):
     tokens = dictionaries.Tokens(vectors, vectors, torch.zeros(4, dtype=torch.bool))
     with pytest.raises(InputError, match="holdout=True"):
         dictionaries.measure_removals(run, tokens, exact_dictionary(3, 2), layer=1)
+
+
+def test_page_has_the_numbers_of_its_tables():
+    """Each row of the page's tables is a row of the CSV files, rounded."""
+    page = (DOCS / "dictionaries.md").read_text()
+    lines = [line.replace("`", "") for line in page.splitlines()]
+    measured = pd.read_csv(DOCS / "dictionaries.csv", index_col="of")
+    streams = measured[measured.index.str.endswith("stream")]
+    removed = ["worse", "worse_isotropic", "worse_covariance"]
+    for name, row in streams.iterrows():
+        cells = [name.split(",")[0], *(f"{row[share]:.0%}" for share in removed)]
+        cells += [f"{row[size]:.2f}" for size in ("size_isotropic", "size_covariance")]
+        assert as_row([*cells, f"{row['beyond']:.0%}"]) in lines
+    explained = ["explained", "principal", "twin explained", "twin principal"]
+    for name, row in measured.iterrows():
+        cells = [name.replace(", stream", ""), *(f"{row[x]:.0%}" for x in explained)]
+        cells += [f"{row[x]:.2f}" for x in ("agreement", "agreement_drawn")]
+        assert as_row(cells) in lines
+    planted = pd.read_csv(DOCS / "dictionaries.planted.csv", index_col="of")
+    for name, row in planted.iterrows():
+        found = [f"{row[f'found {seed}']:.2f}" for seed in range(3)]
+        assert as_row([name.capitalize(), *found]) in lines
+
+
+def as_row(cells):
+    """A row of a table, with a space before the signs of per cent."""
+    return f"| {' | '.join(cells)} |".replace("%", " %")
