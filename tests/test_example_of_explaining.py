@@ -36,7 +36,7 @@ def test_the_mark_repairs_one_day_and_spoils_three(notebook: Any) -> None:
     with_mark, without = errors["today"], errors["mark taken back"]
     stated = [*with_mark[DAYS], *without[DAYS]]
     assert all(states(text, error) for error in stated)
-    assert "repairs Tuesday and spoils the three days" in text
+    assert "repairs Tuesday's forecast and spoils those of the three days" in text
     assert (with_mark < without)[DAYS].tolist() == [True, False, False, False]
     above = (table["today"] > table["came"])[DAYS[1:]]
     assert above.tolist() == [True, True, False]

@@ -332,4 +332,4 @@ def test_heads_emerge_in_training() -> None:
     assert together is not None
     path = EXAMPLES / "papers" / "when-heads-are-born.ipynb"
     told = prose(nbformat.read(path, as_version=4))
-    assert f"correlate with it by {together[1]} and {together[2]}" in told
+    assert f"is {together[1]} in chronos-nano and {together[2]} in bolt-nano" in told

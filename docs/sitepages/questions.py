@@ -26,14 +26,14 @@ class Question:
         caveat: limit of the answer.
         method: its name in docs/planted.csv, or "explanations: NAME" in
             docs/planted.explanations.csv; "" for what no planted model has been asked.
-        level: of what is found: parts, edges, inputs …
+        level: of what is found: nodes, edges, inputs …
     """
 
     text: str
     kind: str
     caveat: str
     method: str = ""
-    level: str = "parts"
+    level: str = "nodes"
 
 
 GROUPS: dict[str, tuple[Question, ...]] = {

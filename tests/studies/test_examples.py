@@ -43,7 +43,7 @@ def test_sharp_minima_are_cured_by_sam() -> None:
     times = re.search(r"is (\d+) to (\d+) times as sharp", messages)
     assert times is not None
     assert int(times[1]) > 1
-    assert f"{times[1]} to {times[2]} times less sharp" in prose(notebook)
+    assert f"{times[1]} to {times[2]} times as sharp" in prose(notebook)
 
 
 def test_structured_scores_match_the_runs() -> None:

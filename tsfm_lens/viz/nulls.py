@@ -11,7 +11,7 @@ from tsfm_lens.viz.findings import read_estimate
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.words import num
 
-__all__ = ["describe_nulls", "null_remark"]
+__all__: list[str] = []
 
 
 def describe_nulls(

@@ -136,8 +136,8 @@ def _answer(rows: pd.DataFrame) -> str:
         ),
         "zero ablation": (
             "**Untrained models show effects, too**: there {untrained claimed} of the"
-            " parts have a significant effect when set to zero, and these effects rank"
-            " them at {untrained AUROC}; chance is 0.5."
+            " parts have a significant effect when set to zero, and these effects,"
+            " not divided by the range, rank them at {untrained AUROC}; chance is 0.5."
         ),
     }
     lines = [
