@@ -19,6 +19,7 @@ import xarray as xr
 import tsfm_lens
 from refusals import expect_error
 from tsfm_lens import explain
+from tsfm_lens.core.verdict import list_standing
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Run
 from tsfm_lens.report import build, explanation
@@ -178,6 +179,26 @@ def test_segments_to_leave_out_are_those_of_the_verdict(page: Any) -> None:
     changes = covariate.assign_attrs(kind="what_if")
     doubts = explanation._list_doubts({"what_if": changes, "deletion_curves": unsure})
     assert doubts == {"undecided": undecided[-1]}
+
+
+def test_effects_that_stand_are_marked(page: Any) -> None:
+    """An effect stands unless its own controls fail, or those of all together."""
+    inputs = page.found["input_attribution"]
+    test = page.found["deletion_curves"]
+    marked = inputs["segment"].values[inputs["stands"].values == 1]
+    assert marked.tolist() == list_standing(test)
+    nothing = {"control_r2": 0, "segment_control_r2": 0, "segment_agreement": 1}
+    values = {"r2": 0.95, "slope": 1.0, "sign_agreement": 1.0, **nothing}
+    passing = test.assign(
+        {name: test[name] * 0 + value for name, value in values.items()}
+    )
+    segments = test["segment"].values.tolist()
+    assert list_standing(passing) == segments
+    flipped = passing["segment_control_r2"].copy()
+    flipped.loc[{"segment": segments[0], "segment_control": "sign flipped"}] = 0.99
+    doubtful = passing.assign(segment_control_r2=flipped)
+    assert list_standing(doubtful) == segments[1:]
+    assert list_standing(passing.assign(r2=test["r2"] * 0)) == []
 
 
 def test_files_hold_the_page_s_numbers(page: Any, tmp_path: Path) -> None:

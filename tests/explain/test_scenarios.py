@@ -353,6 +353,13 @@ def test_linear_forecasts_change_by_new_values(shift: int) -> None:
     # in steps of the later run; the last announced steps were unknown before
     announced = -2 * weights[:shared, 2, STEPS + 1]
     assert_close(effect[names.index("k, future")], announced, **CLOSE)
+    revision = dict(zip(names, found["revision"].values, strict=True))
+    assert_allclose(revision["target, revised"], 1)
+    assert_allclose(revision["k, future"], -2)
+    assert np.isnan(revision["origin"])
+    # with a later start, new values move more, and others are not named
+    if shift == 0:
+        assert "revised future k (2 lower on average)" in read_change(found)[0]
     fresh = [name for name in names if ", new" in name]
     assert len(fresh) == (2 * shift if shift < 2 else shift + 1)
     for name in fresh if shift == 1 else []:

@@ -319,7 +319,12 @@ def test_slopes_go_from_tuned_to_base() -> None:
     labels = fig.layout.yaxis.ticktext
     assert labels[0] == "tuned model"
     assert labels[-1] == "base model"
-    assert list(labels[1:-1]) == found["component"].values.tolist()
+    words = {
+        "decoder.1.mlp": "decoder layer 1, MLP",
+        "decoder.2.cross_attn.2": "decoder layer 2, cross-attention head 2",
+    }
+    told = [words[name] for name in found["component"].values]
+    assert list(labels[1:-1]) == told
     # one row for what is beyond the top
     fewer = viz.reset_slopes(found, top=1)
     assert fewer.layout.yaxis.ticktext[-1].startswith("1 more")
@@ -330,10 +335,13 @@ def test_slopes_go_from_tuned_to_base() -> None:
         assert ends[end] == f"{label}<br>{num(float(errors[end, 1]))} °C"
     tuning, text = read_weight_effects(found)[:2]
     assert tuning.startswith("Tuning ")
+    # nothing says whether these steps were in the training
+    for part in ("24 steps of 2 forecasts", "origin", "not known"):
+        assert part in tuning
     size = np.abs(found["error_change_size"].values)
     most = int(size.argmax())
     # by itself, unlike a row of the figure, which adds to those above
-    who = found["component"].values[most]
+    who = told[most]
     assert f"setting {who} back and leaving the others tuned" in text
     for index, unit in enumerate(("pedestrians an hour", "°C")):
         before = float(errors[0, index])
@@ -342,7 +350,7 @@ def test_slopes_go_from_tuned_to_base() -> None:
         assert f"{percent(abs(after / before - 1))})" in text
     together = found["cumulative_error_change_size"].values
     count = next(n for n in range(3) if together[n] / together[-1] >= 0.5)
-    first = found["component"].values[0]
+    first = told[0]
     half = {
         1: f"Setting {first} back undoes half",
         2: "the first 2 components, one after the other, undoes half",
@@ -359,9 +367,9 @@ def test_one_component_is_named_in_title_and_sentence() -> None:
     tuned = changed(base, "decoder.1.mlp")
     run = base.run(tsfm_lens.bundled("co2"), 24, holdout=True)
     found = weight_effects(base, tuned, run)
-    assert name_change(found).endswith("decoder.1.mlp changed")
+    assert name_change(found).endswith("decoder layer 1, MLP changed")
     text = read_weight_effects(found)[1]
-    assert text.startswith("Setting decoder.1.mlp back")
+    assert text.startswith("Setting decoder layer 1, MLP back")
     word = "raises"
     if float(found["base_error_change"][0]) < 0:
         word = "lowers"

@@ -16,12 +16,13 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.verdict import list_checks, verdict
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Run, load
+from tsfm_lens.viz.contributions import contributions
 from tsfm_lens.viz.faithfulness import checks_table, read_tests
 from tsfm_lens.viz.input_attribution import read_inputs
 from tsfm_lens.viz.input_routes import read_routes
 from tsfm_lens.viz.scenarios import read_change, read_what_if
-from tsfm_lens.viz.theme import mixed
-from tsfm_lens.viz.words import signed
+from tsfm_lens.viz.theme import ORANGE, SKY, mixed
+from tsfm_lens.viz.words import num, signed
 
 HORIZON = 8
 
@@ -312,6 +313,14 @@ def scenarios() -> dict[str, xr.Dataset]:
     }
 
 
+def ranking_colours(fig: go.Figure) -> list[str]:
+    """Colours of the bars that rank what adds up."""
+    (bars,) = (
+        trace for trace in fig.data if trace.orientation == "h" and not trace.base
+    )
+    return list(bars.marker.color)
+
+
 def ranking(fig: go.Figure) -> tuple[list[str], list[float]]:
     """Names and lengths of the bars that rank what adds up."""
     (bars,) = (
@@ -388,6 +397,91 @@ def test_what_if_says_the_way_first() -> None:
     # levels have a digit more, so that their difference is the change
     for level in (before, after):
         assert f"{level:.4g}" in text
+
+
+def test_what_if_stands_beside_the_band() -> None:
+    """A change is told beside the width of the interval, with what was changed."""
+    ds = scenarios()["what_if"]
+    quantiles = ds["forecast"].sel(quantile=[0.1, 0.9])
+    width = float(quantiles.diff("quantile").mean())
+    change = (ds["changed_forecast"] - ds["forecast"]).sel(quantile=0.5).mean()
+    text = read_what_if(ds)[0]
+    word = "less" if abs(float(change)) < width else "no less"
+    assert f", {word} than its 80 % band is wide ({num(width)})" in text
+    assert "Only future values were changed" in text
+    both = ds.assign_coords(start=ds["start"] - 50)
+    assert "Only" not in read_what_if(both)[0]
+
+
+def test_a_single_change_has_no_bars() -> None:
+    """One bar would repeat the difference of both forecasts, and so would its steps."""
+    ds = scenarios()["what_if"].isel(change=[0])
+    fig = viz.what_if_lines(ds)
+    assert not [trace for trace in fig.data if trace.type == "bar"]
+    drawn = {trace.name for trace in fig.data}
+    assert {"forecast", "with the change", "changed"} <= drawn
+
+
+def test_forecasts_and_covariates_keep_their_colours() -> None:
+    """The forecast has one colour in all answers, and so has a covariate."""
+    found = results()["exact"]
+    figures = [
+        viz.input_timeline(found),
+        viz.what_if_lines(scenarios()["what_if"]),
+        viz.change_bars(scenarios()["change"]),
+    ]
+    names = ["forecast", "forecast", "this forecast"]
+    colours = {
+        trace.line.color
+        for fig, name in zip(figures, names, strict=True)
+        for trace in fig.data
+        if trace.name == name
+    }
+    assert len(colours) == 1
+    effects = np.arange(1.0, 5.0)[:, None]
+    groups = [(name, [at]) for at, name in enumerate("abcd")]
+    for order in (effects, effects[::-1]):
+        parts = contributions(groups, order, covariates=["c", "a"])
+        by_name = {part.label: part.colour for part in parts}
+        assert [by_name["c"], by_name["a"]] == [ORANGE, SKY]
+        assert len(set(by_name.values())) == 4
+
+
+def test_revisions_have_a_direction() -> None:
+    """Revised values of a future say how far they lie from the announced ones."""
+    ds = scenarios()["change"]
+    future = [name for name in ds["part"].values if str(name).endswith(", future")]
+    assert not future
+    renamed = ds.isel(part=[0, 1]).assign_coords(part=["origin", "k, future"])
+    for revision, words in ((-2.5, "2.5 lower"), (3.0, "3 higher")):
+        revised = renamed.assign(revision=("part", [np.nan, revision]))
+        assert f"revised future k ({words} on average)" in read_change(revised)[0]
+    unknown = renamed.assign(revision=("part", [np.nan, np.nan]))
+    assert "on average" not in read_change(unknown)[0]
+
+
+def test_effects_that_do_not_pass_are_told_and_pale() -> None:
+    """The sentence names both sorts, and the bars of those that fail are paler."""
+    ds = results()["exact"].assign_attrs(verdict="fails")
+    stands = np.ones(ds.sizes["segment"], dtype=int)
+    first = groups(ds)[0]
+    for failing, words in (
+        ([], "every effect passes"),
+        (first, "that do not: "),
+        (range(len(stands)), "no effect passes"),
+    ):
+        marked = stands.copy()
+        marked[list(failing)] = 0
+        tested = ds.assign_coords(stands=("segment", marked))
+        assert words in read_inputs(tested)[0]
+        plain, pale = (ranking_colours(viz.input_timeline(one)) for one in (ds, tested))
+        changed = [old != new for old, new in zip(plain, pale, strict=True)]
+        n_groups = len(groups(ds))
+        if len(failing) == len(first):
+            assert changed == [True] + [False] * (len(plain) - 1)
+        else:
+            assert sum(changed) == (n_groups if len(failing) else 0)
+    assert "pass" not in read_inputs(ds)[0]
 
 
 @cache

@@ -222,9 +222,33 @@ def test_reading_of_costs_names_what_can_go(sweep: dict[str, pd.DataFrame]) -> N
     table.loc[heads & (table["head"] == 1) & (table["layer"] == 0), "median_upper"] = 0
     finding = read_costs(table)[0]
     assert (
-        f"1 of {count} costs is significant: layer 3 heads (median +25.0 %)" in finding
+        f"1 of {count} costs is significant: layer 3, all heads (median +25.0 %)"
+        in finding
     )
-    assert finding.endswith("below 1 % by the whole interval: L0 H1.")
+    assert finding.endswith("by the whole interval: layer 0, head 1.")
+    # of several kinds of attention, a name without its kind would be of no head
+    table.loc[heads, "attention"] = "cross_attn"
+    assert read_costs(table)[0].endswith(": layer 0, cross-attention head 1.")
+
+
+def test_parts_that_cost_more_than_their_layer_are_told(
+    sweep: dict[str, pd.DataFrame],
+) -> None:
+    """A part with a larger cost than its whole layer looks like an error, and is
+    explained; there is no such sentence where none has.
+    """
+    table = sweep["costs"][sweep["costs"]["model"] == "beta"].copy()
+    table.attrs = sweep["costs"].attrs
+    layers = table["family"] == "layers"
+    table.loc[layers, "median"] = 0.1
+    assert "whole layer" not in " ".join(read_costs(table))
+    chosen = layers & (table["layer"] == 2) & (table["part"] == "heads")
+    table.loc[chosen, "median"] = 0.695
+    (text,) = (text for text in read_costs(table) if "whole layer" in text)
+    assert "layer 2, all heads" in text
+    assert "+69.5 %" in text
+    assert "+10.0 %" in text
+    assert "add up" in text
 
 
 def test_who_costs_most_follows_from_the_test(
@@ -241,7 +265,7 @@ def test_who_costs_most_follows_from_the_test(
         rows = (table["family"] == "layers") & (table["layer"] == 1)
         table.loc[rows & (table["part"] == "mlp"), "leads"] = "highest"
         text = " ".join(read_costs(table))
-        assert "without its MLP, layer 1 MLP costs significantly most" in text
+        assert "without its MLP, layer 1, MLP costs significantly most" in text
         assert text.count("costs significantly most") == 1
 
 

@@ -311,6 +311,24 @@ def list_undecided(test: xr.Dataset) -> list[str]:
     return _judge_segments(test.isel(explanation=0))[0]
 
 
+def list_standing(test: xr.Dataset) -> list[str]:
+    """List the segments whose effects pass a test of the inputs.
+
+    Args:
+        test: result of kind "deletion_curves".
+
+    Returns:
+        The segments whose effect can be told from zero and predicts worse with its sign
+        flipped; none where all effects together fail.
+    """
+    checks = _check_inputs(test)
+    if any(check.fault and _OTHER_SIGN not in check.name for check in checks):
+        return []
+    undecided, flippable = _judge_segments(test.isel(explanation=0))
+    names = test["segment"].values.astype(str).tolist()
+    return [name for name in names if name not in {*undecided, *flippable}]
+
+
 def _judge_segments(test: xr.Dataset) -> tuple[list[str], list[str]]:
     """Return the segments that are undecided, and those with a doubtful sign.
 

@@ -210,6 +210,8 @@ def explain_change(
         - ``before`` and ``after`` (step, quantile).
         - ``effect`` (part, step, quantile), which sums to their difference: "origin",
           then the new inputs.
+        - ``revision`` (part): mean of the new values minus what the earlier run
+          expected of them, in the series' unit; NaN of "origin" and of categories.
 
         Attributes: ``shift``; ``lost``, how many of the oldest steps the later run no
         longer has (below 0, how many older ones it has); ``statistic``; ``rounding``,
@@ -275,6 +277,7 @@ def explain_change(
         before=(axes, earlier),
         after=(axes, later[:, :shared]),
         effect=(("part", *axes), effect),
+        revision=("part", [np.nan, *(_revision(new, part, values) for part in news)]),
     )
     data = data.transpose(..., "step", "quantile")
     data.attrs = new.describe(
@@ -293,6 +296,20 @@ def explain_change(
         **draw_attrs(new, row_of_target),
     )
     return Result(data.data_vars, data.coords, data.attrs)
+
+
+def _revision(run: Run, part: Segment, expected: list[np.ndarray]) -> float:
+    """Return how far values lie from what was expected, their mean over a stretch.
+
+    It is NaN for categories, whose codes have no distance.
+    """
+    if run.batch.categories[part.row] is not None:
+        return np.nan
+    length = run.batch.lengths[part.row]
+    steps = slice(part.start + length, part.stop + length)
+    change = _inputs(run)[part.row][steps] - expected[part.row][steps]
+    known = change[np.isfinite(change)]
+    return float(known.mean()) if known.size else np.nan
 
 
 def _everything(run: Run) -> Segment:

@@ -37,7 +37,11 @@ LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
 _MAX_NAMES = 6  # series that a heading names
 _MAX_PLAIN = 4000  # bytes up to which a table is not compressed
-_CARDS_NOTE = "What the forecast itself rests on, whatever has changed:"
+# cards beside an answer, by its kind: of which forecast they are
+_CARDS_NOTES = {
+    "what_if": "The forecast without the change, and what it rests on:",
+    "forecast_change": "This forecast, the later of both, and what it rests on:",
+}
 _REST = 100_000  # bytes of template, provenance and headings
 
 
@@ -252,8 +256,9 @@ def _first_screen(
         "series": series or ids,
         "state": packed_state,
         "cards": card_rows,
-        # beside a change, they say what the forecast rests on without it
-        "cards_note": _CARDS_NOTE if {"what_if", "forecast_change"} & {*kinds} else "",
+        "cards_note": next(
+            (text for kind, text in _CARDS_NOTES.items() if kind in kinds), ""
+        ),
     }
 
 

@@ -25,7 +25,7 @@ from tsfm_lens.viz.head_states import (
     head_name,
 )
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
-from tsfm_lens.viz.panels import name_segments
+from tsfm_lens.viz.panels import name_segments, name_unit
 from tsfm_lens.viz.select import (
     array,
     find_unit,
@@ -315,7 +315,7 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
         "step",
         quantile=median_position(ds["quantile"].values),
     )
-    unit = find_unit(ds) or "data units"
+    unit = name_unit(ds)
     labels = names(ds, "segment")
     text = name_segments(ds)
     titles = []
@@ -405,7 +405,10 @@ def _ranked(
     pooling = ""
     if n_series > 1:
         pooling = f"; median over {n_series} series"
-    bars = _bars([(labels[index], float(values[index])) for index in order], write)
+    bars = _bars(
+        [(labels[index], float(values[index])) for index in order],
+        lambda value: f"{write(value)} × naive error",
+    )
     note = f"{description}, in multiples of the seasonal-naive error{pooling}"
     return {"big": labels[order[0]], "note": note, "bars": bars}
 

@@ -22,7 +22,7 @@ from tsfm_lens.core.choices import ADAPTIVE, check_explanation
 from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
 from tsfm_lens.core.spreadsheets import to_csv
-from tsfm_lens.core.verdict import list_undecided, verdict
+from tsfm_lens.core.verdict import list_standing, list_undecided, verdict
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.attribution import METHODS
@@ -312,6 +312,7 @@ def explain(
         }
         for kind in results.keys() & set(_MASKING_KINDS):
             results[kind].attrs |= page_verdict
+    _mark_standing(results)
     if "what_if" in results:
         results["what_if"].attrs |= _list_doubts(results)
     if out is not None:
@@ -330,6 +331,18 @@ def explain(
         if pdf:
             write_together({page.with_suffix(".pdf"): printed(page.read_bytes())})
     return results
+
+
+def _mark_standing(results: Mapping[str, xr.Dataset]) -> None:
+    """Mark which effects of the inputs pass the test of them, (segment,), 1 or 0."""
+    inputs = results.get("input_attribution")
+    test = results.get("deletion_curves")
+    if inputs is None or test is None or "segment_control_r2" not in test:
+        return
+    segments = inputs["segment"].values.astype(str)
+    if np.array_equal(segments, test["segment"].values.astype(str)):
+        stands = np.isin(segments, list_standing(test)).astype(int)
+        inputs.coords["stands"] = ("segment", stands)
 
 
 def _can_be_significant(p_values: xr.DataArray) -> bool:

@@ -70,6 +70,11 @@ def build_sweep_report(
     # the leading figure has each head by its median; a second number of it, by the mean
     # over datasets, stays in the files
     told_twice = {"sweep_heads"} if ANSWER in kinds else set()
+    answers = [
+        name
+        for name, ds in results.items()
+        if ds.attrs["kind"] == ANSWER and panels[name]
+    ]
     page = render_page(
         {
             name: ds
@@ -82,13 +87,14 @@ def build_sweep_report(
         notes=[
             text
             for text in (
-                describe_power(tables),
+                # a figure in front says it in its caption
+                "" if answers else describe_power(tables),
                 *notes,
                 *_missing(results, panels),
             )
             if text
         ],
-        lead=[name for name, ds in results.items() if ds.attrs["kind"] == ANSWER],
+        lead=answers,
     )
     contents: dict[Path, bytes] = {}
     drawings = [panel for result_panels in panels.values() for panel in result_panels]

@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.panels import SeriesWindow, Timeline
+from tsfm_lens.viz.panels import SeriesWindow, Timeline, name_variate
 from tsfm_lens.viz.select import array, category_names, names
 from tsfm_lens.viz.sheet import Panel, Sheet, sheet, shortened, text_width
 from tsfm_lens.viz.theme import (
@@ -35,6 +35,7 @@ from tsfm_lens.viz.words import after_number, signed
 
 # blue and black are the colours of forecasts and series
 _COLOURS = (VERMILION, GREEN, PURPLE, ORANGE, SKY, WINE)
+_KEPT = (ORANGE, SKY, PURPLE)  # of the first covariates, in all figures of a page
 _WIDTHS = (0.42, 0.58)  # of the context, and of the forecast steps
 CELL_TYPE = 10  # size of the type in cells
 _BAR = 17  # pixels of a contribution in the ranking
@@ -73,6 +74,7 @@ def contributions(
     *,
     mean: bool = False,
     joint: np.ndarray | None = None,
+    covariates: Sequence[str] = (),
 ) -> list[Contribution]:
     """Rank groups of inputs by what they add to a forecast.
 
@@ -82,6 +84,7 @@ def contributions(
         mean: whether the size is the mean over steps, with its sign; else the mean
             absolute effect.
         joint: (step,), what belongs to no single input, if anything does.
+        covariates: names of groups that keep their colours, whatever their rank.
 
     Returns:
         The largest first. Those beyond the colours are one contribution, "others".
@@ -97,9 +100,21 @@ def contributions(
     every.sort(key=lambda one: -abs(one.size))
     # a single one that is left keeps its name
     most = len(_COLOURS) + int(len(every) == len(_COLOURS) + 1)
+    drawn = [one.label for one in every[:most]]
+    kept = {
+        name: colour
+        for name, colour in zip(covariates, _KEPT, strict=False)
+        if name in drawn
+    }
+    others = (colour for colour in (*_COLOURS, GREY) if colour not in kept.values())
     result = [
-        made(one.label, one.members, one.effect, colour)
-        for one, colour in zip(every[:most], (*_COLOURS, GREY), strict=False)
+        made(
+            one.label,
+            one.members,
+            one.effect,
+            kept.get(one.label) or next(others),
+        )
+        for one in every[:most]
     ]
     if rest := every[most:]:
         members = [at for one in rest for at in one.members]
@@ -111,6 +126,16 @@ def contributions(
     return result
 
 
+def list_covariates(ds: xr.Dataset) -> list[str]:
+    """Name the series of an item beside the one that is explained, in their order."""
+    target = str(ds.attrs.get("target", ""))
+    return [
+        name_variate(ds, row)
+        for row, series in enumerate(names(ds, "series"))
+        if series != target
+    ]
+
+
 def horizon_sheet(
     window: SeriesWindow, heights: Sequence[float], ranked: int
 ) -> tuple[Sheet, list[Panel], list[Panel]]:
@@ -119,15 +144,16 @@ def horizon_sheet(
     Args:
         window: the series and its steps.
         heights: of the rows above the last one, in pixels.
-        ranked: number of contributions, for which the last row has room.
+        ranked: number of contributions, for which the last row has room; 0 for no such
+            row.
 
     Returns:
         The sheet, and the panels of both columns from top to bottom.
     """
-    last = max(100, _BAR * ranked)
-    canvas = sheet(
-        [*heights, last], _WIDTHS, row_gap=28, column_gap=0.02, min_width=640, below=40
-    )
+    rows = list(heights)
+    if ranked:
+        rows.append(max(100, _BAR * ranked))
+    canvas = sheet(rows, _WIDTHS, row_gap=28, column_gap=0.02, min_width=640, below=40)
     panels = list(canvas)
     left = panels[::2]
     right = panels[1::2]
@@ -138,7 +164,8 @@ def horizon_sheet(
         for steps in (window.past, window.future)
     ]
     dated = time.stamps is not None
-    for column, span in ((left[:-1], spans[0]), (right, spans[1])):
+    # the sizes at the left of the last row are no steps
+    for column, span in ((left[: len(heights)], spans[0]), (right, spans[1])):
         for panel in column:
             labels = panel in (left[0], right[-1])
             panel.x(range=span, showticklabels=labels)
@@ -219,8 +246,8 @@ def draw_contributions(
         between: what the total is, such as "forecast − reference".
         mean: whether sizes are means with their sign; see :func:`contributions`.
     """
-    unit = window.unit or "data units"
-    title = "mean effect" if mean else "mean size"
+    unit = window.unit_name
+    title = "mean effect" if mean else "mean size of the effect"
     rows = np.arange(len(parts))
     sizes = np.array([part.size for part in parts])
     written = plain(after_number(unit))

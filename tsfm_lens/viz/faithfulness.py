@@ -17,8 +17,8 @@ import xarray as xr
 from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.core.verdict import Check, find_rules, list_checks, verdict
-from tsfm_lens.viz.panels import name_segments, name_target
-from tsfm_lens.viz.select import array, find_unit, name_model, names
+from tsfm_lens.viz.panels import name_segments, name_target, name_unit
+from tsfm_lens.viz.select import array, name_model, names
 from tsfm_lens.viz.sheet import Panel, Sheet, sheet, text_width
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -161,7 +161,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         'Deletion and insertion on chronos-nano'
     """
     explanations = names(ds, "explanation")
-    unit = find_unit(ds) or "data units"
+    unit = name_unit(ds)
     area = array(ds, "area", "explanation")
     p = array(ds, "p", "explanation")
     canvas = sheet(

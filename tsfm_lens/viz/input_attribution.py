@@ -11,6 +11,7 @@ How faithful an explanation is, :mod:`tsfm_lens.viz.faithfulness` draws.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from tsfm_lens.viz.contributions import (
     draw_contributions,
     draw_covariate,
     horizon_sheet,
+    list_covariates,
     name_lines,
 )
 from tsfm_lens.viz.generic import generic_figure
@@ -40,6 +42,7 @@ from tsfm_lens.viz.panels import (
     name_horizon,
     name_segments,
     name_target,
+    name_unit,
     name_variate,
     series_window,
 )
@@ -64,7 +67,7 @@ from tsfm_lens.viz.theme import (
     number,
     plain,
 )
-from tsfm_lens.viz.words import after_number, capital, measured, num, signed
+from tsfm_lens.viz.words import after_number, capital, listed, measured, num, signed
 
 __all__ = ["input_timeline", "input_waterfall"]
 
@@ -80,6 +83,7 @@ VERBS = {"up": "raises", "down": "lowers", BOTH_WAYS: "moves"}
 # Smallest difference of the halves of a forecast, as a share of its range, that is no
 # level course.
 _LEVEL = 0.05
+_FAILED = 0.35  # strength of the colour of an effect that does not pass its tests
 # A reference forecast further than this from the context's mean, in standard
 # deviations, has another level than the series.
 _FAR = 3.0
@@ -114,7 +118,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
                 f"{answer} by its routes alone. Effects of the inputs were not tested"
                 " by masking, so do not quote them"
             )
-        answer = f"{answer}."
+        answer = f"{answer}{_say_standing(ds, effects)}."
     far = float(ds.attrs.get("reference_distance", 0.0))
     # the part of the change that belongs to no single segment
     rest = float(median["remainder"].mean())
@@ -282,6 +286,42 @@ def _say_moves(ds: xr.Dataset, effects: np.ndarray, groups: list[list[int]]) -> 
     return f"{'; '.join([text, *rest])}."
 
 
+def _say_standing(ds: xr.Dataset, effects: np.ndarray) -> str:
+    """Say which effects pass the tests of a page, the largest first, and which do not.
+
+    Args:
+        ds: result of kind "input_attribution".
+        effects: (segment, step).
+
+    Returns:
+        The end of a sentence, "" where no test was of the inputs.
+    """
+    if "stands" not in ds.coords:
+        return ""
+    stands = ds["stands"].values.astype(bool)
+    if not stands.any():
+        return "; no effect passes its tests"
+    if stands.all():
+        return "; every effect passes its tests"
+    passing = []
+    failing = []
+    for name, group in _name_groups(ds, effects):
+        (passing if stands[group].all() else failing).append(name)
+    if not passing:
+        return "; no effect passes its tests"
+    return (
+        f"; effects that pass their tests: {_first(passing)}; that do not:"
+        f" {_first(failing)}"
+    )
+
+
+def _first(texts: list[str]) -> str:
+    """List the first names, and count the rest."""
+    if len(texts) > _MAX_NAMES + 1:
+        texts = [*texts[:_MAX_NAMES], f"{len(texts) - _MAX_NAMES} more"]
+    return listed(texts)
+
+
 def _amount(effect: np.ndarray) -> tuple[float, str]:
     """Return how far an effect (step,) moves the forecast, and which way.
 
@@ -358,8 +398,22 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         strips.setdefault(name, []).append(index)
     total = view.of("forecast", "step") - view.of("reference_forecast", "step")
     parts = contributions(
-        _name_groups(ds, view.values), view.values, joint=view.joint_effect()
+        _name_groups(ds, view.values),
+        view.values,
+        joint=view.joint_effect(),
+        covariates=list_covariates(ds),
     )
+    pale = ""
+    if "stands" in ds.coords:
+        stands = ds["stands"].values.astype(bool)
+        parts = [
+            part
+            if stands[part.members].all()
+            else replace(part, colour=mixed(part.colour, _FAILED))
+            for part in parts
+        ]
+        if not stands.all():
+            pale = "pale: effects that do not pass their tests"
     heights = [_LINES, _STRIP * len(strips)]
     canvas, left, right = horizon_sheet(window, heights, len(parts))
     window.draw(left[0], right[0])
@@ -409,7 +463,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     arrows = "↑ raises, ↓ lowers, ↕ both"
     title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
     drawn = "bars at the right: parts of a step, and their sum as a line"
-    return canvas.finalize(title, view.when, view.how, drawn, arrows, cut_remark)
+    return canvas.finalize(title, view.when, view.how, drawn, arrows, pale, cut_remark)
 
 
 def _name_groups(ds: xr.Dataset, effects: np.ndarray) -> list[tuple[str, list[int]]]:
@@ -670,7 +724,7 @@ class _QuantileView:
         self.values = self.of("attribution", "segment", "step")
         self.effect = self.values.mean(1)
         self.strength = np.abs(self.values).mean(1)
-        self.unit = find_unit(ds, series_position(ds, self.id)) or "data units"
+        self.unit = name_unit(ds, series_position(ds, self.id))
         marks = [f"{levels[item]:g}" for item in self._levels]
         self.between = "forecast − reference"
         if len(marks) == 2:

@@ -17,7 +17,7 @@ from tsfm_lens.core.axes import layer_name
 from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.viz.contributions import ARROWS, direction
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.panels import name_segments, name_target
+from tsfm_lens.viz.panels import name_segments, name_target, name_unit
 from tsfm_lens.viz.select import array, find_unit, kind_word, name_model
 from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.summary import summarize, summary
@@ -157,7 +157,7 @@ def route_map(ds: xr.Dataset, *, top: int = 8) -> go.Figure:
     used = sorted({route.component for route in routes})
     columns = list(dict.fromkeys(sites[at][0] for at in used))
     end = len(columns) + 1
-    unit = find_unit(ds) or "data units"
+    unit = name_unit(ds)
     starts = list(dict.fromkeys(route.segment for route in routes))
     members = {at: [one for one in routes if one.component == at] for at in used}
     heights = _place_sites(members, sites)

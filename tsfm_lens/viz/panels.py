@@ -23,11 +23,20 @@ from tsfm_lens.viz.select import (
     name_statistic,
     names,
     series_position,
-    value_title,
 )
-from tsfm_lens.viz.sheet import Panel, Sheet
-from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain, true_minus
+from tsfm_lens.viz.sheet import Panel, Sheet, shortened
+from tsfm_lens.viz.theme import (
+    BLUE,
+    GREY,
+    LABEL_TYPE,
+    mixed,
+    number,
+    plain,
+    true_minus,
+)
 from tsfm_lens.viz.words import after_number
+
+_UNIT = 80  # pixels of a series' name in place of a unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,7 @@ class SeriesWindow:
     Attributes:
         index: position of the series in the result.
         id: of the series as titles have it, see :func:`short_ids`.
+        unit_name: the unit, "units of load" where none is known.
         title: of the value axis.
         statistic: what the forecast is, such as "median".
         time: steps with their dates, for axes and hover boxes.
@@ -48,6 +58,7 @@ class SeriesWindow:
     index: int
     id: str
     unit: str
+    unit_name: str
     title: str
     statistic: str
     time: Timeline
@@ -174,7 +185,8 @@ def series_window(
         index=at,
         id=short_ids(names(ds, "series"))[at],
         unit=find_unit(ds, at),
-        title=value_title(ds, at),
+        unit_name=name_unit(ds, at),
+        title=f"value ({name_unit(ds, at)})",
         statistic=name_statistic(ds),
         time=timeline(ds, at),
         past=past[start:],
@@ -473,6 +485,17 @@ def name_variate(ds: xr.Dataset, row: int) -> str:
         if variates and variates[row]:
             return variates[row]
     return names(ds, "series")[row]
+
+
+def name_unit(ds: xr.Dataset, row: int | None = None) -> str:
+    """Return the unit of a series, "units of load" where none is known.
+
+    It is that of the series which the result explains, unless a row is given.
+    """
+    if unit := find_unit(ds, row):
+        return unit
+    name = name_target(ds) if row is None else name_variate(ds, row)
+    return f"units of {shortened(name, _UNIT, LABEL_TYPE, lines=1)}"
 
 
 def name_horizon(ds: xr.Dataset) -> str:

@@ -18,6 +18,7 @@ from tsfm_lens.viz.contributions import (
     draw_contributions,
     horizon_sheet,
     line_shape,
+    list_covariates,
     name_lines,
     name_value,
 )
@@ -46,8 +47,8 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import labelled, summarize
-from tsfm_lens.viz.theme import BLUE, GREY, INK, mixed, number, plain
-from tsfm_lens.viz.words import after_number, capital, listed, signed
+from tsfm_lens.viz.theme import BLUE, GREY, INK, WINE, mixed, number, plain
+from tsfm_lens.viz.words import after_number, capital, listed, measured, num, signed
 
 __all__ = ["change_bars", "what_if_lines"]
 
@@ -148,7 +149,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     return summarize(
         ds,
         "With {changes} the forecast of {name} {verb} by {distance:unit}{share} on"
-        " average over {steps}, from {before} to {after} ({statistic}).",
+        " average over {steps}, from {before} to {after} ({statistic}){beside}.{where}",
         "That is the model's answer: over {responses:whole} series, its response to"
         " {unresponsive} is not distinguishable from zero.",
         "The test of the inputs cannot tell from zero the effect of {undecided}.",
@@ -167,6 +168,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         name=name_target(ds),
         distance=abs(move.mean()),
         share=_say_share(before.mean(), after.mean()),
+        beside=_say_beside(ds, float(abs(move.mean())), float(width)),
+        where=_say_where(ds),
         steps=name_horizon(ds),
         after=_level(after.mean(), unit),
         before=_level(before.mean(), unit),
@@ -185,6 +188,27 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         width=width if width > 0 else None,
         new_width=new_width,
     )
+
+
+def _say_beside(ds: xr.Dataset, move: float, width: float) -> str:
+    """Compare a change with the interval of the forecast; "" without an interval."""
+    if not width > 0:
+        return ""
+    comparative = "less" if move < width else "no less"
+    band = f"{100 * np.ptp(ds['quantile'].values.astype(float)):.3g} % band"
+    return (
+        f", {comparative} than its {band} is wide"
+        f" ({measured(find_unit(ds).strip())(width)})"
+    )
+
+
+def _say_where(ds: xr.Dataset) -> str:
+    """Say that only future or only past values were changed; "" if both were."""
+    if (ds["start"].values >= 0).all():
+        return " Only future values were changed."
+    if (ds["stop"].values <= 0).all():
+        return " Only past values were changed."
+    return ""
 
 
 def _verb(move: float) -> str:
@@ -239,7 +263,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
 
     Returns:
         Panels on one time axis: both forecasts above, a panel for each changed series
-        below, each in data units.
+        below, each in data units; of several changes, their effects at the bottom.
 
     Example:
         >>> fig = viz.what_if_lines(explain.what_if(driven, cause="+1", routes=False))
@@ -251,29 +275,32 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     effects = _middle(ds, "effect", "change")
     labels = names(ds, "change")
     groups = [(label, [at]) for at, label in enumerate(labels)]
-    parts = contributions(groups, effects, mean=True)
+    parts = contributions(groups, effects, mean=True, covariates=list_covariates(ds))
+    # a single change makes all of the difference, which both lines show
+    ranked = len(parts) if len(parts) > 1 else 0
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
     heights = [_LINES, *[_EDIT] * len(rows)]
-    canvas, left, right = horizon_sheet(view, heights, len(parts))
+    canvas, left, right = horizon_sheet(view, heights, ranked)
     _draw_two(
         left[0],
         right[0],
         ds,
         view,
-        ("forecast", "forecast", GREY),
-        ("changed_forecast", "with the change", BLUE),
+        ("forecast", "forecast", BLUE),
+        ("changed_forecast", "with the change", WINE),
     )
     for at, row in enumerate(rows, start=1):
         _draw_edit(left[at], right[at], ds, view, row)
-    draw_contributions(
-        left[-1],
-        right[-1],
-        parts,
-        effects.sum(0),
-        view,
-        between="forecast with the change − forecast",
-        mean=True,
-    )
+    if ranked:
+        draw_contributions(
+            left[-1],
+            right[-1],
+            parts,
+            effects.sum(0),
+            view,
+            between="forecast with the change − forecast",
+            mean=True,
+        )
     changes = str(ds.attrs.get("changes", ""))
     return canvas.finalize(
         f"Forecast of {name} by {name_model(ds)} with {changes}",
@@ -330,7 +357,7 @@ def _draw_edit(
         shape = line_shape(old, words)
         for values, name, colour in (
             (old, "as it was", GREY),
-            (np.where(differs, new, np.nan), "changed", BLUE),
+            (np.where(differs, new, np.nan), "changed", WINE),
         ):
             subject = f"{name}: {names(ds, 'series')[row]}"
             hover = value_hover(subject, view.time, unit)
@@ -342,7 +369,7 @@ def _draw_edit(
                 name,
                 hover,
                 colour=colour,
-                width=1.6 if colour == BLUE else 1.3,
+                width=1.6 if colour == WINE else 1.3,
                 line_shape=shape,
                 text=[plain(name_value(value, words)) for value in values],
                 # a single step has no line
@@ -369,7 +396,9 @@ def read_change(ds: xr.Dataset) -> list[str]:
     before = _middle(ds, "before").mean()
     after = _middle(ds, "after").mean()
     unit = find_unit(ds).strip()
-    texts = [f"{part.label} {signed(part.size)}" for part in parts]
+    texts = [
+        f"{part.label}{_say_revision(ds, part)} {signed(part.size)}" for part in parts
+    ]
     # a single one that is left is named, too
     if len(parts) > _MAX_PARTS + 1:
         rest = sum(part.size for part in parts[_MAX_PARTS:])
@@ -395,6 +424,29 @@ def read_change(ds: xr.Dataset) -> list[str]:
         size=np.abs(_middle(ds, "after") - _middle(ds, "before")).mean(),
         start=_describe_start(ds) if origin_acts else None,
     )
+
+
+def _say_revision(ds: xr.Dataset, part: Contribution) -> str:
+    """Say how far revised values lie from the earlier ones on average, in brackets.
+
+    Returns:
+        The text, "" of new values and where words were revised.
+    """
+    if "revision" not in ds or not part.label.startswith("revised"):
+        return ""
+    # of one stretch: revised values of a series are one part of the result
+    (at,) = part.members
+    revision = float(ds["revision"].values[at])
+    if not np.isfinite(revision) or not revision:
+        return ""
+    series = names(ds, "part")[at].rpartition(", ")[0]
+    variates = [name_variate(ds, row) for row in range(ds.sizes["series"])]
+    unit = ""
+    if series in variates:
+        unit = find_unit(ds, variates.index(series))
+    word = "higher" if revision > 0 else "lower"
+    distance = f"{num(abs(revision))} {after_number(unit)}".rstrip()
+    return f" ({distance} {word} on average)"
 
 
 def _say_change(before: float, after: float, unit: str) -> str:

@@ -144,6 +144,14 @@ def kind_word(kind: str) -> str:
     return labels.get(kind) or kind.replace("_", "-").replace("attn", "attention")
 
 
+def head_word(kind: str, head: int) -> str:
+    """Name a head within its layer: "cross-attention head 3", or "head 3"."""
+    word = kind_word(kind)
+    if word == "attention":
+        return f"head {head}"
+    return f"{word} head {head}"
+
+
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
     """Return a variable as float64, with dimensions in the order of ``dims``.
 

@@ -18,7 +18,7 @@ from tsfm_lens.core.registry import figure, measurement, panels
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.findings import EffectEstimate
 from tsfm_lens.viz.ratios import ratio_axis, ratio_bounds
-from tsfm_lens.viz.select import kind_word
+from tsfm_lens.viz.select import head_word
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, SKY, mixed, percent, plain
 from tsfm_lens.viz.words import listed, verb
@@ -90,6 +90,11 @@ def read_costs(table: pd.DataFrame) -> list[str]:
             out.append(f"{model}: {'; '.join(leading)}.")
         else:
             out.append(f"{model}: no layer or head costs significantly most.")
+        if above := _above_whole(layers):
+            out.append(
+                f"{model}: {listed(above[:_MAX_NAMES])}; costs do not add up, as what"
+                " is left of a layer can do harm."
+            )
     return [" ".join(finding), *out]
 
 
@@ -146,28 +151,31 @@ def _leading(rows: pd.DataFrame, lost: str) -> list[str]:
     ]
 
 
+def _above_whole(layers: pd.DataFrame) -> list[str]:
+    """Say which parts cost more than their whole layer, by medians."""
+    whole = layers[layers["part"] == "both"].set_index("layer")["median"]
+    parts = layers[layers["part"] != "both"]
+    return [
+        f"{row['name']}: {sweep.change_text(row['median'])}, more than the whole layer"
+        f" ({sweep.change_text(whole[row['layer']])})"
+        for row in sweep.told(parts.nlargest(len(parts), "median"))
+        if row["layer"] in whole and row["median"] > max(whole[row["layer"]], 0)
+    ]
+
+
 def _entries(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each entry of which a cost is known, with a short ``name``."""
     entries: pd.DataFrame = table.drop_duplicates(["model", "label"])
     entries = entries.dropna(subset="median")
-    kinds = entries.groupby("model")["attention"].transform("nunique")
-    # whole layers have no kind of attention, which counts as one
-    names = [
-        _name(row, several > 2)
-        for row, several in zip(sweep.told(entries), kinds, strict=True)
-    ]
-    return entries.assign(name=names)
+    return entries.assign(name=[_name(row) for row in sweep.told(entries)])
 
 
-def _name(row: Mapping[str, Any], with_kind: bool) -> str:
-    """Name an entry in a word or two: "layer 2", "layer 2 heads", "L2 H3"."""
+def _name(row: Mapping[str, Any]) -> str:
+    """Name an entry as other pages do: "layer 2, cross-attention head 3"."""
     if row["family"] != "heads":
-        part = {"heads": " heads", "mlp": " MLP"}.get(row["part"], "")
+        part = {"heads": ", all heads", "mlp": ", MLP"}.get(row["part"], "")
         return f"layer {row['layer']}{part}"
-    name = f"L{row['layer']} H{row['head']}"
-    if with_kind:
-        return f"{name} {kind_word(row['attention'])}"
-    return name
+    return f"layer {row['layer']}, {head_word(row['attention'], row['head'])}"
 
 
 @figure(

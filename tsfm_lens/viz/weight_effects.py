@@ -16,7 +16,15 @@ from tsfm_lens.core.registry import FigurePanel, figure, frame, measurement, pan
 from tsfm_lens.viz.findings import read_estimate
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.ratios import ratio_axis, ratio_bounds, signed_percent
-from tsfm_lens.viz.select import array, find_unit, name_model, name_statistic, names
+from tsfm_lens.viz.select import (
+    array,
+    find_unit,
+    head_word,
+    kind_word,
+    name_model,
+    name_statistic,
+    names,
+)
 from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, percent, plain
@@ -59,8 +67,34 @@ def name_change(ds: xr.Dataset) -> str:
     if not components:
         return f"{pair}: no weight differs"
     if len(components) == 1:
-        return f"{pair}: {components[0]} changed"
+        return f"{pair}: {name_components(ds)[0]} changed"
     return f"{pair}: {len(components)} components changed"
+
+
+def name_components(ds: xr.Dataset) -> list[str]:
+    """Name components as other pages do: "decoder layer 2, cross-attention head 3".
+
+    Returns:
+        The names, with the stack where the component's own name has it.
+    """
+    rows = zip(
+        *(ds[name].values for name in ("stack", "layer", "kind", "head")), strict=True
+    )
+    texts = []
+    for label, (stack, layer, kind, head) in zip(
+        names(ds, "component"), rows, strict=True
+    ):
+        place = f"layer {layer}"
+        if label.startswith(f"{stack}."):
+            place = f"{stack} {place}"
+        text = f"{place}, {kind_word(str(kind))}"
+        # other weights are of no layer
+        if layer < 0:
+            text = kind_word(str(kind))
+        elif head >= 0:
+            text = f"{place}, {head_word(str(kind), head)}"
+        texts.append(text)
+    return texts
 
 
 def read_weight_effects(ds: xr.Dataset) -> list[str]:
@@ -85,6 +119,7 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
         " of the series' range{share:basis}: {share:largest percent}.",
         effect="share",
         noun="components",
+        labels=name_components,
         components=ds.sizes["component"],
         adapters=ds.attrs["adapters"] or None,
     )
@@ -114,7 +149,7 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
         return [f"Tuning left the error of the {word} forecast as it was."]
     most = _most(ds)
     alone = tuned * np.exp(array(ds, "error_change", "component", "series")[most])
-    component = names(ds, "component")[most]
+    component = name_components(ds)[most]
     if ds.sizes["component"] == 1:
         subject = f"Setting {component} back, all that tuning changed,"
     else:
@@ -124,7 +159,8 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
         )
     out = [
         f"Tuning {_compare(ds, base, tuned)}; mean absolute errors of the {word}"
-        " forecast.",
+        f" forecast, {_count_forecasts(ds, tuned)}. Whether tuning has seen these steps"
+        " is not known here.",
         f"{subject} {_compare(ds, tuned, alone)}.",
     ]
     together = array(ds, "cumulative_error_change_size", "back")
@@ -132,7 +168,7 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
         # together[n] is the change with the first n components set back, the last with
         # all of them
         count = int(np.argmax(together / together[-1] >= _HALF))
-        first = names(ds, "component")[0]
+        first = name_components(ds)[0]
         if count == 1:
             who = f"Setting {first} back"
         else:
@@ -143,6 +179,16 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     if float(whole.facts.get("units", 0)) >= float(whole.facts.get("needed", 0)):
         out.append(f"What tuning did to the error is {whole.for_others()}.")
     return out
+
+
+def _count_forecasts(ds: xr.Dataset, errors: np.ndarray) -> str:
+    """Say of how many forecasts and steps the ``errors`` (series,) are."""
+    count = int(np.isfinite(errors).sum())
+    steps = ds.sizes["step"]
+    length = "one step" if steps == 1 else f"{steps} steps"
+    if count == 1:
+        return f"{length} of one forecast (one series, one origin)"
+    return f"{length} of {count} forecasts (a series and an origin each)"
 
 
 def _compare(ds: xr.Dataset, before: np.ndarray, after: np.ndarray) -> str:
@@ -208,7 +254,7 @@ def reset_slopes(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
         >>> len(viz.reset_slopes(effects).data)
         1
     """
-    components = names(ds, "component")
+    components = name_components(ds)
     shown = min(top, len(components))
     backs = [*range(shown + 1), len(components)]
     ratios = np.exp(array(ds, "cumulative_error_change", "series", "back"))[:, backs]
@@ -302,11 +348,16 @@ def _with_shares(ds: xr.Dataset) -> xr.Dataset:
     return ds.assign(share=ds["relative_norm"])
 
 
+def _in_words(ds: xr.Dataset) -> xr.Dataset:
+    """Name components as sentences do."""
+    return _with_shares(ds).assign_coords(component=name_components(ds))
+
+
 draw_shares = generic_figure(
     "weight_effects",
     "share",
     "Change of the forecast with each component set back to the base model.",
-    prepare=_with_shares,
+    prepare=_in_words,
     table=_SHARES,
     sentences=read_weight_effects,
 )
