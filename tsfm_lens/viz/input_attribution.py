@@ -303,10 +303,13 @@ def _say_standing(ds: xr.Dataset, effects: np.ndarray) -> str:
         return "; no effect passes its tests"
     if stands.all():
         return "; every effect passes its tests"
-    passing = []
-    failing = []
+    passing: list[str] = []
+    failing: list[str] = []
     for name, group in _name_groups(ds, effects):
-        (passing if stands[group].all() else failing).append(name)
+        if stands[group].all():
+            passing.append(name)
+        else:
+            failing.append(name)
     if not passing:
         return "; no effect passes its tests"
     return (
