@@ -176,6 +176,20 @@ MADE = {
         ' (("even", even), ("sharp", sharp))}\nviz.plot(training.together(norms),'
         ' "nuclear_norm")'
     ),
+    "learned_scores": (
+        'lens = tsfm_lens.load("bolt-nano")\nrun = lens.run(tsfm_lens.bundled("co2",'
+        ' "elnino", "nile"), 12)\nviz.plot(probes.learned_scores(run, steps=20),'
+        ' "kept")'
+    ),
+    "tuned_weights": (
+        'import copy\n\nlens = tsfm_lens.load("bolt-nano")\ntuned ='
+        " copy.deepcopy(lens)\nlayer ="
+        " tuned.adapter.model.encoder.block[1].layer[0].SelfAttention\nwith"
+        " torch.no_grad():\n    layer.v.weight.mul_(1.1)  # stands for a"
+        ' training\nrun = lens.run(tsfm_lens.bundled("co2", "elnino", "nile"), 12,'
+        " holdout=True)\nviz.plot(probes.tuned_weights(lens, tuned, run, steps=20),"
+        ' "kept")'
+    ),
 }
 """Drawing of results that are made in Python, by kind."""
 # renderers of a sweep's tables, by the table
