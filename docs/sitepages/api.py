@@ -36,6 +36,7 @@ PACKAGES = (
     "zoo",
     "zoo.planted",
     "testing",
+    "studies.dictionaries",
     "studies.experiments",
     "studies.method_scores.leaderboard",
     "studies.queue",
