@@ -364,6 +364,11 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
         example.source
         for example in doctest.DocTestParser().get_examples(figure.function.__doc__)
     ]
+    if not lines:
+        raise ValueError(
+            f"{figure.name} has no example in its docstring, and {measurement.kind!r} no"
+            " drawing in ASKED or MADE"
+        )
     # what the test compares is the title, or a number of marks
     return Scene(
         _PACKAGES,
