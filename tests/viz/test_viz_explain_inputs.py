@@ -473,7 +473,14 @@ def test_effects_that_do_not_pass_are_told_and_pale() -> None:
         marked = stands.copy()
         marked[list(failing)] = 0
         tested = ds.assign_coords(stands=("segment", marked))
-        assert words in read_inputs(tested)[0]
+        told = read_inputs(tested)[0]
+        assert words in told
+        if "that do not: " in words:
+            passing, others = told.split(words)
+            # sentences have a minus sign where names have a hyphen
+            named = str(ds["segment"].values[first[0]]).replace("-", "−")
+            assert named in others
+            assert named not in passing.split("that pass their tests: ")[1]
         plain, pale = (ranking_colours(viz.input_timeline(one)) for one in (ds, tested))
         changed = [old != new for old, new in zip(plain, pale, strict=True)]
         n_groups = len(groups(ds))
