@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tsfm_lens.report.build import draw_results
 from tsfm_lens.studies import experiments, recipes, samformer
 from tsfm_lens.studies.experiments.grid import Arm
 from tsfm_lens.studies.samformer.models import make_model
-from tsfm_lens.studies.samformer.tasks import compute_errors
+from tsfm_lens.studies.samformer.tasks import ToyTask, compute_errors
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import SAM, read_watch, sharpness
 from tsfm_lens.viz.printing import COLUMNS
@@ -92,6 +93,47 @@ def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
         tmp_path / "whole",
         resume=True,
     )
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.1], ids=["Adam", "SAM"])
+def test_dropout_follows_the_seed(
+    rho: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Dropout depends on the run's seed alone, in a resumed run too."""
+    chosen = experiments.TrainConfig.model_validate(
+        {
+            "model": {"name": "tsmixer", "options": {"hidden": 4, "dropout": 0.5}},
+            "data": SMALL,
+            "plan": {"epochs": 3, "batch": 32, "patience": None},
+            "optimizer": {"rho": rho},
+        }
+    )
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    whole = experiments.train(chosen, tmp_path / "whole", quiet=True)
+    assert torch.equal(torch.get_rng_state(), before)
+    other = chosen.model_copy(update={"seed": 1})
+    assert (
+        whole["validation"]
+        != (experiments.train(other, tmp_path / "other", quiet=True)["validation"])
+    )
+
+    looks: list[int] = []
+    evaluate = ToyTask.evaluate
+
+    def evaluate_and_stop(task: ToyTask) -> dict[str, float]:
+        looks.append(1)
+        if len(looks) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(task)
+
+    monkeypatch.setattr(ToyTask, "evaluate", evaluate_and_stop)
+    torch.manual_seed(2)
+    stopped = experiments.train(chosen, tmp_path / "parts", quiet=True)
+    assert not stopped["ended"]
+    torch.manual_seed(3)
+    resumed = experiments.train(chosen, tmp_path / "parts", resume=True, quiet=True)
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
 
 
 def test_a_grid_trains_only_missing_runs(tmp_path: Path) -> None:

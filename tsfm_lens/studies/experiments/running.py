@@ -316,11 +316,16 @@ def train(
             f"{folder} holds no run to go on with; start without --resume, or give its"
             " folder"
         )
-    run, task, _ = prepare(config, folder)
-    if resume:
-        run.resume()
-    _write(config_file, config.model_dump_json(indent=1))
-    if not run.run(quiet=quiet):
+    # dropout draws from torch's own generator: it starts at the run's seed, or where a
+    # stopped run left it, and is the caller's again afterwards
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        run, task, _ = prepare(config, folder)
+        if resume:
+            run.resume()
+        _write(config_file, config.model_dump_json(indent=1))
+        ended = run.run(quiet=quiet)
+    if not ended:
         return {"ended": False, "step": run.step}
     result: dict[str, Any] = {"ended": True, "validation": task.evaluate()}
     if isinstance(task, BenchmarkTask):

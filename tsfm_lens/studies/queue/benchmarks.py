@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import xarray as xr
 
 from tsfm_lens.studies.experiments import grids
@@ -32,8 +31,6 @@ IDS = {
 
 def trained(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
     """Train one run and measure it at its end; None if it was stopped."""
-    # dropout draws from torch's own generator, which other cells may have used
-    torch.manual_seed(arm.config.seed)
     if not run_arms([arm], workplace.folder, quiet=True):
         return None
     return measured([arm], workplace.folder).assign_attrs(ids=IDS[record])
