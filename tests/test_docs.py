@@ -341,7 +341,8 @@ SEARCHES = (
     *("API reference", "FAQ", "troubleshoot", "batch size", "reproducibility"),
     *("feature importance", "induction head", "covariate", "zero ablation"),
     *("mean ablation", "LoRA", "equivalence", "BibTeX", "false discovery"),
-    *("bootstrap", "redundancy", "error bar"),
+    *("bootstrap", "redundancy", "error bar", "attention sink", "circuit", "CPR"),
+    *("dose", "DAS", "difference of means"),
 )
 """What people type into the search of a site like this one."""
 
@@ -371,6 +372,13 @@ def test_citation_is_that_of_the_repository() -> None:
 def test_pages_for_language_models_exist() -> None:
     for page in agents.PAGES:
         assert (DOCS / f"{page}.md").exists() or f"{page}.md" in WRITTEN, page
+
+
+def test_questions_lead_to_pages() -> None:
+    asked = {one.kind for group in questions.GROUPS.values() for one in group}
+    assert set(questions.HOWTOS) <= asked
+    for page in questions.HOWTOS.values():
+        assert (DOCS / "howto" / f"{page}.md").exists(), page
 
 
 def test_scores_beside_questions_are_measured() -> None:

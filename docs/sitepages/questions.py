@@ -14,6 +14,21 @@ from sitepages.writing import DOCS, plain, table, write
 from tsfm_lens.core.registry import find
 
 PAGE = "reference/generated/questions.md"
+HOWTOS = {
+    "activation_patching": "patching",
+    "minimal_circuit": "circuits",
+    "circuit_curve": "circuits",
+    "learned_scores": "circuits",
+    "path_patching": "circuits",
+    "edge_attribution": "circuits",
+    "attention_sinks": "sinks",
+    "direction": "directions",
+    "input_attribution": "parts-of-the-past",
+    "route_faithfulness": "verdict",
+    "covariate_use": "covariates",
+    "weight_effects": "fine-tuned-models",
+}
+"""Pages below docs/howto about a measurement, by its kind."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,9 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "Is this property one direction of the stream, and what does a dose of it"
             " do?",
             "direction",
-            "The two groups must be alike in all but the property. What both halves of"
-            " the series share may still be another property that goes with it.",
+            "The two groups must be alike in all but the property. Where all pairs"
+            " differ by nearly the same vector, untrained models have such a direction,"
+            " too.",
         ),
         Question(
             "Which few components are enough (a circuit)?",
@@ -311,8 +327,11 @@ def _row(
     asked = "`tsfm-lens sweep`"
     if probe:
         asked = f"{{py:func}}`~tsfm_lens.{find_package(probe)}`"
+    text = f"**{plain(question.text)}**<br>{plain(question.caveat)}"
+    if question.kind in HOWTOS:
+        text += f" [How to](../../howto/{HOWTOS[question.kind]}.md)"
     return (
-        f"**{plain(question.text)}**<br>{plain(question.caveat)}",
+        text,
         f"{asked}<br>{visible}",
         *score(question, scores, explained),
     )
