@@ -31,7 +31,12 @@ from tsfm_lens.probes import (
 from tsfm_lens.probes.effects import self_repair
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.circuits import read_circuit
-from tsfm_lens.zoo.planted import add_cancelling_pair, draw_contexts, plant
+from tsfm_lens.zoo.planted import (
+    add_cancelling_pair,
+    add_second_way,
+    draw_contexts,
+    plant,
+)
 
 TWO = ("co2", "elnino")
 KEPT = ("decoder.0.cross_attn.1", "decoder.1.cross_attn.3", "decoder.1.mlp")
@@ -171,6 +176,30 @@ def test_circuits_hold_no_silent_nodes(
     repair = causal_effects(runs[0])["self_repair"]
     assert repair.drop_sel(component=list(KEPT)).isnull().all()
     assert np.isfinite(repair.sel(component="decoder.1.mlp")).all()
+
+
+def test_a_part_that_stands_in_is_found_under_an_ablation() -> None:
+    """Of two heads of which either is enough, a circuit has one; without it, the
+    other.
+    """
+    lens_of("chronos-bolt")  # skips where the library is missing
+    planted = add_second_way(plant("gate", "chronos-bolt"))
+    card = planted.card
+    either = {part.component for part in card.parts if "either" in part.does}
+    nodes = sorted({part.component for part in card.parts})
+    series = draw_contexts(card.rule, 4, card.context, seed=1)
+    lens = planted.lens()
+
+    def search() -> set[str]:
+        run = lens.run(series, card.horizon)
+        found = minimal_circuit(run, nodes=nodes, ranking="effects")
+        return either & circuit_members(found)
+
+    first = search()
+    with lens.ablate(*first):
+        second = search()
+    assert len(first) == len(second) == 1
+    assert first | second == either
 
 
 def circuit_members(circuit: Any) -> set[str]:
