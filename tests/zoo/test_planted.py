@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
