@@ -50,7 +50,7 @@ def test_killed_runs_give_the_same_table(
 ) -> None:
     """A run that was killed ends in the table of an undisturbed run."""
     groups = 300
-    kills = 4
+    kills = 2
     workers = 1 if engine == "single" else 2
     # no run gets to its end, so that every kill hits
     common = {"seconds": 0.005, "notes": tmp_path, "most": 16}

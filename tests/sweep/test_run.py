@@ -184,7 +184,7 @@ def test_changed_configuration_computes_only_new_cells(
 ) -> None:
     """A changed configuration computes only what is new and mixes nothing."""
     path = tmp_path / "store"
-    sweep(str(path), CONTENT)
+    shutil.copytree(undisturbed, path)
     more = {
         **CONTENT,
         "variants": {
@@ -271,7 +271,7 @@ def test_kills_end_in_the_same_table(
     path = tmp_path / "store"
     hits = 0
     turn = 0
-    while hits < 6:
+    while hits < 3:
         if turn:
             # so few kills let it finish: it is whole, and the next ones hit a sweep
             # that begins anew
@@ -282,7 +282,7 @@ def test_kills_end_in_the_same_table(
             str(path),
             CONTENT,
             store=path,
-            kills=6 - hits,
+            kills=3 - hits,
             longest=1.2,
             seed=turn,
         )
@@ -301,7 +301,7 @@ def same_numbers(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 
 
 def test_failing_group_is_reported_others_continue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that fails is reported, and the other groups go on."""
     import tsfm_lens.sweep.engine.cells as cells
@@ -314,20 +314,17 @@ def test_failing_group_is_reported_others_continue(
         return true(lens, group, shared, keys)
 
     monkeypatch.setattr(cells, "run_cells", failing)
-    outcome = run_sweep(
-        config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store"
+    few = config(
+        data=[{**CONTENT["data"][0], "windows": 1}],
+        variants={"layers": {}, "heads": {}, "heads_at": {}},
     )
+    outcome = run_sweep(few, tmp_path / "store")
     assert outcome.failed
     assert all("co2" in line and "eaten the weights" in line for line in outcome.failed)
     assert any("wait for the cells that failed" in note for note in outcome.notes)
     assert 0 < outcome.finished < outcome.cells
     monkeypatch.undo()
-    assert (
-        run_sweep(
-            config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store"
-        ).failed
-        == []
-    )
+    assert run_sweep(few, tmp_path / "store").failed == []
 
 
 @pytest.mark.parametrize(
