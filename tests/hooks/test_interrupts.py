@@ -271,10 +271,10 @@ SHARED = [
 ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-# of the two that take long, a fifth of the instructions is tried by default
+# of the two that take long, a tenth of the instructions is tried by default
 CASES = [
     *((work, HOOKS, 1) for work in (hooks, ablate)),
-    *((work, HOOKS, 5) for work in (gradients, nested)),
+    *((work, HOOKS, 10) for work in (gradients, nested)),
     *((work, files, 1) for work, files in (*RUNNING, *SHARED)),
     *(
         pytest.param(work, HOOKS, 1, marks=pytest.mark.exhaustive)

@@ -182,9 +182,6 @@ def circuit_members(circuit: Any) -> set[str]:
     [
         ("trend", "chronos-bolt", "greedy"),
         ("trend", "chronos-bolt", "effects"),
-        ("seasonal-copy", "chronos-bolt", "greedy"),
-        ("gate", "chronos-bolt", "greedy"),
-        ("local-mean", "chronos-bolt", "greedy"),
         ("trend", "chronos", "greedy"),
         ("seasonal-copy", "chronos-2", "effects"),
     ],
