@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 import tsfm_lens
 from tsfm_lens.ablation import Variant, forecast_variants
@@ -237,31 +236,3 @@ def test_fork_while_another_thread_loads_model(
     np.testing.assert_array_equal(found, plain)
     assert same_output
     assert sys.stdout is output
-
-
-class Forecasts(Dataset[Any]):
-    """Items that workers forecast."""
-
-    def __init__(self, lens: Lens) -> None:
-        self.lens = lens
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.as_tensor(forecast(self.lens))
-
-
-def test_workers_of_a_data_loader(lens: Lens) -> None:
-    plain = torch.as_tensor(forecast(lens))
-    with held_in_the_middle(lambda wait: forecasting(lens, wait)):
-        loader = DataLoader(
-            Forecasts(lens),
-            num_workers=2,
-            multiprocessing_context="fork",
-            timeout=PATIENCE,
-        )
-        batches = list(loader)
-    assert len(batches) == 2
-    for batch in batches:
-        assert torch.equal(batch[0], plain)

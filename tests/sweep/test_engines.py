@@ -38,9 +38,7 @@ def expected(tasks: list[GroupTask]) -> pd.DataFrame:
     return rows.sort_values(list(KEY_COLUMNS), ignore_index=True)
 
 
-@pytest.mark.parametrize(
-    "engine", [pytest.param("single", marks=pytest.mark.campaign), "processes"]
-)
+@pytest.mark.parametrize("engine", ["single", "processes"])
 def test_killed_runs_give_the_same_table(
     tmp_path: Path,
     kill_often: KillOften,
