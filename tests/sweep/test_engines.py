@@ -47,7 +47,7 @@ def test_killed_runs_give_the_same_table(
     engine: str,
 ) -> None:
     """A run that was killed ends in the table of an undisturbed run."""
-    groups = 300
+    groups = 100
     kills = 2
     workers = 1 if engine == "single" else 2
     # no run gets to its end, so that every kill hits
