@@ -50,7 +50,7 @@ test-site: $(STAMP)
 test-hard: $(STAMP)
 	$(BIN)/python tools/suite_under_load.py $(HARD) -- $(TESTS)
 
-# what loops over models, on all that are no archetypes
+# further models, seeds and mechanisms of what tests try on some
 exhaustive: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m exhaustive $(TESTS)
 

@@ -33,9 +33,9 @@ attention, one without attention.
 """
 
 
-def archetypes(cases: Iterable[Any]) -> list[Any]:
-    """Cases, each a name or begun by one; those of other models than the archetypes run
-    with ``make exhaustive``.
+def archetypes(cases: Iterable[Any], *more: str) -> list[Any]:
+    """Cases, each a name or begun by one; those of other models than the archetypes,
+    and than those named besides, run with ``make exhaustive``.
     """
     found = []
     for case in cases:
@@ -43,7 +43,7 @@ def archetypes(cases: Iterable[Any]) -> list[Any]:
             values = case
         else:
             values = (case,)
-        if values[0] in ARCHETYPES:
+        if values[0] in (*ARCHETYPES, *more):
             marks = ()
         else:
             marks = pytest.mark.exhaustive

@@ -290,7 +290,9 @@ MIXED = [
 
 
 @pytest.mark.parametrize("economy", [True, False])
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(
+    "name", archetypes(MIXED, "bolt-nano", "chronos-nano", "toto-1")
+)
 def test_variant_without_numbers_fails_alone(name: str, economy: bool) -> None:
     """A variant without numbers is lost and no other with it."""
     if name.endswith("nano"):

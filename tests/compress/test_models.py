@@ -24,7 +24,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from closeness import close_in_float32
 from refusals import expect_error
-from tiny_lenses import ATTENDING, STORED, lens_of
+from tiny_lenses import ATTENDING, STORED, archetypes, lens_of
 from tsfm_lens import compress
 from tsfm_lens.compress import LowRankLinear
 from tsfm_lens.compress.checkpoint import folded
@@ -47,8 +47,10 @@ from tsfm_lens.testing import (
     oracles_weights,
 )
 
-ARCHITECTURES = sorted(architectures())
-WRITTEN = [name for name in ATTENDING if name in STORED]
+# beside the archetypes one whose layers have gains, and one without small checkpoints
+WRITTEN = archetypes(
+    [name for name in ATTENDING if name in STORED], "toto-2", "timesfm-2.5"
+)
 # all oracles where there are two stacks and a cross-attention; those that change
 # weights where a fused layer has a gain
 CHECKED = {

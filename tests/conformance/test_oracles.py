@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tiny_lenses import ATTENDING, NAMES, tiny
+from tiny_lenses import ATTENDING, NAMES, archetypes, tiny
 from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import as_series
 from tsfm_lens.hooks import attention_capture, edit, interventions
@@ -280,7 +280,7 @@ FAULTS = [
     FAULTS,
     ids=[fault[1] for fault in FAULTS],
 )
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_faulty_hooks_are_noticed(
     name: str,
     module: Any,
@@ -294,7 +294,7 @@ def test_faulty_hooks_are_noticed(
     assert not any(oracle(case).passed for oracle in rejecting)
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_a_forgotten_hook_is_noticed(name: str) -> None:
     case = fresh(name)
     case.lens.add_hook(
@@ -305,7 +305,8 @@ def test_a_forgotten_hook_is_noticed(name: str) -> None:
     assert not oracles_runs.leaves_no_trace(case).passed
 
 
-@pytest.mark.parametrize("name", NAMES)
+# by tokens, by feeding forecasts back, from one pass; of a cache, and with gaps
+@pytest.mark.parametrize("name", archetypes(NAMES, "toto-1", "tirex"))
 def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = fresh(name)
     adapter: Any = case.lens.adapter

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 import tsfm_lens
 from tsfm_lens.ablation import Variant, forecast_variants
@@ -36,10 +35,17 @@ POINTS = {
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="no forks here"
 )
-ONE = pytest.mark.parametrize("lens", ["chronos-nano"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=POINTS)
+# what a fork must leave behind is the same for all models
+@pytest.fixture(
+    scope="module",
+    params=[
+        "chronos-nano",
+        pytest.param("bolt-nano", marks=pytest.mark.exhaustive),
+        pytest.param("chronos2-nano", marks=pytest.mark.exhaustive),
+    ],
+)
 def lens(request: pytest.FixtureRequest) -> Lens:
     return tsfm_lens.load(request.param)
 
@@ -48,9 +54,9 @@ def forecast(lens: Lens) -> np.ndarray:
     return lens.forecast(SERIES, 3, seed=1).quantiles
 
 
-def in_child(work: Callable[[], Any], how: str = "fork") -> Any:
+def in_child(work: Callable[[], Any]) -> Any:
     """The result of a function that a child runs; fails where it takes too long."""
-    context: Any = multiprocessing.get_context(how)
+    context: Any = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=send, args=(sender, work), daemon=True)
     child.start()
@@ -150,7 +156,6 @@ def test_fork_while_another_thread_runs_model(
     np.testing.assert_array_equal(forecast(lens), plain)
 
 
-@ONE
 def test_child_does_not_inherit_threads(lens: Lens) -> None:
     """A thread may get the number of one that the child does not have."""
     plain = forecast(lens)
@@ -170,7 +175,6 @@ def test_child_does_not_inherit_threads(lens: Lens) -> None:
         np.testing.assert_array_equal(found, plain)
 
 
-@ONE
 def test_fork_inside_block_keeps_the_block(lens: Lens) -> None:
     """A fork inside a block keeps the edits of the block."""
     part = POINTS[lens.model_id]
@@ -182,7 +186,6 @@ def test_fork_inside_block_keeps_the_block(lens: Lens) -> None:
     assert not np.array_equal(here, forecast(lens))
 
 
-@ONE
 def test_a_fork_inside_a_seeded_run(lens: Lens) -> None:
     """The thread that forks holds a turn itself, as a data loader that is asked for a
     batch by a hook.
@@ -233,43 +236,3 @@ def test_fork_while_another_thread_loads_model(
     np.testing.assert_array_equal(found, plain)
     assert same_output
     assert sys.stdout is output
-
-
-class Forecasts(Dataset[Any]):
-    """Items that workers forecast."""
-
-    def __init__(self, lens: Lens) -> None:
-        self.lens = lens
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.as_tensor(forecast(self.lens))
-
-
-@ONE
-def test_workers_of_a_data_loader(lens: Lens) -> None:
-    plain = torch.as_tensor(forecast(lens))
-    with held_in_the_middle(lambda wait: forecasting(lens, wait)):
-        loader = DataLoader(
-            Forecasts(lens),
-            num_workers=2,
-            multiprocessing_context="fork",
-            timeout=PATIENCE,
-        )
-        batches = list(loader)
-    assert len(batches) == 2
-    for batch in batches:
-        assert torch.equal(batch[0], plain)
-
-
-def load_and_forecast() -> np.ndarray:
-    return forecast(tsfm_lens.load("bolt-nano"))
-
-
-def test_a_spawned_child() -> None:
-    lens = tsfm_lens.load("bolt-nano")
-    with held_in_the_middle(lambda wait: forecasting(lens, wait)):
-        found = in_child(load_and_forecast, "spawn")
-    np.testing.assert_array_equal(found, forecast(lens))

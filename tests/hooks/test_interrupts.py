@@ -271,14 +271,15 @@ SHARED = [
 ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-# of the two that take long, a fifth of the instructions is tried by default
+# of those that take long, a part of the instructions is tried by default
 CASES = [
     *((work, HOOKS, 1) for work in (hooks, ablate)),
-    *((work, HOOKS, 5) for work in (gradients, nested)),
-    *((work, files, 1) for work, files in (*RUNNING, *SHARED)),
+    *((work, HOOKS, 10) for work in (gradients, nested)),
+    *((work, files, 3) for work, files in RUNNING),
+    *((work, files, 1) for work, files in SHARED),
     *(
-        pytest.param(work, HOOKS, 1, marks=pytest.mark.exhaustive)
-        for work in (gradients, nested)
+        pytest.param(work, files, 1, marks=pytest.mark.exhaustive)
+        for work, files in ((gradients, HOOKS), (nested, HOOKS), *RUNNING)
     ),
 ]
 

@@ -10,7 +10,7 @@ from tsfm_lens import load
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 
-MODELS = ("chronos-nano", "bolt-nano")
+MODELS = ("bolt-nano", "chronos-nano")
 
 
 @cache

@@ -144,10 +144,9 @@ def test_encoder_effects_pass_through_the_decoder(
     assert np.abs(found["direct"]).max() > 0
 
 
-@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("ranking", ["greedy", "effects", "edges"])
 def test_circuits_hold_no_silent_nodes(
-    ranking: str, rounded: bool, monkeypatch: pytest.MonkeyPatch
+    ranking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even where kernels sum in another order for every place in a batch: each
     forecast is off by a few last digits.
@@ -156,9 +155,7 @@ def test_circuits_hold_no_silent_nodes(
 
     def off(*arguments: Any) -> np.ndarray:
         found = point_forecasts(*arguments)
-        return found + rounded * rng.integers(-2, 3, found.shape) * np.spacing(
-            np.float32(found)
-        )
+        return found + rng.integers(-2, 3, found.shape) * np.spacing(np.float32(found))
 
     monkeypatch.setattr(zero_ablation, "point_forecasts", off)
     context = bundled("co2").tail(40)
@@ -211,9 +208,6 @@ def circuit_members(circuit: Any) -> set[str]:
     [
         ("trend", "chronos-bolt", "greedy"),
         ("trend", "chronos-bolt", "effects"),
-        ("seasonal-copy", "chronos-bolt", "greedy"),
-        ("gate", "chronos-bolt", "greedy"),
-        ("local-mean", "chronos-bolt", "greedy"),
         ("trend", "chronos", "greedy"),
         ("seasonal-copy", "chronos-2", "effects"),
     ],

@@ -20,7 +20,7 @@ from tsfm_lens.zoo.planted import plant
 from tsfm_lens.zoo.planted.rules import Gate, LinearTrend
 
 TIME = 128
-SEEDS = (0, 1)
+SEEDS = (0, pytest.param(1, marks=pytest.mark.exhaustive))
 REG = [-1]
 """Position of the token from which the decoder of the planted models reads."""
 

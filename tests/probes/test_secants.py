@@ -79,7 +79,7 @@ def test_path_integrals_keep_their_tolerance(
 
 
 @pytest.mark.parametrize("level", [0.0, 1e4, -1e4])
-@pytest.mark.parametrize("name", [name for name in SUMMING if name != "t5"])
+@pytest.mark.parametrize("name", archetypes([name for name in SUMMING if name != "t5"]))
 def test_parts_add_up_whatever_the_level(name: str, level: float) -> None:
     """Parts add up where the level is far above the effects, over several patches."""
     lens = lens_of(name)

@@ -46,13 +46,7 @@ def start_process() -> Iterator[Callable[..., Any]]:
     """
     context = multiprocessing.get_context("forkserver")
     # what takes long to import is there before a process starts, and kills hit its work
-    context.set_forkserver_preload(
-        [
-            "tsfm_lens.sweep.engine.sweeping",
-            "tsfm_lens.models.wirings.chronos_bolt",
-            "chronos",
-        ]
-    )
+    context.set_forkserver_preload(["tsfm_lens.sweep.engine.engines"])
     processes = []
 
     def start(run: Callable[..., None], *arguments: Any) -> Any:

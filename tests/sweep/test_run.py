@@ -1,5 +1,5 @@
-"""A sweep with a model: its rows against plain forecasts; kills, other engines and
-other configurations.
+"""A sweep with a model: its rows against plain forecasts; other engines and other
+configurations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import spearmanr
-from sweep_toys import KillOften, ReadTable, Start
+from sweep_toys import ReadTable
 
 from closeness import close_in_float32
 from refusals import expect_error
@@ -184,7 +184,7 @@ def test_changed_configuration_computes_only_new_cells(
 ) -> None:
     """A changed configuration computes only what is new and mixes nothing."""
     path = tmp_path / "store"
-    sweep(str(path), CONTENT)
+    shutil.copytree(undisturbed, path)
     more = {
         **CONTENT,
         "variants": {
@@ -258,50 +258,14 @@ def test_processes_give_the_same_table(
     # as many threads a worker as the other run had: one
     monkeypatch.setattr(engines, "cores", lambda: 2)
     sweep(str(tmp_path / "store"), CONTENT, "processes")
-    same_numbers(parse_table(tmp_path / "store"), parse_table(undisturbed))
-
-
-def test_kills_end_in_the_same_table(
-    undisturbed: Path,
-    tmp_path: Path,
-    kill_often: KillOften,
-    start_process: Start,
-    parse_table: ReadTable,
-) -> None:
-    path = tmp_path / "store"
-    hits = 0
-    turn = 0
-    while hits < 6:
-        if turn:
-            # so few kills let it finish: it is whole, and the next ones hit a sweep
-            # that begins anew
-            same_numbers(parse_table(path), parse_table(undisturbed))
-            shutil.rmtree(path)
-        hits += kill_often(
-            sweep,
-            str(path),
-            CONTENT,
-            store=path,
-            kills=6 - hits,
-            longest=1.2,
-            seed=turn,
-        )
-        turn += 1
-    process = start_process(sweep, str(path), CONTENT)
-    process.join()
-    assert process.exitcode == 0
-    same_numbers(parse_table(path), parse_table(undisturbed))
-
-
-def same_numbers(found: pd.DataFrame, expected: pd.DataFrame) -> None:
-    """To the last bit: neither engine nor kills nor the order of groups decide how
-    variants are batched.
-    """
-    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+    # to the last bit: no engine decides how variants are batched
+    pd.testing.assert_frame_equal(
+        parse_table(tmp_path / "store"), parse_table(undisturbed), check_exact=True
+    )
 
 
 def test_failing_group_is_reported_others_continue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that fails is reported, and the other groups go on."""
     import tsfm_lens.sweep.engine.cells as cells
@@ -314,20 +278,17 @@ def test_failing_group_is_reported_others_continue(
         return true(lens, group, shared, keys)
 
     monkeypatch.setattr(cells, "run_cells", failing)
-    outcome = run_sweep(
-        config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store"
+    few = config(
+        data=[{**CONTENT["data"][0], "windows": 1}],
+        variants={"layers": {}, "heads": {}, "heads_at": {}},
     )
+    outcome = run_sweep(few, tmp_path / "store")
     assert outcome.failed
     assert all("co2" in line and "eaten the weights" in line for line in outcome.failed)
     assert any("wait for the cells that failed" in note for note in outcome.notes)
     assert 0 < outcome.finished < outcome.cells
     monkeypatch.undo()
-    assert (
-        run_sweep(
-            config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store"
-        ).failed
-        == []
-    )
+    assert run_sweep(few, tmp_path / "store").failed == []
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,11 @@ class Measurement:
         return find_figures(self.kind)
 
     @property
+    def has_own_panels(self) -> bool:
+        """Test if a function makes its panels, and not each figure with a table."""
+        return self.kind in _PANELS
+
+    @property
     def function_name(self) -> str:
         """Name of its public function in :mod:`tsfm_lens.probes`.
 

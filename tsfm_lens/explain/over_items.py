@@ -41,6 +41,7 @@ __all__ = ["input_effects", "route_effects", "untrained_twin"]
         "whether the segment's values are above or below the mean of their context."
     ),
     source="Lundberg and Lee 2017, arXiv:1705.07874",
+    example={"parts": 3},
 )
 @with_messages_once
 def input_effects(

@@ -279,6 +279,7 @@ def _same_stretches(results: Any) -> dict[str, Any]:
     computes="input_routes of the first item",
     one_item=True,
     options=_same_stretches,
+    example={"parts": 3},
 )
 @with_messages_once
 def input_routes(

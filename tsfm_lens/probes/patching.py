@@ -575,6 +575,7 @@ def _check_pair(clean: Run, corrupted: Run) -> None:
     ),
     source="Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348",
     needs="gradients",
+    example={"at": ["*.*.mlp"], "positions": "all"},
     whole_batch=True,
 )
 def attribution_patching(

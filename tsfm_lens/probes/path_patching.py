@@ -70,6 +70,7 @@ _MOST_PATHS = 256
         " arXiv:2304.05969"
     ),
     cost="search",
+    example={"senders": ["*.*.mlp"]},
     whole_batch=True,
 )
 def path_patching(

@@ -327,7 +327,16 @@ def test_rivals_differ_on_what_tells_them_apart(tmp_path: Path) -> None:
     expect_error("zero ablation", fill_table, file, [NAME], [0], ["zero ablatoin"])
 
 
-@pytest.mark.parametrize("name", list(RIVALS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        # masks are trained, and have tests of their own
+        pytest.param(
+            name, marks=[pytest.mark.exhaustive] if name == "learned masks" else []
+        )
+        for name in RIVALS
+    ],
+)
 def test_every_rival_scores_candidates(name: str, sealed: SealedModel) -> None:
     """A rival answers for each level at most once, and every score has a candidate."""
     levels = [method.level for method in RIVALS[name]]

@@ -149,7 +149,7 @@ def test_models_get_the_noise_they_bear() -> None:
     assert model_in("gate-chronos-bolt", 0, NOISY_WEIGHTS) is None
 
 
-@pytest.fixture(scope="module", params=["recent", "old", "spread"])
+@pytest.fixture(scope="module", params=["recent", "spread"])
 def planted(request: pytest.FixtureRequest) -> Planted:
     """Turned."""
     return plant("covariate", NAME, seed=3, reads=request.param)

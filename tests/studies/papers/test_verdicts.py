@@ -79,7 +79,9 @@ def of_means(*layers: float) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("windows", [8, 16, 40])
+@pytest.mark.parametrize(
+    "windows", [8, pytest.param(16, marks=pytest.mark.exhaustive), 40]
+)
 @pytest.mark.parametrize(
     "noise",
     [

@@ -4,11 +4,9 @@ the records say what is done.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -223,58 +221,33 @@ def test_stopped_cells_go_on(tmp_path: Path) -> None:
     assert not any((tmp_path / "state" / "work").iterdir())
 
 
-KILLED = """
-    import os, sys
-    from pathlib import Path
-    import numpy as np, xarray as xr
-    from tsfm_lens.studies.queue.driver import QueueCell, Queue
-
-    root, deadly, signal_number = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-
-    def run_of(seed):
-        def run(place):
-            with (root / "runs").open("a") as file:
-                file.write(f"{seed}\\n")
-            if seed == deadly and not (root / "killed").exists():
-                (root / "killed").touch()
-                os.kill(os.getpid(), signal_number)
-            return xr.Dataset(
-                {"error": ("seed", [float(seed)])}, coords={"seed": [seed]}
-            )
-        return run
-
-    cells = [QueueCell(1, "toy", f"seed {seed}", run_of(seed)) for seed in range(4)]
-    Queue(cells, root, root / "state").work(lambda line: None)
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_kill_loses_no_finished_cell(tmp_path: Path, number: int) -> None:
     """A kill loses no finished cell, and none is computed again."""
-    command = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(KILLED),
-        str(tmp_path),
-        "2",
-        str(int(number)),
-    ]
+    runs = tmp_path / "runs"
+    killed = tmp_path / "killed"
+
+    def run(seed: int, workplace: Workplace) -> xr.Dataset:
+        with runs.open("a") as file:
+            file.write(f"{seed}\n")
+        if seed == 2 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), number)
+        return make_part("a", seed)
+
+    cells = [cell("a", seed, partial(run, seed)) for seed in range(4)]
     for _ in range(2):
-        subprocess.run(
-            command,
-            check=False,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-            timeout=120,
+        child = multiprocessing.get_context("fork").Process(
+            target=queue(tmp_path, *cells).work, args=(quiet,)
         )
-    runs = (tmp_path / "runs").read_text().split()
+        child.start()
+        child.join(120)
     # SIGKILL takes the cell at hand with it; SIGTERM lets it end
-    assert runs == (
+    assert runs.read_text().split() == (
         ["0", "1", "2", "2", "3"] if number == signal.SIGKILL else ["0", "1", "2", "3"]
     )
-    found = read_record(tmp_path / "toy.nc")
-    assert found is not None
-    assert found["error"].values.tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert not list(tmp_path.glob("*.part"))
+    assert record(tmp_path)["seed"].values.tolist() == [0, 1, 2, 3]
+    assert not list((tmp_path / "records").glob("*.part"))
 
 
 def test_one_queue_works_on_a_state(tmp_path: Path) -> None:
@@ -322,19 +295,23 @@ def test_shipped_records_are_planned_and_described(tmp_path: Path) -> None:
 
 
 def test_cells_are_the_same_in_processes(tmp_path: Path) -> None:
-    """A cell computes the same however many run at a time."""
+    """A cell computes the same however many run at a time, also beside one that
+    fails.
+    """
     sizes = {"length": 8, "horizon": 2, "channels": 2}
     arms = toy_arms(epochs=2, **sizes, training=64, validation=32)
+    runs = list(of_seeds(arms, range(1)))
+    config = runs[0].config.model_copy(update={"device": "nowhere"})
     cells = [
-        QueueCell(1, "toy", arm.folder, partial(grid_run, RATES, arm))
-        for arm in of_seeds(arms, range(2))
+        QueueCell(1, "toy", arm.folder, partial(grid_run, RATES, arm)) for arm in runs
     ]
+    failing = cell("a", 0, partial(grid_run, RATES, Arm("wrong", config)))
     found = []
     for processes in (1, 2):
         folder = tmp_path / f"{processes}"
-        work = Queue(cells, folder, folder / "state")
+        work = Queue([failing, *cells], folder, folder / "state")
         assert work.work(quiet, processes=processes) == len(cells)
-        assert work.failures() == {}
+        assert "nowhere" in work.failures().pop(("toy", "a, seed 0"))
         found.append(read_record(folder / "toy.nc"))
     one, two = found
     assert set(one["device"].values) == {"cpu"}
@@ -343,15 +320,6 @@ def test_cells_are_the_same_in_processes(tmp_path: Path) -> None:
     two = two.reindex_like(one)
     durations = ["seconds", "processor_seconds"]
     xr.testing.assert_identical(one.drop_vars(durations), two.drop_vars(durations))
-
-
-def test_failures_in_processes_are_noted(tmp_path: Path) -> None:
-    """A cell that fails in a process of its own is noted, and others run."""
-    arm = next(of_seeds(toy_arms(epochs=1), range(1)))
-    wrong = arm.config.model_copy(update={"device": "nowhere"})
-    work = queue(tmp_path, cell("a", 0, partial(grid_run, RATES, Arm("wrong", wrong))))
-    assert work.work(quiet, processes=2) == 0
-    assert "nowhere" in work.failures()["toy", "a, seed 0"]
 
 
 def test_records_of_two_machines_are_joined(tmp_path: Path) -> None:
