@@ -29,7 +29,7 @@ def describe_nulls(
     Returns:
         One sentence; none without nulls.
     """
-    if f"{name}_nulls" not in ds:
+    if not _has_nulls(ds, name):
         return []
     nulls = array(ds, f"{name}_nulls", "null", *dims)
     drawn = nulls.reshape(len(nulls), -1)[:, at]
@@ -61,8 +61,13 @@ def describe_nulls(
 
 def null_remark(ds: xr.Dataset, name: str) -> str:
     """Return the range of all nulls, for the subtitle of a map; "" without any."""
-    if f"{name}_nulls" not in ds:
+    if not _has_nulls(ds, name):
         return ""
     nulls = ds[f"{name}_nulls"]
     low, high = (num(float(end)) for end in (nulls.min(), nulls.max()))
     return f"random directions of the same norm: {low} to {high}"
+
+
+def _has_nulls(ds: xr.Dataset, name: str) -> bool:
+    """Return whether a result has nulls of an effect, and not none of them."""
+    return f"{name}_nulls" in ds and ds.sizes["null"] > 0
