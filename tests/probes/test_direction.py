@@ -344,3 +344,29 @@ def test_confounded_labels_of_few_series_are_spoken_of() -> None:
     assert_close(float(data["content_gap"].sel(content="season")), -2.0, depth=10)
     text = " ".join(read_direction(data))
     assert "differ most in season: by 2 standard deviations" in text
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_half_of_one_activation_has_the_means_as_discriminant(count: int) -> None:
+    """Its covariance is zero, and the runs still differ."""
+    series = [
+        np.sin(2 * np.pi * (np.arange(48) + shift) / 12) for shift in range(count)
+    ]
+    pair = [_nano().run([np.roll(one, turn) for one in series], 6) for turn in (0, 6)]
+    found = [
+        probes.direction(*pair, tokens=-1, method=method, nulls=0)
+        for method in ("lda", "means")
+    ]
+    assert np.isfinite(found[0]["vector"]).all()
+    # with one series both are the same; with three, of a half alone
+    if count == 1:
+        xr.testing.assert_allclose(found[0]["vector"], found[1]["vector"])
+
+
+def test_one_draw_is_singular() -> None:
+    """Neither is it directions, nor has it a range."""
+    values = np.sin(2 * np.pi * np.arange(48) / 12)
+    pair = [_nano().run([one], 6) for one in (values, np.roll(values, 6))]
+    text = " ".join(read_direction(probes.direction(*pair, nulls=1)))
+    assert "1 random direction of" in text
+    assert "1 do " not in text

@@ -522,8 +522,10 @@ def _find(
     """Return the orthonormal basis (rank, width) that a method finds on some series."""
     mean = subject.mean_difference(rows)
     within = covariance(subject.within(rows))
-    # a group without variation has no discriminant but the means
     discriminant = np.linalg.pinv(within) @ mean
+    # groups without variation, as one series has, have no discriminant but the means
+    if not within.any():
+        discriminant = mean
     if method == "means":
         return _orthonormal([mean], 1)
     if method == "lda":

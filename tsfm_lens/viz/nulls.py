@@ -52,10 +52,16 @@ def describe_nulls(
         standing = "exceeds them, but not untrained twins, so it is no claim"
     else:
         standing = f"exceeds them, but is no claim: {tested}"
+    reaching = round(share * len(drawn))
+    do = "does" if reaching == 1 else "do"
+    directions = f"{len(drawn)} random directions"
+    ends = f"{num(drawn.min())} to {num(drawn.max())}"
+    if len(drawn) == 1:
+        directions = "1 random direction"
+        ends = num(drawn[0])
     return [
-        f"{subject} {len(drawn)} random directions of the same activations, with a"
-        f" change of the same norm, {round(share * len(drawn))} do as much or more"
-        f" ({num(drawn.min())} to {num(drawn.max())}); the effect {standing}."
+        f"{subject} {directions} of the same activations, with a change of the same"
+        f" norm, {reaching} {do} as much or more ({ends}); the effect {standing}."
     ]
 
 
