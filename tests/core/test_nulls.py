@@ -10,6 +10,7 @@ from scipy.stats import t
 from refusals import expect_error
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.nulls import (
+    centre,
     check_draws,
     claimed,
     covariance,
@@ -177,3 +178,41 @@ def test_a_wide_page_needs_a_higher_bound() -> None:
         false += bool(found["effect_exceeds_nulls"].any())
     standard_error = np.sqrt(200 * 0.05 * 0.95)
     assert false <= 200 * 0.05 + 3 * standard_error
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-6])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_activations_that_do_not_vary_have_no_draws(count: int, scale: float) -> None:
+    """Draws of one activation would all be the same, or be those of rounding."""
+    rng = np.random.default_rng(0)
+    row = scale * rng.standard_normal(6)
+    alike = row * (1 + 1e-8 * rng.standard_normal((count, 6)))
+    assert not centre(alike).any()
+    expect_error("vary in fewer than 2", draw_directions, centre(alike), 3)
+    line = np.outer([-1.0, 1.0], row)
+    expect_error("vary in fewer than 2", draw_changes, line, 3, row[None])
+    plane = np.vstack([line, scale * rng.standard_normal((1, 6))])
+    assert len(draw_directions(centre(plane), 3)) == 3
+    expect_error("vary in fewer than 3", draw_directions, centre(plane), 3, rank=2)
+    assert draw_directions(centre(alike), 0).shape == (0, 1, 6)
+
+
+def test_less_is_never_more_where_effects_have_no_sign() -> None:
+    """An agreement below 0 leads away, however little the draws do."""
+    series = [0.0, 0.01, 0.02, -0.01, -0.02, 0.0]
+    data = xr.Dataset({"agreement": (("change", "series"), np.array([series]) - 0.5)})
+    data = add_estimates(data, "agreement", floor=0.0)
+    nulls = xr.DataArray(
+        np.array([[[-0.9] * 6], [[0.2] * 6], [[-0.1] * 6], [[-0.2] * 6]]),
+        dims=("null", "change", "series"),
+    )
+    result = with_nulls(data, "agreement", nulls, floor=0.0)
+    assert float(result["agreement_null_share"][0]) == 0.75
+    assert not bool(result["agreement_exceeds_nulls"][0])
+
+
+def test_members_without_a_size_have_no_like_norm() -> None:
+    """NaN is no small effect, neither of the member nor of another."""
+    sizes = np.array([np.nan, 1.0, 2.0, 3.0])
+    shares = share_of_like_norm(sizes, np.ones(4), np.zeros(4))
+    np.testing.assert_array_equal(shares, [np.nan, 1.0, 0.5, 0.0])

@@ -205,6 +205,62 @@ def test_changes_are_those_of_hooks(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano"])
+def test_padding_is_in_no_mean(name: str) -> None:
+    """The mean of a value is that over series that have the token."""
+    lens = tsfm_lens.load(name)
+    rng = np.random.default_rng(3)
+    series = [
+        np.sin(2 * np.pi * np.arange(-length, 0) / (8 + index))
+        + 0.1 * rng.normal(size=length)
+        for index, length in enumerate((40, 64, 100, 128, 33, 90))
+    ]
+    run = lens.run(series, 6, rollout=False)
+    found = probes.attention_sinks(run, least=1.5)
+    found = found.isel(component=found["sink"].values != "none")
+    n_hidden = 0
+    for component, key in zip(
+        found["component"].values, found["key"].values.tolist(), strict=True
+    ):
+        head = Component.parse(str(component))
+        assert head.head is not None
+        prefix = lens.wiring.stack(head.stack).prefix
+        point = f"{prefix}.{head.layer}.{head.kind}.hook_v"
+        values = run.record([point])[point][:, key, head.head]
+        # the keys of all attentions of the encoder and across are its tokens
+        stack = "decoder" if str(component).startswith("decoder.0.self") else "encoder"
+        having = run.encoded.shown(stack)[:, key]
+        mean = Value(point, head.head, key, values[having].mean(dim=0))
+        (forecast,) = point_forecasts(run, [Variant("", (mean,))])
+        steps = slice(run.first_step, None)
+        change = np.abs(forecast - run.point)[:, steps].mean(-1)
+        expected = np.where(having, change / ranges(run, run.point), np.nan)
+        n_hidden += int((~having).sum())
+        actual = found["value_mean"].sel(component=component).values
+        level = np.abs(run.point).max() / ranges(run, run.point).min()
+        close_in_float32(actual, expected, 1000, level, str(component))
+    if name == "bolt-nano":
+        assert n_hidden
+
+
+def test_a_short_series_hides_no_sink_of_others() -> None:
+    """It has too few tokens to count, and its odds are unknown."""
+    model, component = plant_sink("chronos-bolt", "bias", 0)
+    lens = load(model, check=False)
+    series = [*waves(), waves()[0][-5:]]
+    found = probes.attention_sinks(lens.run(series, 6, rollout=False))
+    assert np.isnan(found["odds"].sel(component=str(component), series="series-6"))
+    assert str(found["sink"].sel(component=str(component)).values) == "bias"
+    (panel,) = find("attention_sinks").draw_panels(found)
+    assert np.isfinite(np.asarray(panel.figure.data[0].z, dtype=float)).any()
+
+
+def test_flat_series_are_named_as_the_reason() -> None:
+    run = tsfm_lens.load("bolt-nano").run([np.ones(64)], 6)
+    (panel,) = find("attention_sinks").draw_panels(probes.attention_sinks(run))
+    assert "flat" in panel.sentences[0]
+
+
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_untrained_models_have_few_sinks(name: str) -> None:
     series = [tsfm_lens.bundled(each).values[0][-96:] for each in bundled_names()[:6]]
@@ -237,8 +293,20 @@ def test_no_sink_is_said_plainly() -> None:
     assert panel.sentences[0].startswith("No sink")
 
 
+def test_limits_of_numpy_are_numbers() -> None:
+    run = tsfm_lens.load("bolt-nano").run(waves(2), 6)
+    limits = {"least": np.float32(30), "smallest": np.float32(0.5)}
+    assert probes.attention_sinks(run, **limits).attrs["least"] == limits["least"]
+
+
 @pytest.mark.parametrize(
-    ("options", "words"), [({"least": 1}, "least is 1"), ({"smallest": 2}, "smallest")]
+    ("options", "words"),
+    [
+        ({"least": 1}, "least is 1"),
+        ({"smallest": 2}, "smallest"),
+        ({"smallest": True}, "smallest"),
+    ],
+    ids=str,
 )
 def test_wrong_limits_are_refused(options: dict[str, float], words: str) -> None:
     run = tsfm_lens.load("bolt-nano").run(waves(), 6)

@@ -97,11 +97,16 @@ def test_rankings_of_a_planted_mechanism_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ranking": {}}, "ranking is a dict"),
+        ({"ranking": {}}, "ranking is empty"),
+        ({"ranking": "decoder.0.mlp"}, "ranking is a str"),
         ({"ranking": {"decoder.0.mlp": "high"}}, "the score of decoder.0.mlp"),
         ({"ranking": {"decoder.0.mpl": 1.0}}, "decoder.0.mlp"),
         ({"ranking": RANKING, "nodes": ["decoder.0.*_attn.*"]}, "has no score of"),
         ({"ranking": RANKING, "draws": -1}, "draws is -1"),
+        ({"ranking": RANKING, "draws": True}, "draws is True"),
+        ({"ranking": RANKING, "most": True}, "most is True"),
+        ({"ranking": RANKING, "variable": "odds"}, "variable='odds'"),
+        ({"variable": "odds"}, "ranking is None"),
     ],
 )
 def test_rankings_without_scores_are_refused(
@@ -113,3 +118,12 @@ def test_rankings_without_scores_are_refused(
     result = minimal_circuit(run, nodes=["decoder.*.mlp"])
     expect_error("taken", circuit_curve, run, result, variable="takn")
     expect_error("no numbers over", circuit_curve, run, run.dataset())
+
+
+def test_one_random_order_has_no_range() -> None:
+    """Counts of numpy are counts, and a sentence on one order is singular."""
+    run = lens_of("chronos-bolt").run(bundled("co2").tail(40), 4)
+    result = circuit_curve(run, RANKING, draws=np.int64(1), most=np.int64(2))
+    text = str(read_curve(result))
+    assert "a random order" in text
+    assert "1 random orders" not in text

@@ -11,7 +11,7 @@ import pytest
 from refusals import expect_error
 from tiny_lenses import archetypes, having, lens_of
 from tsfm_lens import load, probes, viz
-from tsfm_lens.core.nulls import claimed
+from tsfm_lens.core.nulls import centre, claimed, draw_changes
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models import Run
 from tsfm_lens.probes import zero_ablation
@@ -120,7 +120,7 @@ def test_patches_stand_beside_draws_of_their_norm(at: str, positions: Any) -> No
     sites = parse_sites(lens, at)
     points = sorted({site.point for site in sites})
     pair = contrast(*runs, sites, base_names=points)
-    (drawn,) = null_pairs(pair, points, 1)
+    (drawn,) = null_pairs(pair, sites, 1)
     for point in points:
         base = pair.base_acts[point].double().numpy()
         changes = [
@@ -161,3 +161,31 @@ def test_nulls_of_other_ablations_and_rollouts_are_refused() -> None:
     rollout = load("bolt-nano").run(SERIES, 6, rollout=True)
     expect_error("rollout", probes.activation_patching, rollout, rollout, nulls=2)
     expect_error("nulls is -2", probes.ablation_effects, run, nulls=-2)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_draws_of_a_stream_that_does_not_vary_are_refused(count: int) -> None:
+    """The decoder of Chronos-Bolt has one token, so one series has no covariance."""
+    run = load("bolt-nano").run(SERIES[:count], 6)
+    options = {"components": ["decoder.0.mlp"], "nulls": 2}
+    expect_error("take more series", probes.ablation_effects, run, **options)
+    expect_error("take more series", probes.causal_effects, run, **options)
+
+
+def test_draws_beside_patches_leave_padding_out() -> None:
+    """What a model computes at padding is in no covariance."""
+    lens = load("bolt-nano")
+    shorter = [SERIES[0], *(one[-16:] for one in SERIES[1:])]
+    runs = [lens.run(some, 6) for some in (shorter, [one[::-1] for one in shorter])]
+    sites = parse_sites(lens, ["encoder_blocks.1.hook_resid_pre"])
+    name = sites[0].point
+    pair = contrast(*runs, sites, base_names=[name])
+    (drawn,) = null_pairs(pair, sites, 1)
+    shown = pair.base.encoded.shown("encoder").numpy()
+    assert not shown.all()
+    acts = [one[name].double().numpy() for one in (pair.base_acts, pair.source_acts)]
+    rows = centre(np.concatenate([one[shown] for one in acts]))
+    expected = draw_changes(rows, 1, acts[1] - acts[0], pair.base.seed)[0]
+    found = drawn.source_acts[name].double().numpy() - acts[0]
+    scale = float(np.abs(acts[0]).max())
+    assert_close(found, expected, depth=1, magnitude=scale, dtype=np.float32)

@@ -254,6 +254,18 @@ def test_a_single_series_is_tested_on_itself_and_says_so() -> None:
         ({"content": {"a": [1.0]}}, "labels"),
         ({"labels": [True]}, "labels"),
         ({"point": "encoder_blocks.*.hook_resid_post"}, "expected one"),
+        ({"point": "encoder.0.self_attn.1"}, "is a head"),
+        ({"point": 3}, "point is 3"),
+        ({"tokens": [0.5]}, "tokens has"),
+        ({"tokens": [True]}, "tokens has"),
+        ({"tokens": "ab"}, "tokens has"),
+        ({"doses": 5}, "doses is 5"),
+        ({"doses": ["a"]}, "doses is"),
+        ({"rank": True}, "rank is True"),
+        ({"counterfactual": "abc"}, "counterfactual"),
+        ({"content": [1.0]}, "content is a list"),
+        # a single activation has no covariance to draw from
+        ({"tokens": -1}, "vary in fewer"),
     ],
     ids=str,
 )
@@ -284,3 +296,77 @@ def test_twins_of_a_pair_are_compared() -> None:
     data: xr.Dataset = probes.direction(*pair, nulls=1, doses=[-1, 1])
     assert "twins_refused" not in data.attrs
     assert data["agreement_twins"].sizes["twin"] == 2
+
+
+def test_a_counterfactual_that_is_reached_is_refused() -> None:
+    """There is no way from a forecast to itself."""
+    values = np.sin(2 * np.pi * np.arange(48) / 12)
+    having, lacking = (_nano().run([one], 6) for one in (values, np.roll(values, 6)))
+    expect_error(
+        "nothing to reach",
+        probes.direction,
+        having,
+        lacking,
+        counterfactual=lacking.point,
+    )
+
+
+def test_tokens_that_are_padding_are_refused() -> None:
+    """A short series has no token there; labels pair series of one length."""
+    values = np.sin(2 * np.pi * np.arange(48) / 12)
+    series = [values, values[-16:]]
+    turned = [np.roll(one, 6) for one in series]
+    pair = [_nano().run(one, 6) for one in (series, turned)]
+    expect_error("padding in series 'series-1'", probes.direction, *pair, tokens=[0])
+    run = _nano().run([*series, *turned], 6)
+    expect_error("of one length", probes.direction, run, labels=[1, 1, 0, 0])
+
+
+def test_without_draws_there_are_sentences_without_them() -> None:
+    """No draws are no reason to fail, and are not spoken of."""
+    values = np.sin(2 * np.pi * np.arange(48) / 12)
+    pair = [_nano().run([one], 6) for one in (values, np.roll(values, 6))]
+    text = " ".join(
+        read_direction(probes.direction(*pair, nulls=0, tokens=np.int64(3)))
+    )
+    assert "random directions" not in text
+    assert "Exchanged" in text
+
+
+def test_confounded_labels_of_few_series_are_spoken_of() -> None:
+    """Six pairs cannot show a difference in content, so a sentence states it."""
+    rng = np.random.default_rng(0)
+    run = _nano().run(list(rng.standard_normal((12, 48))), 6)
+    labels = np.arange(12) < 6
+    content = {"season": np.where(labels, 1.0, 3.0)}
+    data = probes.direction(run, labels=labels, content=content, nulls=2)
+    # both groups are two standard deviations apart
+    assert_close(float(data["content_gap"].sel(content="season")), -2.0, depth=10)
+    text = " ".join(read_direction(data))
+    assert "differ most in season: by 2 standard deviations" in text
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_half_of_one_activation_has_the_means_as_discriminant(count: int) -> None:
+    """Its covariance is zero, and the runs still differ."""
+    series = [
+        np.sin(2 * np.pi * (np.arange(48) + shift) / 12) for shift in range(count)
+    ]
+    pair = [_nano().run([np.roll(one, turn) for one in series], 6) for turn in (0, 6)]
+    found = [
+        probes.direction(*pair, tokens=-1, method=method, nulls=0)
+        for method in ("lda", "means")
+    ]
+    assert np.isfinite(found[0]["vector"]).all()
+    # with one series both are the same; with three, of a half alone
+    if count == 1:
+        xr.testing.assert_allclose(found[0]["vector"], found[1]["vector"])
+
+
+def test_one_draw_is_singular() -> None:
+    """Neither is it directions, nor has it a range."""
+    values = np.sin(2 * np.pi * np.arange(48) / 12)
+    pair = [_nano().run([one], 6) for one in (values, np.roll(values, 6))]
+    text = " ".join(read_direction(probes.direction(*pair, nulls=1)))
+    assert "1 random direction of" in text
+    assert "1 do " not in text

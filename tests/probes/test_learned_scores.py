@@ -316,3 +316,30 @@ def test_a_gain_is_claimed_only_where_the_error_falls() -> None:
         found = tuned_weights(base, tuned, run, steps=1)
         assert found.attrs["gain_of"] == gain_of
         assert name in read_weights(found)[0]
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_flat_series_outweigh_no_other(name: str) -> None:
+    """Losses are shares of the range, of which a flat series has none."""
+    lens = lens_of(name)
+    values = bundled("co2").values[0][-40:] - bundled("co2").values[0][-40:].mean()
+    flat = np.full(40, values.max())
+    loss = loss_of(lens.run([values, flat, 2 * values[::-1]], 4), "components")
+    assert loss.known.tolist() == [True, False, True]
+    alone = loss_of(lens.run([values, 2 * values[::-1]], 4), "components")
+    close_in_float32(loss._weights.numpy(), alone._weights.numpy(), 1000)
+    run = lens.run([flat, flat + 1], 4)
+    expect_error("not flat", learned_scores, run, steps=1)
+
+
+def test_a_corrupted_run_has_the_same_series() -> None:
+    """Activations of other series, or of fewer, are no base of a mask."""
+    lens = lens_of("chronos-bolt")
+    values = bundled("co2").values[0][-40:]
+    run = lens.run([values, values[::-1]], 4)
+    other = lens.run({"a": values[::-1], "b": values}, 4)
+    expect_error("the same ids", learned_scores, run, other, steps=1)
+    fewer = lens.run([values], 4)
+    expect_error("the same ids", learned_scores, run, fewer, steps=1)
+    short = lens.run([values[::-1], values], 3)
+    expect_error("horizon", learned_scores, run, short, steps=1)

@@ -309,3 +309,20 @@ def test_contrasts_refuse_windows_of_other_dates(model: str, probe: str) -> None
     pair = replace(earlier.batch, starts=clean.batch.starts)
     _check_pair(clean, lens_of(model).run(pair, 6))
     _check_pair(clean, lens_of(model).run(replace(pair, starts=(None, None)), 6))
+
+
+@pytest.mark.parametrize("package", [probes, explain], ids=["probes", "explain"])
+@pytest.mark.parametrize("seed", [-1, 1.5, "a", True], ids=repr)
+def test_seeds_that_are_none_are_refused(package: Any, seed: Any) -> None:
+    """In every function that draws; numpy's own errors name no argument."""
+    n_checked = 0
+    for name in package.__all__:
+        function = getattr(package, name)
+        if not inspect.isfunction(function):
+            continue
+        parameter = inspect.signature(function).parameters.get("seed")
+        if parameter is None or parameter.annotation != "int":
+            continue
+        n_checked += 1
+        expect_error("seed is", function, seed=seed)
+    assert n_checked

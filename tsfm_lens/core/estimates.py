@@ -669,7 +669,9 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
     return result
 
 
-def check_share(value: object, what: str) -> None:
+def check_share(value: Any, what: str) -> None:
     """Refuse a value that is not a number from 0 to 1."""
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
+    # True is a number
+    is_number = isinstance(value, int | float | np.number)
+    if not is_number or isinstance(value, bool) or not 0 <= value <= 1:
         raise InputError(f"{what} is {value!r}, expected a share from 0 to 1")

@@ -20,6 +20,7 @@ from tsfm_lens.core.stats import CONFIDENCE, FEWEST, LEVEL, SMALLEST
 
 __all__ = [
     "DRAWS",
+    "centre",
     "check_draws",
     "claimed",
     "covariance",
@@ -49,6 +50,19 @@ def check_draws(nulls: int, rollout: bool = False) -> None:
             f"nulls={nulls} draws are of single forwards, this is a rollout; leave"
             " nulls out, or take lens.run(..., rollout=False)"
         )
+
+
+def centre(rows: np.ndarray) -> np.ndarray:
+    """Subtract the mean of activations (row, …).
+
+    Returns:
+        The centred activations, 0 where rounding alone is left: draws of activations
+        that are all alike would else have the directions of rounding errors.
+    """
+    centred = rows - rows.mean(axis=0)
+    rounding = np.finfo(np.float32).eps * np.abs(rows).max(initial=0.0)
+    result: np.ndarray = np.where(np.abs(centred) > rounding, centred, 0.0)
+    return result
 
 
 def covariance(rows: np.ndarray) -> np.ndarray:
@@ -95,10 +109,22 @@ def draw_directions(
 
     Returns:
         Orthonormal directions, (null, rank, width).
+
+    Raises:
+        InputError: the rows vary in too few directions for draws that differ.
     """
     rng = np.random.default_rng(seed)
-    # a normal mixture of the rows has exactly their covariance
-    draws = rng.standard_normal((count, rank, len(rows))) @ rows
+    # a normal mixture of the rows has exactly their covariance; draws beyond those
+    # asked for say in how many directions the rows vary
+    needed = rank + 1
+    draws = rng.standard_normal((count + needed, rank, len(rows))) @ rows
+    if count and np.linalg.matrix_rank(draws[count:, 0]) < needed:
+        raise InputError(
+            f"the activations vary in fewer than {needed} directions, so random"
+            " directions of theirs would all be the same; take more series or tokens,"
+            " or nulls=0"
+        )
+    draws = draws[:count]
     # columns of q are orthonormal
     bases = np.linalg.qr(draws.swapaxes(-1, -2))[0]
     result: np.ndarray = bases.swapaxes(-1, -2)
@@ -185,12 +211,15 @@ def with_nulls(
     sizes = add_estimates(beside, name, **options)[f"{name}_size"]
     sizes = sizes.transpose("null", ...)
     own = data[f"{name}_size"]
-    # of an effect below zero, nulls that are as far below zero do it, too; one that
-    # leads the other way does nothing of it, however far it leads
-    sign = np.where(own.values < 0, -1.0, 1.0)
-    directed = np.maximum(sizes.values * sign, 0.0)
+    # an effect without a sign is more, the larger it is
+    directed, magnitude = sizes.values, own.values
+    if options.get("signed"):
+        # of an effect below zero, nulls that are as far below zero do it, too; one
+        # that leads the other way does nothing of it, however far it leads
+        sign = np.where(own.values < 0, -1.0, 1.0)
+        directed = np.maximum(directed * sign, 0.0)
+        magnitude = np.abs(magnitude)
     known = np.isfinite(sizes.values).all(0) & np.isfinite(own.values) & (count > 0)
-    magnitude = np.abs(own.values)
     share = (directed >= magnitude).sum(0) / max(count, 1)
     # one bound for all members: each alone would be exceeded by chance in 5 %
     confidence = 1 - LEVEL / max(int(known.sum()), 1)
@@ -239,11 +268,13 @@ def share_of_like_norm(
         count: of those with the nearest norm, at most.
 
     Returns:
-        The share (member,); NaN without another of the group.
+        The share (member,); NaN of a member without a size, or without another of the
+        group that has one.
     """
     shares = np.full(len(sizes), np.nan)
-    for at, group in enumerate(groups):
-        others = np.flatnonzero(groups == group)
+    known = np.isfinite(sizes)
+    for at in np.flatnonzero(known):
+        others = np.flatnonzero((groups == groups[at]) & known)
         others = others[others != at]
         nearest = others[np.argsort(np.abs(norms[others] - norms[at]), kind="stable")]
         if len(others):

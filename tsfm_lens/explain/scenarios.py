@@ -358,7 +358,8 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
         raise InputError(
             f"a change starts at the forecast start (0), and that of {batch.ids[row]!r}"
             f" ends at {end}; give the first step too, such as"
-            f" start={max(first, end - 24)}, stop={end}, or dates"
+            f" start={max(first, end - 24)}, stop={end} (on the command line"
+            f" --from {max(first, end - 24)} --until {end}), or dates"
         )
     if not first <= begin < end <= last:
         raise InputError(

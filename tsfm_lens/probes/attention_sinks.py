@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import torch
@@ -82,8 +83,8 @@ def attention_sinks(
     """Find the attention sink of every head, and what it does to the forecast.
 
     Of each head, the token with most attention is looked at. Only queries that see 8
-    keys or more count, and a head with fewer than 3 of them has no sink. Attention
-    between variates is left out.
+    keys or more count, and a series with fewer than 3 of them in a head counts in no
+    sink of it. Attention between variates is left out.
     A sink is "nop" if its value does not matter but masking it does, "bias" if its
     value matters but not how it differs between series, "broadcast" if that matters,
     too, and "idle" if nothing of it matters. What matters moves the forecast by more
@@ -109,7 +110,8 @@ def attention_sinks(
         - ``further`` (component): number of other tokens that are sinks.
         - ``value_zero``, ``value_mean`` (component, series): mean change of the
           forecast over the series' range, with the token's value set to zero, and to
-          its mean over series. NaN for heads without sink.
+          its mean over series. NaN for heads without sink, and for series that are too
+          short to have the token.
         - ``masked``, ``head_zero`` (component, series): the same with the token masked,
           so that attention goes to the other keys, and with the whole head at zero.
 
@@ -130,7 +132,7 @@ def attention_sinks(
         >>> str(data["sink"].sel(component="encoder.0.self_attn.3").values)
         'bias or broadcast'
     """
-    if not isinstance(least, int | float) or not least > 1:
+    if not isinstance(least, Real) or not least > 1:
         raise InputError(f"least is {least!r}, expected odds above 1")
     check_share(smallest, "smallest")
     targets = check_variates(run, covariates=True)
@@ -167,9 +169,13 @@ def attention_sinks(
         forecasts = point_forecasts(run, variants, progress)
         by_sink = forecasts.reshape(len(sinks), len(EFFECTS), *run.point.shape)
         changes[:, sinks] = by_sink.swapaxes(0, 1)
-    if len(rows) < 2:
-        # the mean over one series is its own value
-        changes[EFFECTS.index("value_mean")] = np.nan
+    for index in sinks:
+        # nothing is changed where the token is padding
+        having = heads[index].having
+        changes[:, index, ~having] = np.nan
+        if having[rows].sum() < 2:
+            # the mean over one series is its own value
+            changes[EFFECTS.index("value_mean"), index] = np.nan
     steps = slice(run.first_step, None)
     spans = ranges(run, run.point)
 
@@ -217,8 +223,9 @@ class _Branch:
 class _HeadMass:
     """One head, and the token with most of its attention.
 
-    ``mass``, ``even`` and ``odds`` are (series,) of that token; ``further`` is the
-    number of other tokens that are sinks.
+    ``mass``, ``even`` and ``odds`` are (series,) of that token, and ``having`` is true
+    for series in which it is no padding; ``further`` is the number of other tokens that
+    are sinks.
     """
 
     component: Component
@@ -228,15 +235,20 @@ class _HeadMass:
     mass: np.ndarray
     even: np.ndarray
     odds: np.ndarray
+    having: np.ndarray
     further: int
 
 
 @dataclass(frozen=True)
 class _Attended:
-    """Attention on tokens, ``mass`` (series, head, key); ``even`` has one key."""
+    """Attention on tokens, ``mass`` (series, head, key); ``even`` has one key.
+
+    ``shown`` (series, key) is true for keys that are no padding.
+    """
 
     branch: _Branch
     spans: TokenSpans
+    shown: np.ndarray
     mass: np.ndarray
     even: np.ndarray
 
@@ -245,8 +257,9 @@ class _Attended:
         # all of the attention, in single precision, has finite odds
         rest = np.maximum(1 - self.mass, np.finfo(np.float32).eps)
         odds = self.mass / rest * (1 - self.even) / self.even
-        # (head, key); heads of which too few queries count have none
-        median = np.median(odds[rows], axis=0)
+        # (head, key); series of which too few queries count have none
+        counted = [row for row in rows if np.isfinite(odds[row]).any()]
+        median = np.median(odds[counted or rows], axis=0)
         strongest = np.argmax(np.nan_to_num(median), axis=-1)
         for head, key in enumerate(strongest.tolist()):
             others = np.delete(median[head], key)
@@ -263,6 +276,7 @@ class _Attended:
                 self.mass[:, head, key],
                 self.even[:, head, 0],
                 odds[:, head, key],
+                self.shown[:, key],
                 int((others >= least).sum()),
             )
 
@@ -305,9 +319,11 @@ def _attend(run: Run, branch: _Branch, recorded: Activations) -> _Attended:
     weights = weights / n_queries.masked_fill(n_queries < FEWEST, torch.nan)
     # of a token that every query sees; one that few see is no sink
     even = 1 / counts.clamp(min=1)
+    keys_from = branch.attention.keys_from or branch.stack.name
     return _Attended(
         branch,
-        run.encoded.spans[branch.attention.keys_from or branch.stack.name],
+        run.encoded.spans[keys_from],
+        run.encoded.shown(keys_from).cpu().numpy(),
         (weights * pattern).sum(dim=-2).cpu().numpy(),
         (weights * even).sum(dim=-2).cpu().numpy(),
     )
@@ -348,7 +364,7 @@ def _variants(
     masked = _pattern(scores, key)[1][:, 0]
     at_key = pattern[..., [key]]
     value = values[:, [key]]
-    mean = value[rows].mean(dim=0)
+    mean = value[[row for row in rows if head.having[row]]].mean(dim=0)
     # by how much the mixture of values changes, (series, query, d_head)
     changes = (
         at_key * -value,

@@ -19,6 +19,7 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.estimates import SMALLEST_SHARE, add_estimates, estimated_effects
 from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.circuits import Behaviour, Bench, make_bench, single_effects
 from tsfm_lens.probes.given import called
@@ -124,10 +125,16 @@ def circuit_curve(
         >>> data["component"].values.tolist()
         ['decoder.1.mlp', 'decoder.0.mlp']
     """
-    if not isinstance(draws, int) or draws < 0:
+    # False is 0
+    if not is_count(draws) and (draws is False or draws != 0):
         raise InputError(f"draws is {draws!r}, expected 0 or more random orders")
-    if most is not None and (not isinstance(most, int) or most < 1):
+    if most is not None and not is_count(most):
         raise InputError(f"most is {most!r}, expected 1 or more sizes")
+    if variable and not isinstance(ranking, xr.Dataset):
+        raise InputError(
+            f"variable={variable!r} is of a result, by which components are ranked;"
+            f" ranking is {called(ranking)}"
+        )
     given = None
     if ranking is not None:
         given = _read_scores(run, ranking, variable)
@@ -170,7 +177,9 @@ def _read_scores(run: Run, ranking: Any, variable: str) -> dict[Component, float
     """Return the scores of heads and branches; others of a result are left out."""
     if isinstance(ranking, xr.Dataset):
         names, values = _result_scores(ranking, variable)
-    elif isinstance(ranking, Mapping) and ranking:
+    elif isinstance(ranking, Mapping):
+        if not ranking:
+            raise InputError("ranking is empty; expected a score for each component")
         names = [str(name) for name in ranking]
         values = list(ranking.values())
     else:

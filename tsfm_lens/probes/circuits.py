@@ -194,7 +194,7 @@ def _check_options(
     """Check the options of the search of :func:`minimal_circuit`."""
     check_option("ranking", ranking, ("greedy", "effects", "edges"))
     if (
-        not isinstance(tolerance, int | float)
+        not isinstance(tolerance, int | float | np.number)
         or not 0 <= tolerance < 1
         or not is_count(per_round)
     ):

@@ -26,6 +26,7 @@ from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import LEVEL, SMALLEST, ratio
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.wiring import Mlp
+from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import (
     cached_flat_contexts,
@@ -137,7 +138,7 @@ def compare_models(
     """
     check_option("parts", parts, PARTS)
     models = _check_runs(runs)
-    if not isinstance(draws, int) or draws < 1:
+    if not is_count(draws):
         raise InputError(f"draws is {draws!r}, expected 1 or more random orders")
     names = list(models)
     first = models[names[0]]

@@ -8,6 +8,7 @@ change stands beside draws of :mod:`tsfm_lens.core.nulls`. Two runs are made of 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates, digest_series
 from tsfm_lens.core.nulls import (
     DRAWS,
+    centre,
     check_draws,
     covariance,
     draw_directions,
@@ -38,9 +40,10 @@ from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import LEVEL, SMALLEST, holm, ratio, sign_test
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.models.adapter import check_gradients
-from tsfm_lens.models.noise import share_floor
+from tsfm_lens.models.arguments import is_count
+from tsfm_lens.models.noise import keep_above_rounding, share_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.given import check_option
+from tsfm_lens.probes.given import called, check_option
 from tsfm_lens.probes.patching import RunPair, contrast
 from tsfm_lens.probes.sites import first_stack, parse_sites, put_value
 
@@ -76,7 +79,7 @@ def direction(
     labels: Sequence[bool] | np.ndarray | None = None,
     content: Mapping[str, Sequence[float]] | None = None,
     point: str | None = None,
-    tokens: Sequence[int] | None = None,
+    tokens: int | Sequence[int] | None = None,
     method: str = "means",
     rank: int = 1,
     counterfactual: np.ndarray | None = None,
@@ -100,8 +103,8 @@ def direction(
         content: further properties by name, a number a series, in which the pairs of
             ``labels`` must be alike.
         point: hook point of a residual stream; the last of the first stack if None.
-        tokens: positions that are read and changed, from the end if below 0; all if
-            None.
+        tokens: position or positions that are read and changed, from the end if below
+            0; all if None.
         method: "means", the difference of the means, which says what is written; "lda",
             the discriminant of the same means, which says what can be read; "das", the
             subspace whose exchange brings the forecast nearest to the counterfactual.
@@ -132,6 +135,9 @@ def direction(
         - ``along`` (series): share of the squared difference of both runs that lies
           along the direction. Where it is small, the runs differ in more.
         - ``vector`` (direction, channel): orthonormal, found on all series.
+        - ``content_gap`` (content): by how much the clean series exceed the corrupted
+          ones in level, spread and ``content``, in standard deviations, median over
+          pairs. Significant gaps are refused; few pairs cannot show any.
         - ``half_cosine`` (direction): cosines of the angles between the subspaces of
           both halves; NaN without halves.
         - ``clean_forecast``, ``corrupted_forecast``, ``counterfactual`` (series, step):
@@ -157,16 +163,23 @@ def direction(
     check_draws(nulls)
     check_option("method", method, METHODS)
     given_doses = _check_doses(doses)
+    if isinstance(tokens, int | np.integer):
+        tokens = [int(tokens)]
     if (corrupted is None) == (labels is None):
         raise InputError("give corrupted, a second run, or labels, a bool a series")
     others: dict[str, np.ndarray] = {}
+    if content is not None and not isinstance(content, Mapping):
+        raise InputError(
+            f"content is {called(content)}, expected numbers by name, such as"
+            " {'season': [12, 24]}"
+        )
     if corrupted is None:
         clean, corrupted, others = pair_by_label(clean, labels, content)
     elif content is not None:
         raise InputError(
             "content goes with labels; of two runs, level and spread count"
         )
-    check_content(clean, corrupted, others)
+    gaps = check_content(clean, corrupted, others)
     if clean.batch.multivariate:
         raise InputError("a direction is of single series; variates share their tokens")
     subject = _subject(clean.in_one_pass(), corrupted.in_one_pass(), point, tokens)
@@ -175,7 +188,7 @@ def direction(
     if counterfactual is None:
         target = pair.source.point
     else:
-        target = _check_counterfactual(counterfactual, pair.base.point.shape)
+        target = _check_counterfactual(counterfactual, pair.base)
     halves = _halves(subject)
     bases = [_find(subject, rows, method, rank, target) for rows in [*halves, ...]]
     whole = bases.pop()
@@ -218,7 +231,8 @@ def direction(
     high = min(at for at, dose in enumerate(given_doses) if dose > 0)
     width = given_doses[high] - given_doses[low]
     data = pair.dataset().assign_coords(change=list(CHANGES), dose=given_doses)
-    data = data.assign(
+    data = data.assign_coords(content=list(gaps)).assign(
+        content_gap=("content", list(gaps.values())),
         agreement=agreements.isel(null=0).variable,
         dose_recovered=(("dose", "series"), dose_shares[:, 0]),
         dose_nulls=(("null", "dose"), _medians(dose_shares[:, 1:]).T),
@@ -316,9 +330,7 @@ class _Subject:
     def within(self, rows: Any) -> np.ndarray:
         """Activations of some series, less the mean of their run, (row, width)."""
         acts = self._rows(rows)
-        centred = acts - acts.mean(axis=1, keepdims=True)
-        result: np.ndarray = centred.reshape(-1, acts.shape[-1])
-        return result
+        return np.concatenate([centre(run_acts) for run_acts in acts])
 
     def mean_difference(self, rows: Any) -> np.ndarray:
         """Mean of the source less that of the base, (width,)."""
@@ -378,24 +390,47 @@ def _subject(
     """Record both runs at a stream."""
     lens = clean.lens
     stack = first_stack(lens, None)
+    last = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
     if point is None:
-        point = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
+        point = last
+    if not isinstance(point, str):
+        raise InputError(f"point is {point!r}, expected a name such as {last!r}")
     sites = parse_sites(lens, [point])
     if len(sites) != 1:
         raise InputError(f"point {point!r} names {len(sites)} streams, expected one")
+    if sites[0].head is not None:
+        raise InputError(
+            f"point {point!r} is a head, which has a space of its own; expected a"
+            f" stream such as {last!r}, or a whole branch"
+        )
     name = sites[0].point
     pair = contrast(clean, corrupted, sites, base_names=[name])
     count = pair.base_acts[name].shape[1]
     if tokens is None:
         tokens = range(count)
-    wrong = [token for token in tokens if not -count <= token < count]
+    wrong = [token for token in tokens if not _is_position(token, count)]
     if wrong or not len(tokens):
         raise InputError(
             f"tokens has {wrong or 'no position'}, expected positions from {-count} to"
             f" {count - 1} of {sites[0].stack or 'the stack'}"
         )
-    at = tuple(dict.fromkeys(token % count for token in tokens))
-    return _Subject(pair, name, sites[0].stack, at)
+    at = tuple(dict.fromkeys(int(token) % count for token in tokens))
+    subject = _Subject(pair, name, sites[0].stack, at)
+    without = ~subject.shown.any(axis=1)
+    if without.any():
+        short = clean.batch.ids[int(np.argmax(without))]
+        raise InputError(
+            f"tokens {list(tokens)} are padding in series {short!r}, which is shorter"
+            " than others; take other tokens, or series of one length"
+        )
+    return subject
+
+
+def _is_position(token: Any, count: int) -> bool:
+    """Return whether a value is a position among ``count`` tokens."""
+    # True is an int
+    is_whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
+    return is_whole and -count <= token < count
 
 
 def _halves(subject: _Subject) -> list[np.ndarray]:
@@ -413,7 +448,10 @@ def _halves(subject: _Subject) -> list[np.ndarray]:
     else:
         labels = digest_series(data)
     values = subject.pair.clean.batch.values
-    skewness = [float(skew(series, nan_policy="omit")) for series in values]
+    with warnings.catch_warnings():
+        # a flat series has no skewness, and comes last
+        warnings.simplefilter("ignore", RuntimeWarning)
+        skewness = [float(skew(series, nan_policy="omit")) for series in values]
     by_shape = np.argsort(skewness, kind="stable")
     ordered = list(dict.fromkeys(labels[by_shape].tolist()))
     if len(ordered) < 2:
@@ -484,8 +522,10 @@ def _find(
     """Return the orthonormal basis (rank, width) that a method finds on some series."""
     mean = subject.mean_difference(rows)
     within = covariance(subject.within(rows))
-    # a group without variation has no discriminant but the means
     discriminant = np.linalg.pinv(within) @ mean
+    # groups without variation, as one series has, have no discriminant but the means
+    if not within.any():
+        discriminant = mean
     if method == "means":
         return _orthonormal([mean], 1)
     if method == "lda":
@@ -600,10 +640,16 @@ def pair_by_label(
         raise InputError(
             "all labels are the same, and a direction separates two groups"
         )
+    if len(set(run.batch.lengths)) > 1:
+        raise InputError(
+            f"the series have lengths {run.batch.lengths}, and pairs by labels are of"
+            " one length, so that their tokens stand at the same positions; cut all"
+            f" series to their last {min(run.batch.lengths)} steps"
+        )
     level, spread = _level_and_spread(run)
     columns = {"level": level, "spread": spread}
     for name, values in (content or {}).items():
-        numbers = np.asarray(values, dtype=float)
+        numbers = _numbers(values)
         if numbers.shape != (count,) or not np.isfinite(numbers).all():
             raise InputError(f"content {name!r} is no finite number for each series")
         columns[name] = numbers
@@ -631,7 +677,7 @@ def _level_and_spread(run: Run) -> np.ndarray:
 
 def check_content(
     clean: Run, corrupted: Run, others: Mapping[str, np.ndarray] | None = None
-) -> None:
+) -> dict[str, float]:
     """Refuse pairs that differ systematically in more than the property.
 
     Args:
@@ -639,13 +685,16 @@ def check_content(
         corrupted: run without it.
         others: further differences of the pairs by name, without units.
 
+    Returns:
+        The median of the differences of the pairs, by name.
+
     Raises:
         InputError: level, spread or another difference has the same sign, and a size of
             interest, on significantly many pairs.
     """
     if len(clean.batch) != len(corrupted.batch):
         # contrast() says what is wrong with such runs
-        return
+        return {}
     (level, spread), (other_level, other_spread) = map(
         _level_and_spread, (clean, corrupted)
     )
@@ -664,11 +713,15 @@ def check_content(
                 f" between them may be that of {name}; choose series that are alike in"
                 " it"
             )
+    return {name: float(np.median(values)) for name, values in gaps.items()}
 
 
 def _check_doses(doses: Any) -> list[float]:
     """Return doses in order; without one on either side of 0 there is no slope."""
-    values = sorted({float(dose) for dose in doses})
+    try:
+        values = sorted({float(dose) for dose in doses})
+    except (TypeError, ValueError):
+        values = []
     if not (values and np.isfinite(values).all() and values[0] < 0 < values[-1]):
         raise InputError(f"doses is {doses!r}, expected numbers on both sides of 0")
     return values
@@ -677,19 +730,34 @@ def _check_doses(doses: Any) -> list[float]:
 def _check_rank(method: str, rank: Any, width: int) -> None:
     """Refuse a rank that a method does not have."""
     most = width if method == "das" else 1
-    if not isinstance(rank, int) or not 1 <= rank <= most:
+    if not is_count(rank) or rank > most:
         raise InputError(
             f"rank is {rank!r}, expected 1 to {most} with method={method!r}; 'das'"
             " alone finds more than one direction"
         )
 
 
-def _check_counterfactual(values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a counterfactual forecast of the right shape."""
-    target = np.asarray(values, dtype=float)
-    if target.shape != shape or not np.isfinite(target).all():
+def _check_counterfactual(values: Any, base: Run) -> np.ndarray:
+    """Return a counterfactual forecast of the right shape, other than the run's own."""
+    target = _numbers(values)
+    if target.shape != base.point.shape or not np.isfinite(target).all():
         raise InputError(
             f"counterfactual has shape {target.shape}, expected finite numbers"
-            f" (series, step) = {shape}"
+            f" (series, step) = {base.point.shape}"
+        )
+    # in a twin both may well be the same
+    reached = keep_above_rounding(base, target, base.point) == base.point
+    if reached.all() and base.original is None:
+        raise InputError(
+            "counterfactual is what the corrupted run forecasts, so that there is"
+            " nothing to reach; give the forecast that it should make with the property"
         )
     return target
+
+
+def _numbers(values: Any) -> np.ndarray:
+    """Return values as numbers; one that is no number, NaN, if they are not."""
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        return np.array(np.nan)

@@ -12,6 +12,7 @@ from functools import wraps
 from inspect import isfunction, signature, unwrap
 from typing import Any, get_type_hints
 
+import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
@@ -38,11 +39,20 @@ def check_option(name: str, value: object, choices: Sequence[str]) -> None:
         )
 
 
+def check_seed(seed: Any) -> None:
+    """Refuse what random numbers cannot start from."""
+    # True is an int
+    is_whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not is_whole or not 0 <= seed < 2**63:
+        raise InputError(f"seed is {seed!r}, expected an integer from 0 to 2**63 - 1")
+
+
 def check_arguments(package: str) -> None:
     """Let the functions of a package refuse what is not a run or lens, in words.
 
-    An argument is checked where its annotation asks for one; one that a function does
-    not have is refused by :func:`~tsfm_lens.core.foreign_words.answers_arguments`.
+    An argument is checked where its annotation asks for one, and so is a seed; one that
+    a function does not have is refused by
+    :func:`~tsfm_lens.core.foreign_words.answers_arguments`.
     """
     namespace = vars(sys.modules[package])
     for name in namespace["__all__"]:
@@ -63,9 +73,13 @@ def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
         if _is_checked(annotations.get(parameter))
     }
 
+    has_seed = annotations.get("seed") is int
+
     @wraps(probe)
     def checked(*args: Any, **options: Any) -> Any:
         values = call.bind_partial(*args, **options).arguments
+        if has_seed and "seed" in values:
+            check_seed(values["seed"])
         for argument, (expected, requirement) in checks.items():
             if argument not in values or isinstance(values[argument], expected):
                 continue
@@ -81,7 +95,7 @@ def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
             raise InputError(f"{name} takes {label}; this is {called(value)}{advice}")
         return probe(*args, **options)
 
-    if checks:
+    if checks or has_seed:
         return checked
     return probe
 

@@ -27,9 +27,10 @@ from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.arguments import is_count
-from tsfm_lens.models.noise import forecast_rounding, ranges
+from tsfm_lens.models.noise import cached_flat_contexts, forecast_rounding, ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import check_option
+from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.sites import PatchSite, list_nodes, site_coords
 
 __all__ = ["learned_scores"]
@@ -101,7 +102,8 @@ def learned_scores(
 
         - ``score`` (component): less that of the lowest, as only differences matter.
         - ``kept`` (size, series): 1 - loss of the best units of each size, of held-out
-          series. NaN where replacing all units changes the forecast by rounding alone.
+          series. NaN of flat series, and where replacing all units changes the forecast
+          by rounding alone.
         - ``loss`` (check): mean loss of held-out series over sizes, of each candidate.
 
         Coordinates of a check are its ``method`` and ``at``, the step, 0 without
@@ -136,6 +138,12 @@ def learned_scores(
         raise InputError(
             f"give either corrupted=… or how={how!r}, not both: each is the base"
         )
+    if corrupted is not None:
+        # a token model's decoder follows the path of the run that is changed
+        pair = contrast(
+            run.in_one_pass(), corrupted.in_one_pass(), (), direction="noise"
+        )
+        corrupted = pair.source
     sites = list_nodes(run.lens, nodes, "nodes")
     places = _list_places(run, sites, units)
     learning, held_out = (
@@ -216,8 +224,10 @@ class MaskLoss:
             self.nothing = forecast(torch.zeros_like(ones))
         gap = (self.full - self.nothing).square().sum(-1)
         floor = gap.new_tensor(forecast_rounding(run))
-        # series that the mask does not move have no loss
-        self.known = gap > run.horizon * floor.square()
+        # series that the mask does not move have no loss, nor have flat ones: a share
+        # of their range would outweigh all others
+        flat = torch.tensor(cached_flat_contexts(run), device=gap.device)
+        self.known = (gap > run.horizon * floor.square()) & ~flat
         self._gap = torch.where(self.known, gap, torch.nan)
         span = gap.new_tensor(ranges(run, run.point))
         share = (gap / span.square())[self.known]
@@ -338,8 +348,9 @@ def train_scores(
         raise InputError(f"there is {count} unit to score, expected 2 or more")
     if not (learning.known.any() and held_out.known.any()):
         raise InputError(
-            "replacing all units changes no forecast by more than rounding, so there is"
-            " nothing to learn; give more nodes, or series that the units move"
+            "replacing all units changes no forecast of a series that is not flat by"
+            " more than rounding, so there is nothing to learn; give series that the"
+            " units move, or more of these"
         )
     trained = Trained([], list_sizes(count))
 
@@ -575,7 +586,7 @@ def _activation_loss(
     points = [place.point for place in places]
     bases: list[Intervention]
     if corrupted is not None:
-        source = corrupted.in_one_pass().select(rows).record(points)
+        source = corrupted.select(rows).record(points)
         bases = [PatchFrom(point, source) for point in points]
     elif how == "mean":
         source = run.record(points)

@@ -24,7 +24,7 @@ from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
-from tsfm_lens.core.nulls import check_draws, draw_changes, with_nulls
+from tsfm_lens.core.nulls import centre, check_draws, draw_changes, with_nulls
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.activations import Activations, Call
@@ -158,7 +158,7 @@ def activation_patching(
     pair = contrast(clean, corrupted, sites, base_names=drawn_at, direction=direction)
     groups, position_coords = make_grid(pair, sites, positions)
     variants = patches(pair, sites, groups)
-    for drawn in null_pairs(pair, drawn_at, nulls):
+    for drawn in null_pairs(pair, sites, nulls):
         variants += patches(drawn, sites, groups)
     forecasts = point_forecasts(pair.base, variants, progress)
     # as in patches(), the groups of a site follow one another; the patches themselves
@@ -170,18 +170,20 @@ def activation_patching(
     return data.assign_attrs(positions=str(positions))
 
 
-def null_pairs(pair: RunPair, points: Sequence[str], count: int) -> list[RunPair]:
-    """Return pairs whose sources have random differences from the base.
+def null_pairs(pair: RunPair, sites: Sequence[PatchSite], count: int) -> list[RunPair]:
+    """Return pairs whose sources have random differences from the base at the sites.
 
-    Each is drawn from the covariance of both runs' activations, for every head by
-    itself. Token by token, it has the norm of the difference of the runs, and a right
-    angle to it.
+    Each is drawn from the covariance of both runs' activations, without padding, for
+    every head by itself. Token by token, it has the norm of the difference of the runs,
+    and a right angle to it.
     """
+    if not count:
+        return []
     drawn = [
         Activations(pair.base.lens.registry.points, False, pair.base.batch.ids)
         for _ in range(count)
     ]
-    for point in points:
+    for point, stack in sorted({(site.point, site.stack) for site in sites}):
         base, source = (
             acts[point].detach().cpu().double().numpy()
             for acts in (pair.base_acts, pair.source_acts)
@@ -189,8 +191,10 @@ def null_pairs(pair: RunPair, points: Sequence[str], count: int) -> list[RunPair
         # (series, token, head, width), where a stream or a branch counts as one head
         shape = (*base.shape[:2], -1, base.shape[-1])
         difference = (source - base).reshape(shape)
-        rows = np.concatenate([base, source]).reshape(-1, *difference.shape[2:])
-        rows -= rows.mean(axis=0)
+        shown = pair.base.encoded.shown(stack).cpu().numpy()
+        rows = centre(
+            np.concatenate([acts.reshape(shape)[shown] for acts in (base, source)])
+        )
         changes = [
             draw_changes(rows[:, head], count, difference[:, :, head], pair.base.seed)
             for head in range(rows.shape[1])

@@ -27,6 +27,7 @@ from tsfm_lens.ablation.rollouts import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.nulls import (
+    centre,
     check_draws,
     draw_changes,
     share_of_like_norm,
@@ -329,7 +330,7 @@ def forecast_nulls(
             write = write[:, :, component.head]
         like = write.detach().cpu().double().numpy()
         norms.append(np.sqrt(np.square(like[shown.numpy()]).sum(-1).mean()))
-        for change in draw_changes(rows - rows.mean(axis=0), count, like, run.seed):
+        for change in draw_changes(centre(rows), count, like, run.seed):
             altered = value + torch.as_tensor(change).to(value)
             added = put_value(run, out, out, altered)
             parts = (added, *(frozen or {}).get(component, ()))

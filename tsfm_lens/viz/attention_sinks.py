@@ -37,20 +37,23 @@ def read_sinks(ds: xr.Dataset) -> list[str]:
     least = number(ds.attrs["least"])
     rule = f"{least} times the odds of an even share"
     odds = array(ds, "odds_size", "component")
+    mass = _median_mass(ds)
     if not len(found):
         largest = "no head has enough queries that see enough keys"
+        if np.isfinite(mass).any():
+            largest = "all series are flat, or have a flat forecast"
         if np.isfinite(odds).any():
             at = int(np.nanargmax(odds))
             largest = (
                 f"the largest are {number(odds[at])}, of {names(ds, 'component')[at]}"
             )
         return [f"No sink: no token has {rule} of a head's attention; {largest}."]
+    have = "has" if len(found) == 1 else "have"
     sentences = [
         f"Sinks, tokens with {rule} or more of a head's attention: {len(found)} of"
-        f" {len(kinds)} heads have one."
+        f" {len(kinds)} heads {have} one."
     ]
     for at in found.tolist():
-        mass = np.median(array(ds, "mass", "component", "series")[at])
         changes = [
             f"{words}: {percent(float(ds[f'{name}_size'].values[at]))}"
             for name, words in _CHANGES.items()
@@ -58,7 +61,7 @@ def read_sinks(ds: xr.Dataset) -> list[str]:
         ]
         sentences.append(
             f"{names(ds, 'component')[at]}, on {_name_token(ds, at)} with"
-            f" {percent(float(mass))} of the attention, is {kinds[at]}:"
+            f" {percent(float(mass[at]))} of the attention, is {kinds[at]}:"
             f" {_MEANING[str(kinds[at])]}. The forecast moves by, as a share of the"
             f" series' range: {', '.join(changes)}."
         )
@@ -84,7 +87,7 @@ def sink_table(ds: xr.Dataset) -> pd.DataFrame:
             "component": names(ds, "component"),
             "sink": ds["sink"].values,
             "token": [_name_token(ds, at) for at in range(ds.sizes["component"])],
-            "mass": np.median(array(ds, "mass", "component", "series"), axis=1),
+            "mass": _median_mass(ds),
             "odds": ds["odds_size"].values,
         }
     )
@@ -115,7 +118,7 @@ def sink_map(ds: xr.Dataset) -> go.Figure:
         >>> fig.data[0].z.shape  # 9 attentions × 4 heads
         (9, 4)
     """
-    mass = np.median(array(ds, "mass", "component", "series"), axis=1)
+    mass = _median_mass(ds)
     kinds = ds["sink"].values.astype(str)
     branches = pd.Series(
         [
@@ -157,11 +160,19 @@ def sink_map(ds: xr.Dataset) -> go.Figure:
     canvas.y(type="category", autorange="reversed", ticks="")
     count = int((kinds != "none").sum())
     found = f"outlined: {count} of {len(kinds)} heads have a sink"
+    if count == 1:
+        found = f"outlined: 1 of {len(kinds)} heads has a sink"
     if not count:
         found = "no head has a sink"
     return canvas.finalize(
         f"Attention on the strongest token of each head of {name_model(ds)}", found
     )
+
+
+def _median_mass(ds: xr.Dataset) -> np.ndarray:
+    """Return each head's attention on its token, median over series that have one."""
+    result: np.ndarray = ds["mass"].median("series").values
+    return result
 
 
 def _name_token(ds: xr.Dataset, at: int) -> str:

@@ -20,6 +20,16 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     """State the areas of both directions, beside those of random orders."""
     kept = ds.sel(direction="best kept")
     removed = ds.sel(direction="best removed")
+    random = (
+        "The CPR of {draws:whole} random orders is {random_kept:min} to"
+        " {random_kept:max} with components kept, and {random_removed:min} to"
+        " {random_removed:max} with components removed."
+    )
+    if ds.sizes["draw"] == 1:
+        random = (
+            "The CPR of a random order is {random_kept:min} with components kept, and"
+            " {random_removed:min} with components removed."
+        )
     return summarize(
         ds,
         "Components are ranked by {ranking}; what is left out is {ablation}.",
@@ -28,9 +38,7 @@ def read_curve(ds: xr.Dataset) -> list[str]:
         " (medians over series).",
         "With the best removed first, the CPR is {cpr_removed}: the lower, the"
         " sooner the forecast is lost.",
-        "The CPR of {draws:whole} random orders is {random_kept:min} to"
-        " {random_kept:max} with components kept, and {random_removed:min} to"
-        " {random_removed:max} with components removed.",
+        random,
         ablation=ablation_word(ds),
         cpr_kept=kept["cpr"].median("series"),
         cmd_kept=kept["cmd"].median("series"),

@@ -14,6 +14,7 @@ from tsfm_lens.viz.select import array, name_model, names, varying
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import BLUE, GREY, PALE, VERMILION, number, percent
+from tsfm_lens.viz.words import num
 
 __all__ = ["dose_curve"]
 
@@ -40,17 +41,21 @@ def read_direction(ds: xr.Dataset) -> list[str]:
     held_out = "found on one half of the series and tested on the other"
     if not facts["held_out"]:
         held_out = "found and tested on the same series, as there is only one"
+    where = f"tokens {facts['tokens']}".replace("-", "−")
+    if facts["tokens"] == "all":
+        where = "all tokens"
     goal = "the counterfactual" if facts["given"] else "the clean run's"
     out = summarize(
         ds,
-        "The direction is {method_words}, at {point}, tokens {tokens}; it is"
-        " {held_out}.",
+        "The direction is {method_words}, at {point}, {where}; it is {held_out}.",
         "It holds {along:percent} of the squared difference of the runs in the median."
         " Where that is little, the runs differ in more than this direction.",
         method_words=_METHODS[facts["method"]],
         held_out=held_out,
         along=ds["along"].median(),
+        where=where,
     )
+    out += _read_content(ds)
     effect = read_estimate(ds, "agreement", "change")
     for at, words in enumerate(_CHANGES.values()):
         if np.isfinite(effect.size[at]):
@@ -65,6 +70,22 @@ def read_direction(ds: xr.Dataset) -> list[str]:
         high=ds["dose_high"].median(),
     )
     return [*out, *effect.standing(names(ds, "change"), "changes")]
+
+
+def _read_content(ds: xr.Dataset) -> list[str]:
+    """Say in which content the runs differ most, as few pairs cannot test it."""
+    gaps = ds["content_gap"].values
+    if not np.isfinite(gaps).any():
+        return []
+    at = int(np.nanargmax(abs(gaps)))
+    count = len(ds["series"])
+    pairs = "1 pair" if count == 1 else f"{count} pairs"
+    return [
+        "Of what both runs should be alike in, they differ most in"
+        f" {ds['content'].values[at]}: by {num(abs(gaps[at]))} standard deviations in"
+        f" the median over {pairs}. Where that is much, the direction may be that"
+        " difference."
+    ]
 
 
 def dose_table(ds: xr.Dataset) -> pd.DataFrame:

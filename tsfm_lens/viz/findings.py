@@ -220,9 +220,10 @@ class EffectEstimate:
             return f"significant for {self._target}"
         units = self._number("units")
         needed = self._number("needed")
+        be = verb(int(units), "are", "is")
         if units < needed:
             return (
-                f"{units} {self._noun} are too few to test this for others; {needed}"
+                f"{units} {self._noun} {be} too few to test this for others; {needed}"
                 " are needed"
             )
         return f"not significant for {self._target}"

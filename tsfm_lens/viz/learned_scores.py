@@ -63,9 +63,11 @@ def read_scores(ds: xr.Dataset) -> list[str]:
     when = "which is not trained"
     if ds.attrs["best_step"]:
         when = f"after {ds.attrs['best_step']} of {ds.attrs['steps']} steps"
+    # flat series have no share to keep
+    count = int(ds["kept"].notnull().any("size").sum())
     return [
         f"The best {size} of {ds.sizes[units]} {units}s keep {percent(_ENOUGH)} or more"
-        f" of the forecast on {ds.sizes['series']} held-out series, with all others"
+        f" of the forecast on {count} held-out series, with all others"
         " replaced.",
         f"Of {ds.sizes['check']} rankings, held-out series lose least by that of the"
         f" {ds.attrs['best_method']}, {when}.",

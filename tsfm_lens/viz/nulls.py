@@ -29,7 +29,7 @@ def describe_nulls(
     Returns:
         One sentence; none without nulls.
     """
-    if f"{name}_nulls" not in ds:
+    if not _has_nulls(ds, name):
         return []
     nulls = array(ds, f"{name}_nulls", "null", *dims)
     drawn = nulls.reshape(len(nulls), -1)[:, at]
@@ -52,17 +52,28 @@ def describe_nulls(
         standing = "exceeds them, but not untrained twins, so it is no claim"
     else:
         standing = f"exceeds them, but is no claim: {tested}"
+    reaching = round(share * len(drawn))
+    do = "does" if reaching == 1 else "do"
+    directions = f"{len(drawn)} random directions"
+    ends = f"{num(drawn.min())} to {num(drawn.max())}"
+    if len(drawn) == 1:
+        directions = "1 random direction"
+        ends = num(drawn[0])
     return [
-        f"{subject} {len(drawn)} random directions of the same activations, with a"
-        f" change of the same norm, {round(share * len(drawn))} do as much or more"
-        f" ({num(drawn.min())} to {num(drawn.max())}); the effect {standing}."
+        f"{subject} {directions} of the same activations, with a change of the same"
+        f" norm, {reaching} {do} as much or more ({ends}); the effect {standing}."
     ]
 
 
 def null_remark(ds: xr.Dataset, name: str) -> str:
     """Return the range of all nulls, for the subtitle of a map; "" without any."""
-    if f"{name}_nulls" not in ds:
+    if not _has_nulls(ds, name):
         return ""
     nulls = ds[f"{name}_nulls"]
     low, high = (num(float(end)) for end in (nulls.min(), nulls.max()))
     return f"random directions of the same norm: {low} to {high}"
+
+
+def _has_nulls(ds: xr.Dataset, name: str) -> bool:
+    """Return whether a result has nulls of an effect, and not none of them."""
+    return f"{name}_nulls" in ds and ds.sizes["null"] > 0

@@ -188,6 +188,8 @@ def test_dead_units_act_only_in_the_altered_runs(name: str) -> None:
         ({"nodes": {"encoder.0.self_attn.9": 1.0}}, "encoder.0.self_attn"),
         ({"nodes": {"encoder.0.mlp": float("inf")}}, "finite"),
         ({"nodes": {"encoder.0.mlp": "much"}}, "encoder.0.mlp"),
+        ({"nodes": {"encoder.0.mlp": True}}, "encoder.0.mlp"),
+        ({"nodes": {"encoder.0.mlp": "1"}}, "encoder.0.mlp"),
         ({"edges": {"decoder.0.mlp->encoder.0.mlp": 1.0}}, "edges"),
         ({"inputs": {"99:0": 1.0}}, "inputs"),
         ({"claims": ["encoder.0.mlpp"]}, "claims"),
@@ -212,6 +214,51 @@ def test_what_is_no_answer_is_refused(tmp_path: Path) -> None:
     expect_error("no JSON", read_submission, tmp_path / "text.json")
     expect_error("list", read_submission, tmp_path / "list.json")
     expect_error("list.json", read_submission, tmp_path / "lost.json")
+    expect_error("is a folder", read_submission, tmp_path)
+    expect_error("no files to score", score_files, [], SEED)
+    expect_error("seed is", score_files, ["text.json"], float(SEED))
+
+
+def test_a_key_that_stands_twice_is_refused(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    """Python would take the last of both, and say nothing."""
+    file = tmp_path / "mine.json"
+    text = json.dumps(content)
+    name = next(iter(content["nodes"]))
+    file.write_text(text.replace(f'"{name}"', f'"{name}": 9.0, "{name}"', 1))
+    expect_error(f"{name}' stands in it twice", read_submission, file)
+    file.write_text(text[:-1] + ', "method": "another"}')
+    expect_error("method' stands in it twice", read_submission, file)
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_none(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    """Editors of Windows write one; a single path is a list of one."""
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(content), encoding="utf-8-sig")
+    assert len(score_files(file, SEED)) == 1
+
+
+def test_a_folder_of_another_model_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a card stay beside weights that were not written to the end."""
+    (tmp_path / "config.json").write_text("{}")
+    expect_error("holds another model", fetch, NAME, SEED, tmp_path)
+    assert (tmp_path / "config.json").read_text() == "{}"
+    folder = tmp_path / "new"
+    fetch(NAME, SEED, folder)
+    monkeypatch.setattr(np, "savez", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fetch(NAME, SEED, folder)
+    cards = [folder / PUBLIC_CARD, folder / "untrained" / PUBLIC_CARD]
+    assert not any(card.exists() for card in cards)
+
+
+def _interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_importances_of_mib_become_an_answer(tmp_path: Path) -> None:
@@ -245,8 +292,14 @@ def test_importances_of_mib_become_an_answer(tmp_path: Path) -> None:
     importances["nodes"] = {"a7.h1": entry}
     file.write_text(json.dumps(importances))
     expect_error("a7.h1", from_importances, file, tmp_path, "EAP")
-    file.write_text("{}")
-    expect_error("nodes", from_importances, file, tmp_path, "EAP")
+    for wrong, words in (
+        ({}, "nodes"),
+        ({"nodes": [], "edges": {}}, "nodes"),
+        ({"nodes": {"m1": {"score": "big"}}, "edges": {}}, "the score of m1"),
+        ({"nodes": {}, "edges": {"m1": entry}}, "'m1' is no edge"),
+    ):
+        file.write_text(json.dumps(wrong))
+        expect_error(words, from_importances, file, tmp_path, "EAP")
 
 
 def test_commands_list_fetch_and_score(
@@ -325,6 +378,11 @@ def test_rivals_differ_on_what_tells_them_apart(tmp_path: Path) -> None:
     assert means.index[0] == methods[2]
     assert means.loc[methods[2], "all"] == 1.0 > means.loc[methods[1], "all"]
     expect_error("zero ablation", fill_table, file, [NAME], [0], ["zero ablatoin"])
+    expect_error("since is", fill_table, file, [NAME], [SEED], since="yesterday")
+    for text in ("", "a,b\n"):
+        file.write_text(text)
+        expect_error("another table", fill_table, file, [NAME], [SEED], methods)
+        assert file.read_text() == text
 
 
 @pytest.mark.parametrize(

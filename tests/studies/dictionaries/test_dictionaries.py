@@ -162,7 +162,19 @@ def test_removals_compare_each_feature_with_its_draws(planted, tmp_path):
 
 
 def test_wrong_arguments_are_refused(planted, tmp_path):
-    vectors = torch.zeros(4, 3)
+    vectors = torch.arange(12.0).reshape(4, 3)
+    for wrong, words in (
+        (vectors[0], "shape"),
+        (vectors * np.nan, "finite"),
+        (torch.ones(4, 3), "all the same"),
+        (vectors[:0], "all the same"),
+    ):
+        with pytest.raises(InputError, match=words):
+            dictionaries.fit_dictionary(wrong, features=8, active=2, steps=1)
+    with pytest.raises(InputError, match="steps is 0"):
+        dictionaries.fit_dictionary(vectors, features=8, active=2, steps=0)
+    double = vectors.double().numpy()
+    assert dictionaries.fit_dictionary(double, features=8, active=2, steps=1).active
     with pytest.raises(InputError, match="active=9"):
         dictionaries.fit_dictionary(vectors, features=8, active=9)
     with pytest.raises(InputError, match="same tokens"):

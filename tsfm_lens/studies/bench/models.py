@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.core.errors import unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.io import write_atomically
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.given import check_seed
 from tsfm_lens.probes.sites import later_branches
 from tsfm_lens.studies.method_scores.methods import (
     EDGES,
@@ -63,6 +64,7 @@ from tsfm_lens.zoo.planted.planting import SEPARATING, save_weights
 FORMAT = 1
 """Version of the public card and of the answers."""
 PUBLIC_CARD = "bench.json"
+CONFIG = "config.json"
 SERIES = "series.npz"
 TWIN = "untrained"
 """Folder of the untrained twin, in that of the model."""
@@ -347,10 +349,21 @@ def fetch(name: str, seed: int, folder: str | Path) -> Path:
 
     Raises:
         UnknownNameError: no such model.
+        InputError: the folder holds another model, or the seed is none.
     """
+    check_seed(seed)
     folder = Path(folder)
+    if (folder / CONFIG).exists() and not (folder / PUBLIC_CARD).exists():
+        raise InputError(
+            f"{str(folder)!r} holds another model, or one that was not written to its"
+            " end; give a new folder"
+        )
     models = sealed_models(name, seed)
-    for sealed, place in zip(models, (folder, folder / TWIN), strict=True):
+    places = (folder, folder / TWIN)
+    # cards are written last, so that a folder that has one is whole
+    for place in places:
+        (place / PUBLIC_CARD).unlink(missing_ok=True)
+    for sealed, place in reversed(list(zip(models, places, strict=True))):
         save_weights(sealed.case.lens.adapter.model, place)
         runs = {"clean": sealed.case.clean, "altered": sealed.case.corrupted}
         series: dict[str, Any] = {

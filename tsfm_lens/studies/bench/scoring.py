@@ -15,6 +15,7 @@ import pandas as pd
 
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.probes import circuit_curve
+from tsfm_lens.probes.given import check_seed
 from tsfm_lens.studies.bench.models import SealedModel, sealed_models
 from tsfm_lens.studies.bench.submission import Submission, read_submission
 from tsfm_lens.studies.method_scores.methods import PARTS
@@ -132,20 +133,25 @@ def _areas(submission: Submission, sealed: SealedModel) -> dict[str, float]:
     return areas
 
 
-def score_files(files: Iterable[str | Path], seed: int) -> pd.DataFrame:
+def score_files(files: str | Path | Iterable[str | Path], seed: int) -> pd.DataFrame:
     """Score files of answers.
 
     Args:
-        files: one for each model and method.
+        files: one for each model and method, or a single one.
         seed: the one that the models were fetched with.
 
     Returns:
         A row for each file and level; see :func:`score_submission`.
 
     Raises:
-        InputError: a file is wrong; the message names it.
+        InputError: a file is wrong, and the message names it; or there is none, or the
+            seed is none.
     """
+    check_seed(seed)
     tables = []
+    # a single path is iterable, too
+    if isinstance(files, str | Path):
+        files = [files]
     for file in files:
         submission = read_submission(file)
         try:
@@ -154,6 +160,8 @@ def score_files(files: Iterable[str | Path], seed: int) -> pd.DataFrame:
         except LensError as error:
             raise InputError(f"answer {str(file)!r}: {error}") from error
         tables.append(table.assign(file=str(file)))
+    if not tables:
+        raise InputError("there are no files to score; give one or more")
     return pd.concat(tables, ignore_index=True)[list(COLUMNS)]
 
 

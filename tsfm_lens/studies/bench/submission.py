@@ -34,7 +34,8 @@ from tsfm_lens.studies.method_scores.methods import (
 
 ARROW = "->"
 """Between the sender and the receiver of an edge in a file."""
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+# strict, since true and "1" are no scores
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Scores = dict[str, Finite | None]
 
 
@@ -132,16 +133,30 @@ def _check_names(field: str, given: Any, names: Sequence[str]) -> None:
 
 
 def _read_json(file: Path, what: str) -> dict[str, Any]:
+    if file.is_dir():
+        raise InputError(f"{what} {str(file)!r} is a folder, expected a file in it")
     if not file.is_file():
         raise missing_file(file, (".json",))
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        # editors of Windows begin files with a mark
+        text = file.read_text(encoding="utf-8-sig")
+        content = json.loads(text, object_pairs_hook=_read_object)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{what} {str(file)!r} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise InputError(
             f"{what} {str(file)!r} holds {type(content).__name__}, expected an object"
         )
+    return content
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; of equal keys Python would take the last."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"{twice!r} stands in it twice")
     return content
 
 
@@ -249,7 +264,11 @@ def from_importances(file: str | Path, folder: str | Path, method: str) -> Submi
     """
     content = _read_json(Path(file), "importances")
     card = _read_json(Path(folder) / PUBLIC_CARD, "public card")
-    missing = {"nodes", "edges"} - set(content)
+    missing = {
+        field
+        for field in ("nodes", "edges")
+        if not isinstance(content.get(field), dict)
+    }
     if missing:
         raise InputError(
             f"importances {str(file)!r} lack {' and '.join(sorted(missing))}; expected"
@@ -268,7 +287,12 @@ def from_importances(file: str | Path, folder: str | Path, method: str) -> Submi
         if is_in_graph:
             claims.append(converted)
     for name, entry in content["edges"].items():
-        sender, _, receiver = name.partition(ARROW)
+        sender, arrow, receiver = name.partition(ARROW)
+        if not arrow:
+            raise InputError(
+                f"importances {str(file)!r}: {name!r} is no edge, expected a name such"
+                f" as 'm0{ARROW}m1'"
+            )
         ends = [
             _convert_node(re.sub(r"<[qkv]>$", "", end), card["nodes"])
             for end in (sender, receiver)
@@ -304,6 +328,11 @@ def _read_entry(file: str | Path, name: str, entry: Any) -> tuple[float | None, 
             " score and in_graph"
         )
     score = entry.get("score")
+    if score is not None and not isinstance(score, int | float):
+        raise InputError(
+            f"importances {str(file)!r}: the score of {name} is {score!r}, expected a"
+            " number"
+        )
     if score is not None and np.isfinite(score):
         score = abs(float(score))
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.io import write_atomically
 from tsfm_lens.studies.bench.models import ARCHITECTURES, SIZES, SealedModel, model_in
 from tsfm_lens.studies.bench.rivals import RIVALS
 from tsfm_lens.studies.bench.scoring import score_submission
@@ -67,15 +68,16 @@ def fill_table(
 
     Raises:
         UnknownNameError: no such method, or no such model.
+        InputError: the file is another table, or ``since`` is no date.
     """
     chosen = list(known if methods is None else methods)
     for name in chosen:
         if name not in known:
             raise unknown_name("method", name, known)
+    if since:
+        _check_date(since)
     path = Path(file)
-    table = pd.DataFrame(columns=[*CELL, "date"])
-    if path.exists():
-        table = pd.read_csv(path)
+    table = _read_table(path)
     recent = table[table["date"] >= since]
     done = set(recent[CELL].itertuples(index=False, name=None))
     for cell in product(names, seeds, conditions, chosen):
@@ -96,8 +98,37 @@ def fill_table(
         rows[CELL] = cell
         others = table[(table[CELL] != list(cell)).any(axis=1)]
         table = pd.concat([others, rows], ignore_index=True) if len(others) else rows
-        table.to_csv(path, index=False, float_format="%.4g")
+        text = table.to_csv(index=False, float_format="%.4g")
+        write_atomically(path, text.encode())
         log(f"{model}, seed {seed}, {condition}: {method}")
+    return table
+
+
+def _check_date(since: str) -> None:
+    """Refuse what is no date; texts are compared, and any of them would do."""
+    try:
+        dt.date.fromisoformat(since)
+    except ValueError as error:
+        raise InputError(
+            f"since is {since!r}, expected a date YYYY-MM-DD, such as 2026-12-01"
+        ) from error
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """Return the table of a file, without rows if there is none."""
+    needed = [*CELL, "date"]
+    if not path.exists():
+        return pd.DataFrame(columns=needed)
+    try:
+        table = pd.read_csv(path)
+    except ValueError:
+        # of an empty file, or one that is no table
+        table = pd.DataFrame()
+    if not set(needed) <= set(table):
+        raise InputError(
+            f"{str(path)!r} is another table, without {', '.join(needed)}; give a new"
+            " file, or one that was made here"
+        )
     return table
 
 

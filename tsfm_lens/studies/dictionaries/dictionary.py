@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.models.arguments import is_count
 
 __all__ = [
     "Dictionary",
@@ -85,8 +86,9 @@ def fit_dictionary(
         The dictionary after the last step.
 
     Raises:
-        InputError: ``active`` is not between 1 and ``features``, or inputs and targets
-            are not of the same tokens.
+        InputError: ``active`` is not between 1 and ``features``, ``steps`` is no number
+            of steps, or inputs and targets are not of the same tokens, not finite, or
+            all the same.
 
     Source:
         Gao et al. 2024, arXiv:2406.04093, section 2.3 (TopK) and A.2 (silent features);
@@ -96,8 +98,13 @@ def fit_dictionary(
         raise InputError(
             f"active={active} of {features} features; expected 1 to {features}"
         )
+    if not is_count(steps):
+        raise InputError(f"steps is {steps!r}, expected a number of steps of 1 or more")
     if targets is None:
         targets = inputs
+    is_autoencoder = targets is inputs
+    inputs = _check_tokens(inputs, "inputs")
+    targets = _check_tokens(targets, "targets")
     if len(targets) != len(inputs):
         raise InputError(
             f"{len(inputs)} inputs and {len(targets)} targets; expected the same tokens"
@@ -105,7 +112,7 @@ def fit_dictionary(
     generator = torch.Generator().manual_seed(seed)
     directions = _unit(_normal(generator, features, targets.shape[1]))
     readers = directions
-    if targets is not inputs:
+    if not is_autoencoder:
         readers = _unit(_normal(generator, features, inputs.shape[1]))
     learned = Dictionary(
         readers=nn.Parameter(readers.clone()),
@@ -151,6 +158,22 @@ def fit_dictionary(
         output_mean=learned.output_mean.detach(),
         active=active,
     )
+
+
+def _check_tokens(values: Tensor, what: str) -> Tensor:
+    """Return activations (token, width) in single precision; refuse those of no use."""
+    tokens = torch.as_tensor(values, dtype=torch.float32)
+    if tokens.ndim != 2 or not tokens.isfinite().all():
+        raise InputError(
+            f"{what} have shape {tuple(tokens.shape)}, expected finite numbers"
+            " (token, width)"
+        )
+    if len(tokens) < 2 or (tokens == tokens[0]).all():
+        raise InputError(
+            f"{what} are {len(tokens)} tokens that are all the same, so there is"
+            " nothing to learn; give more"
+        )
+    return tokens
 
 
 def explained_variance(targets: Tensor, outputs: Tensor) -> float:
