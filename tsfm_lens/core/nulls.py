@@ -99,9 +99,10 @@ def draw_directions(
     rng = np.random.default_rng(seed)
     # a normal mixture of the rows has exactly their covariance
     draws = rng.standard_normal((count, rank, len(rows))) @ rows
-    # columns of q are orthonormal
-    bases = np.linalg.qr(draws.swapaxes(-1, -2))[0]
-    result: np.ndarray = bases.swapaxes(-1, -2)
+    # columns of q are orthonormal; their signs are not those of the draws
+    bases, lengths = np.linalg.qr(draws.swapaxes(-1, -2))
+    signs = np.copysign(1.0, np.diagonal(lengths, axis1=-2, axis2=-1))
+    result: np.ndarray = bases.swapaxes(-1, -2) * signs[..., None]
     return result
 
 
