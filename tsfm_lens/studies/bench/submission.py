@@ -53,6 +53,9 @@ class Submission(Strict):
         inputs: score of each token of each series, by name like "0:3", series first.
         repaired: score of each head and MLP that others may make up for.
         pairs: score of each two that make up for each other, by name like "a + b".
+        segments: score of each segment of the input at each step of each forecast, by
+            name like "0:3:past -16 to -1", series first.
+        routes: score of each head and MLP through which the input acts.
         claims: names of nodes, edges and inputs that the method calls true; null if it
             makes no claims.
     """
@@ -68,6 +71,8 @@ class Submission(Strict):
     inputs: Scores = Field(default_factory=dict)
     repaired: Scores = Field(default_factory=dict)
     pairs: Scores = Field(default_factory=dict)
+    segments: Scores = Field(default_factory=dict)
+    routes: Scores = Field(default_factory=dict)
     claims: tuple[str, ...] | None = None
 
     def rankings(

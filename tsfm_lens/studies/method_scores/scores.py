@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 
 import numpy as np
+import pandas as pd
 
 from tsfm_lens.studies.method_scores.marks import (
     Labels,
@@ -23,9 +24,12 @@ from tsfm_lens.studies.method_scores.methods import (
     INPUTS,
     PAIRS,
     REPAIRED,
+    ROUTES,
+    SEGMENTS,
     Ranking,
     edge_name,
     pair_name,
+    true_segments,
     true_tokens,
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
@@ -33,6 +37,11 @@ from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
+SAME = ("marks ", "tells the step")
+"""How the tasks begin of parts that write the same whatever the values of the series.
+
+No influence of the input passes through them.
+"""
 TOLERATED = 0.1
 """Largest tolerated error of a forecast, in mean absolute values of the context."""
 
@@ -157,6 +166,11 @@ def truth(
             tokens = true_tokens(on)
             labels = np.array([tokens[name] for name in names])
             return labels, counts, sum(tokens.values())
+        case "segments":
+            known = true_segments(on)
+            values = np.array([known[name] for name in names])
+            total = int(np.nansum([*known.values()]))
+            return values == 1, np.isfinite(values), total
         case "edges":
             true = {edge_name(*edge) for edge in card.edges}
             counts = np.array([not idle & set(name.split(" > ")) for name in names])
@@ -167,7 +181,12 @@ def truth(
                 pair_name(part.component, str(part.stands_in_for)) for part in backups
             }
         case _:
-            true = set(card.components("mechanism"))
+            true = {
+                part.component
+                for part in card.parts
+                if part.role == "mechanism"
+                and not (level == ROUTES and part.does.startswith(SAME))
+            }
             counts = np.array([name not in idle for name in names])
     return np.array([name in true for name in names]), counts, len(true)
 
@@ -181,18 +200,17 @@ def score_ranking(on: EvaluationCase, level: str, result: Ranking) -> dict[str, 
         scope = float("nan")
     scores = result.scores[counts]
     labels = labels[counts]
-    if level == INPUTS:
-        # tokens are ranked within their series
-        rows = np.array(
-            [int(name.split(":")[0]) for name in compress(result.names, counts)]
+    if level in (INPUTS, SEGMENTS):
+        # tokens are ranked within their series, segments within a step, too
+        groups = np.array(
+            [name.rpartition(":")[0] for name in compress(result.names, counts)]
         )
-        by_series = [
-            marks(scores[rows == row], labels[rows == row]) for row in np.unique(rows)
+        by_group = [
+            marks(scores[groups == group], labels[groups == group])
+            for group in np.unique(groups)
         ]
-        values = {
-            key: float(np.nanmean([row[key] for row in by_series]))
-            for key in by_series[0]
-        }
+        means = pd.DataFrame(by_group).mean()
+        values = {str(name): float(mean) for name, mean in means.items()}
     else:
         values = marks(scores, labels)
     if result.claims is None:
