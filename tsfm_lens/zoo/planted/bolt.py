@@ -7,7 +7,7 @@ mechanism. What all patch formats share is in :mod:`tsfm_lens.zoo.planted.patche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -167,7 +167,7 @@ class Bolt(patches.PatchModel):
             weight[:, self.encoder["one"]] = 0.1 * noise
         return head
 
-    def lags(self, *lags: int) -> list[int]:
+    def lags(self, lags: Iterable[int]) -> list[int]:
         """Convert lags within a stretch that the rule reads to lags in the context.
 
         Both are in patches, counted back from the end, and each lag is returned for
@@ -238,23 +238,11 @@ class Bolt(patches.PatchModel):
         """Plant a head that attends equally to some patches and writes their mean.
 
         If the block that it writes to has one direction, it writes the mean of all
-        their values.
+        their values. Lags are in the whole context, see :meth:`lags`.
 
         Returns:
             Name of the head.
         """
-        return self.plant_at(layer, index, self.lags(*lags), name, does, gain)
-
-    def plant_at(
-        self,
-        layer: int,
-        index: int,
-        lags: Sequence[int],
-        name: str,
-        does: str,
-        gain: float = 1.0,
-    ) -> str:
-        """Plant a head as :meth:`plant_back` does, with lags in the whole context."""
         number = self.numbers["encoder"][index]
         self.back(layer, number, lags).carry(
             self.encoder["values"], self.encoder[name], gain=gain
@@ -275,6 +263,18 @@ def cross_head(layer: int, number: int) -> str:
     return f"decoder.{layer}.cross_attn.{number}"
 
 
+def copying(reads: Reads, lag: int, **blocks: int) -> tuple[Bolt, list[int]]:
+    """Return a model for a copy of the patch some patches back, and the lags to it.
+
+    ``blocks`` are further blocks of the encoder.
+    """
+    period = lag * PATCH
+    rule = SeasonalCopy(period=period, ago=steps_ago(reads, period, PATCH))
+    bolt = Bolt({"copy": PATCH, **blocks}, {"copy": PATCH}, rule, period)
+    bolt.read_out(copy=torch.eye(PATCH))
+    return bolt, bolt.lags([lag])
+
+
 def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     """Build a copy of the patch some patches back.
 
@@ -286,14 +286,12 @@ def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     lag = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     cross_layer = draw_choice(0, 1)
-    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
-    bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, rule, rule.period)
-    head = bolt.plant_back(layer, 0, [lag], "copy", "copies")
+    bolt, lags = copying(reads, lag)
+    head = bolt.plant_back(layer, 0, lags, "copy", "copies")
     cross = bolt.plant_fetch(cross_layer, copy="copy")
-    bolt.read_out(copy=torch.eye(PATCH))
     bolt.draft.path(head, cross, "output")
     if decoys:
-        _plant_decoys(bolt, bolt.draft, bolt.lags(lag))
+        _plant_decoys(bolt, bolt.draft, lags)
     return bolt, bolt.draft
 
 
@@ -307,8 +305,7 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     lag = draw_choice(2, 3, 4)
     early = draw_choice(0, 1)
     cross_layer = draw_choice(0, 1)
-    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
-    bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, rule, rule.period)
+    bolt, lags = copying(reads, lag, flag=1)
     draft = bolt.draft
     stream = bolt.encoder
     primary, _, backup, _ = bolt.numbers["encoder"]
@@ -316,11 +313,11 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     last = draw_choice(*range(early + 1, 3))
     primary_name, partner_name = (
         bolt.plant_back(
-            early, index, [lag], "copy", f"copies {SHARES[index]} of", SHARES[index]
+            early, index, lags, "copy", f"copies {SHARES[index]} of", SHARES[index]
         )
         for index in (0, 1)
     )
-    bolt.back(last, backup, bolt.lags(lag)).carry(
+    bolt.back(last, backup, lags).carry(
         stream["values"], stream["copy"], gain=SHARES[2]
     )
     # the channels before `PATCH` carry the copy; every attended token has the same
@@ -345,7 +342,6 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
         backup_name, "backup", task, "last token", [0], stands_in_for=primary_name
     )
     cross = bolt.plant_fetch(cross_layer, copy="copy")
-    bolt.read_out(copy=torch.eye(PATCH))
     draft.path(primary_name, backup_name, cross, "output")
     for name in (primary_name, partner_name):
         draft.path(name, cross)
@@ -365,7 +361,8 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
         LocalMean(width=distance, ago=steps_ago(reads, distance, PATCH)),
         distance,
     )
-    head = bolt.plant_back(layer, 0, range(1, n_patches + 1), "level", "averages")
+    lags = bolt.lags(range(1, n_patches + 1))
+    head = bolt.plant_back(layer, 0, lags, "level", "averages")
     cross = bolt.plant_fetch(cross_layer, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
     bolt.draft.path(head, cross, "output")
@@ -390,14 +387,14 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     level = bolt.plant_back(
         draw_choice(*range(mlp_layer + 1)),
         0,
-        range(1, n_patches + 1),
+        bolt.lags(range(1, n_patches + 1)),
         "level",
         "averages",
     )
     early = bolt.plant_back(
         draw_choice(*range(mlp_layer + 1)),
         1,
-        range(gap + 1, gap + n_patches + 1),
+        bolt.lags(range(gap + 1, gap + n_patches + 1)),
         "early",
         "averages",
     )
@@ -437,7 +434,11 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     names = ("last", "before")
     heads = [
         bolt.plant_back(
-            draw_choice(*range(mlp_layer + 1)), index, [index + 1], name, "copies"
+            draw_choice(*range(mlp_layer + 1)),
+            index,
+            bolt.lags([index + 1]),
+            name,
+            "copies",
         )
         for index, name in enumerate(names)
     ]
