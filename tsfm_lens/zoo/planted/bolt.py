@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import T5Config
 
 from tsfm_lens.zoo.planted import patches
-from tsfm_lens.zoo.planted.card import Query
+from tsfm_lens.zoo.planted.card import Query, Role
 from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice, steps_ago
 from tsfm_lens.zoo.planted.patches import (
     CHANNELS,
@@ -135,13 +135,17 @@ class Bolt(patches.PatchModel):
             return "encoder"
         return stack
 
-    def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
-        """Return an MLP without its noise, its weights all 0.
+    def mlp(
+        self, stack: str, layer: int, does: str, role: Role = "mechanism"
+    ) -> tuple[Tensor, Tensor, str]:
+        """Write down an MLP, and return it without its noise, its weights all 0.
 
-        They are the reading (unit, stream) and the writing (stream, unit) weights.
+        Returns:
+            Reading (unit, stream) and writing (stream, unit) weights, and its name.
         """
         (in_weights,), out_weights = self.mlps(stack)[layer]
-        return in_weights.zero_(), out_weights.zero_()
+        name = self.draft.part(f"{stack}.{layer}.mlp", role, does)
+        return in_weights.zero_(), out_weights.zero_(), name
 
     def head(self, layer: int, number: int) -> Head:
         """Return a head of the encoder with its present weights."""
@@ -398,17 +402,13 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
         "early",
         "averages",
     )
-    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    task = "subtracts the early level from the late one"
+    in_weights, out_weights, mlp = bolt.mlp("encoder", mlp_layer, task)
     # relu(x) - relu(-x) is x
     for unit, sign in enumerate((1.0, -1.0)):
         in_weights[unit, stream["level"]] = sign
         in_weights[unit, stream["early"]] = -sign
         out_weights[stream["slope"], unit] = sign
-    mlp = draft.part(
-        f"encoder.{mlp_layer}.mlp",
-        "mechanism",
-        "subtracts the early level from the late one",
-    )
     cross = bolt.plant_fetch(draw_choice(0, 1), level="level", slope="slope")
     # the late mean stands at the middle of its patches, as in :class:`LinearTrend`
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
@@ -442,20 +442,17 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
         )
         for index, name in enumerate(names)
     ]
-    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    task = "writes the mean absolute difference of two patches"
+    in_weights, out_weights, compare_mlp = bolt.mlp("encoder", mlp_layer, task)
     identity = torch.eye(PATCH)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([identity, -identity])
     in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-identity, identity])
     # the absolute value is relu(x) + relu(-x), in one unit for each sign and step
     out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
-    compare_mlp = draft.part(
-        f"encoder.{mlp_layer}.mlp",
-        "mechanism",
-        "writes the mean absolute difference of two patches",
-    )
     # what one MLP writes can be read by another only in a later layer
     layer = draw_choice(*range(mlp_layer + 1, 3))
-    in_weights, out_weights = bolt.mlp("encoder", layer)
+    task = "writes a flag if that is a season"
+    in_weights, out_weights, decide_mlp = bolt.mlp("encoder", layer, task)
     # the flag is the difference of two relu units whose thresholds lie on the two sides
     # of TOLERANCE: 0 if the periods differ by more than both; if by less than both, the
     # distance of the thresholds, which gain² makes FLAG
@@ -466,13 +463,11 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
         )
         in_weights[unit, bolt.encoder["apart"]] = -gain
         out_weights[bolt.encoder["open"], unit] = sign * gain
-    decide_mlp = draft.part(
-        f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season"
-    )
     cross = bolt.plant_fetch(cross_layer, last="last", open="open")
     layer = draw_choice(*range(cross_layer, 2))
     stream = bolt.decoder
-    in_weights, out_weights = bolt.mlp("decoder", layer)
+    task = "lets the copy through if the flag is set"
+    in_weights, out_weights, gate_mlp = bolt.mlp("decoder", layer, task)
     # without the flag, "one" adds -LARGEST to every unit, which no value outweighs, and
     # with it +LARGEST; the last unit reads that offset alone, and subtracts it
     in_weights[: PATCH + 1, stream["open"]] = 2 * LARGEST * SIGNAL / FLAG
@@ -483,9 +478,6 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     in_weights[:PATCH, stream["last"].stop - 1] -= 1.0
     out_weights[stream["copy"], :PATCH] = identity
     out_weights[stream["copy"], PATCH] = -1.0
-    gate_mlp = draft.part(
-        f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set"
-    )
     last = torch.zeros(PATCH, PATCH)
     last[:, -1] = 1.0
     bolt.read_out(last=last, copy=torch.eye(PATCH))
@@ -531,12 +523,9 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     task = f"fetches {LOUD} times the copy to where nobody reads"
     draft.part(cross_head(*fetching), "decoy", task, "forecast token", [0])
     draft.part(cross_head(*idling), "decoy", idle, "forecast token", [0])
-    layer = draw_choice(0, 1, 2)
-    in_weights, out_weights = bolt.mlp("encoder", layer)
+    task = f"writes {LOUD} times the positive values to where nobody reads"
+    in_weights, out_weights, _ = bolt.mlp(
+        "encoder", draw_choice(0, 1, 2), task, "decoy"
+    )
     in_weights[:PATCH, values] = torch.eye(PATCH)
     out_weights[unread, :PATCH] = LOUD * torch.eye(PATCH)
-    draft.part(
-        f"encoder.{layer}.mlp",
-        "decoy",
-        f"writes {LOUD} times the positive values to where nobody reads",
-    )

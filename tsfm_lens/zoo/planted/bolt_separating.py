@@ -65,21 +65,19 @@ def _routes(reads: Reads) -> tuple[Bolt, Draft]:
     mlp_layer = draw_choice(0, 1, 2)
     layer = draw_choice(*range(mlp_layer + 1))
     level = bolt.plant_back(layer, 0, [1], "level", "averages")
-    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    task = "writes a flag for a high level"
+    in_weights, out_weights, flag = bolt.mlp("encoder", mlp_layer, task)
     _find_step(bolt, in_weights[:2], 0.0)
     out_weights[bolt.encoder["flag"], :2] = FLAG * STEP
-    heads = {
-        "flag": draft.part(
-            f"encoder.{mlp_layer}.mlp", "mechanism", "writes a flag for a high level"
-        )
-    }
-    draft.path(level, heads["flag"])
+    heads = {"flag": flag}
+    draft.path(level, flag)
     for index, (name, lag) in enumerate(lags.items(), 1):
         heads[name] = bolt.plant_back(
             draw_choice(0, 1, 2), index, bolt.lags([lag]), name, "copies"
         )
     layer = draw_choice(0, 1)
-    in_weights, out_weights = bolt.mlp("decoder", layer)
+    task = "lets one copy through, by the flag"
+    in_weights, out_weights, mlp = bolt.mlp("decoder", layer, task)
     stream = bolt.decoder
     identity = torch.eye(PATCH)
     # the flag adds LARGEST to the units of one route and -LARGEST to those of the
@@ -92,9 +90,6 @@ def _routes(reads: Reads) -> tuple[Bolt, Draft]:
         in_weights[copying, stream[name]] = identity
         out_weights[stream["copy"], copying] = identity
         out_weights[stream["copy"], copying.stop] = -1.0
-    mlp = draft.part(
-        f"decoder.{layer}.mlp", "mechanism", "lets one copy through, by the flag"
-    )
     for index, (name, head) in enumerate(heads.items()):
         cross = bolt.plant_fetch(draw_choice(*range(layer + 1)), index, **{name: name})
         draft.path(head, cross, mlp, "output")
@@ -136,7 +131,8 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
     layer = draw_choice(*range(mlp_layer + 1))
     lags = bolt.lags(range(1, n_patches + 1))
     head = bolt.plant_back(layer, 0, lags, "level", "averages")
-    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    task = f"writes one of {len(features)} features into {DIMENSIONS} dimensions"
+    in_weights, out_weights, writer = bolt.mlp("encoder", mlp_layer, task)
     stream = bolt.encoder
     changes = features.diff(dim=0)
     for index, edge in enumerate(rule.edges):
@@ -146,14 +142,10 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
     constant = 2 * len(rule.edges)
     in_weights[constant, stream["one"]] = 1.0
     out_weights[stream["code"], constant] = FLAG / SIDE * features[0]
-    writer = draft.part(
-        f"encoder.{mlp_layer}.mlp",
-        "mechanism",
-        f"writes one of {len(features)} features into {DIMENSIONS} dimensions",
-    )
     layer = draw_choice(0, 1)
     cross = bolt.plant_fetch(draw_choice(*range(layer + 1)), code="code")
-    in_weights, out_weights = bolt.mlp("decoder", layer)
+    task = "writes the forecast of each feature"
+    in_weights, out_weights, reader = bolt.mlp("decoder", layer, task)
     stream = bolt.decoder
     # 0 for a feature that is absent, and for the one that is present the distance of
     # both thresholds, whatever its exact length
@@ -166,9 +158,6 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
             out_weights[stream["height"], unit] = (
                 height * (1 - 2 * side) / (thresholds[1] - thresholds[0])
             )
-    reader = draft.part(
-        f"decoder.{layer}.mlp", "mechanism", "writes the forecast of each feature"
-    )
     bolt.read_out(height=1.0 + SLOPE * torch.arange(PATCH)[:, None])
     draft.path(head, writer, cross, reader, "output")
     return bolt, draft
