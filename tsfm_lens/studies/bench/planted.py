@@ -35,7 +35,6 @@ from tsfm_lens.studies.method_scores.page import (
     write_page,
 )
 from tsfm_lens.studies.method_scores.scores import (
-    DECOY,
     find_decoys,
     forecast_error,
     has_answer,
@@ -87,9 +86,7 @@ def score_probe(
     # noise changes little in decoys, and twins have none
     if decoys and given.nodes and sealed.condition == PLANTED:
         ranking = given.rankings(sealed, in_scope=True)[PARTS]
-        found = find_decoys(case.card, name, ranking)
-        rows = pd.DataFrame(found, columns=list(DECOY))
-        rows = rows.assign(**about)
+        rows = find_decoys(case.card, name, ranking).assign(**about)
         rows.to_csv(decoys, mode="a", header=not decoys.exists(), index=False)
     return score_answer(given, sealed, in_scope=True).assign(**about)
 

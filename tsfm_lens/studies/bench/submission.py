@@ -263,29 +263,20 @@ def from_importances(file: str | Path, folder: str | Path, method: str) -> Submi
     nodes: Scores = {}
     edges: Scores = {}
     claims = []
-    for name, entry in content["nodes"].items():
-        converted = _convert_node(name, card["nodes"])
-        if converted in ("", "output"):
-            continue
-        score, is_in_graph = _read_entry(file, name, entry)
-        if score is not None:
-            nodes[converted] = score
-        if is_in_graph:
-            claims.append(converted)
-    for name, entry in content["edges"].items():
-        sender, _, receiver = name.partition(ARROW)
-        ends = [
-            _convert_node(re.sub(r"<[qkv]>$", "", end), card["nodes"])
-            for end in (sender, receiver)
-        ]
-        if not all(ends):
-            continue
-        edge = ARROW.join(ends)
-        score, is_in_graph = _read_entry(file, name, entry)
-        if score is not None:
-            edges[edge] = max(score, edges.get(edge) or 0.0)
-        if is_in_graph:
-            claims.append(edge)
+    for field, scores in (("nodes", nodes), ("edges", edges)):
+        for name, entry in content[field].items():
+            ends = [
+                _convert_node(re.sub(r"<[qkv]>$", "", end), card["nodes"])
+                for end in name.split(ARROW)
+            ]
+            if not all(ends) or ends == ["output"]:
+                continue
+            ours = ARROW.join(ends)
+            score, is_in_graph = _read_entry(file, name, entry)
+            if score is not None:
+                scores[ours] = max(score, scores.get(ours) or 0.0)
+            if is_in_graph:
+                claims.append(ours)
     scored = {*nodes, *edges}
     chosen = tuple(dict.fromkeys(claim for claim in claims if claim in scored))
     return Submission(

@@ -6,7 +6,7 @@ for, and :func:`as_noisy_as_it_bears` plants with noise that leaves the card tru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 
 import numpy as np
@@ -132,6 +132,10 @@ def _largest(on: EvaluationCase, difference: Scores) -> Scores:
     return np.asarray(np.abs(difference[on.targets]).max(-1) / scales)
 
 
+_LABELS: Mapping[str, Callable[[EvaluationCase], Mapping[str, float]]] = {
+    INPUTS: true_tokens,
+    SEGMENTS: true_segments,
+}
 DECOY = ("method", "component", "decoy", "fooled", "claimed")
 """Columns of the table of decoys."""
 
@@ -162,13 +166,9 @@ def truth(
     backups = [part for part in card.parts if part.role == "backup"]
     idle = {part.component for part in backups}
     match level:
-        case "inputs":
-            tokens = true_tokens(on)
-            labels = np.array([tokens[name] for name in names])
-            return labels, counts, sum(tokens.values())
-        case "segments":
-            known = true_segments(on)
-            values = np.array([known[name] for name in names])
+        case "inputs" | "segments":
+            known: Mapping[str, float] = _LABELS[level](on)
+            values = np.array([known[name] for name in names], dtype=float)
             total = int(np.nansum([*known.values()]))
             return values == 1, np.isfinite(values), total
         case "edges":
@@ -200,19 +200,17 @@ def score_ranking(on: EvaluationCase, level: str, result: Ranking) -> dict[str, 
         scope = float("nan")
     scores = result.scores[counts]
     labels = labels[counts]
-    if level in (INPUTS, SEGMENTS):
-        # tokens are ranked within their series, segments within a step, too
-        groups = np.array(
-            [name.rpartition(":")[0] for name in compress(result.names, counts)]
-        )
-        by_group = [
-            marks(scores[groups == group], labels[groups == group])
-            for group in np.unique(groups)
-        ]
-        means = pd.DataFrame(by_group).mean()
-        values = {str(name): float(mean) for name, mean in means.items()}
-    else:
-        values = marks(scores, labels)
+    # tokens are ranked within their series, segments within a step, too; the rest has
+    # no colons and is one group
+    groups = np.array(
+        [name.rpartition(":")[0] for name in compress(result.names, counts)]
+    )
+    by_group = [
+        marks(scores[groups == group], labels[groups == group])
+        for group in np.unique(groups)
+    ]
+    means = pd.DataFrame(by_group).mean()
+    values = {str(name): float(mean) for name, mean in means.items()}
     if result.claims is None:
         statements = {}
     else:
@@ -220,29 +218,23 @@ def score_ranking(on: EvaluationCase, level: str, result: Ranking) -> dict[str, 
     return {"scope": scope, **values, **statements}
 
 
-def find_decoys(card: Card, name: str, result: Ranking) -> list[dict[str, object]]:
-    """List the decoys that a method named parts among, and if it falls for them."""
+def find_decoys(card: Card, name: str, result: Ranking) -> pd.DataFrame:
+    """Return the decoys that a method named parts among, and if it falls for them.
+
+    Columns are :data:`DECOY`.
+    """
     true = set(card.components("mechanism")) & set(result.names)
     if not true:
-        return []
-    rank_of = dict(zip(result.names, ranks(result.scores), strict=True))
-    if result.claims is not None:
-        statements = dict(zip(result.names, result.claims, strict=True))
-    else:
-        statements = {}
-
-    rows: list[dict[str, object]] = []
-    for part in card.parts:
-        if part.role == "decoy" and part.component in rank_of:
-            fooled = bool(rank_of[part.component] <= len(true))
-            claimed = bool(statements[part.component]) if statements else None
-            rows.append(
-                dict(
-                    zip(
-                        DECOY,
-                        (name, part.component, part.does, fooled, claimed),
-                        strict=True,
-                    )
-                )
-            )
-    return rows
+        return pd.DataFrame(columns=list(DECOY))
+    decoys = [
+        (part.component, part.does) for part in card.parts if part.role == "decoy"
+    ]
+    named = pd.DataFrame(
+        {
+            "component": result.names,
+            "fooled": ranks(result.scores) <= len(true),
+            "claimed": result.claims,
+        }
+    )
+    rows = pd.DataFrame(decoys, columns=["component", "decoy"])
+    return rows.merge(named, on="component").assign(method=name)[list(DECOY)]
