@@ -165,9 +165,9 @@ def test_backups_count_only_for_pair_methods(on: EvaluationCase) -> None:
         False,
     ]
     edges = (
-        f"{ALIVE[0]} > {ALIVE[1]}",
-        f"{ALIVE[1]} > decoder.2.mlp",
-        "decoder.2.mlp > output",
+        f"{ALIVE[0]}->{ALIVE[1]}",
+        f"{ALIVE[1]}->decoder.2.mlp",
+        "decoder.2.mlp->output",
     )
     labels, counts, every = scoring.truth(with_backup, EDGES, edges)
     assert (labels.tolist(), counts.tolist(), every) == (

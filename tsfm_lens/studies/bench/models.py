@@ -262,13 +262,23 @@ def sealed_models(name: str, seed: int) -> tuple[SealedModel, SealedModel]:
         hint = "`tsfm-lens bench list` lists all"
         raise unknown_name("model of the benchmark", name, planters, hint=hint)
     planted = planters[name](seed)
-    first, second = (
-        evaluation_case(lens, planted.card, series=N_SERIES, seed=seed)
-        for lens in (planted.lens(), untrained(planted, seed))
-    )
+    first = _run_planted(name, planted, PLANTED)
+    return first, _run_planted(name, planted, UNTRAINED)
+
+
+def _run_planted(
+    name: str, planted: Planted, condition: str, **options: Any
+) -> SealedModel:
+    """Run a planted model, or its twin, with ``options`` of the evaluation case."""
+    seed = planted.card.seed
+    lens = planted.lens()
+    if condition == UNTRAINED:
+        lens = untrained(planted, seed)
+    options = {"series": N_SERIES, "seed": seed, **options}
+    case = evaluation_case(lens, planted.card, **options)
     if name.startswith("dead-"):
-        first, second = (_with_dead_units(case) for case in (first, second))
-    return seal_model(name, first, PLANTED), seal_model(name, second, UNTRAINED)
+        case = _with_dead_units(case)
+    return seal_model(name, case, condition)
 
 
 @lru_cache(maxsize=1)
@@ -293,10 +303,7 @@ def model_in(name: str, seed: int, condition: str) -> SealedModel | None:
         noise = SERIES_NOISE
     if planted is None:
         return None
-    case = evaluation_case(
-        planted.lens(), planted.card, series=N_SERIES, noise=noise, seed=seed
-    )
-    return seal_model(name, case, condition)
+    return _run_planted(name, planted, condition, noise=noise)
 
 
 @lru_cache(maxsize=1)
@@ -306,15 +313,11 @@ def explained_in(name: str, seed: int, condition: str) -> SealedModel:
     The condition is "planted" or "untrained".
     """
     planted = _planters()[name](seed)
-    lens = planted.lens()
-    if condition == UNTRAINED:
-        lens = untrained(planted, seed)
     noise = SERIES_NOISE
     if isinstance(planted.card.rule, CovariateTimes):
         # its series are random walks and white noise already
         noise = 0.0
-    case = evaluation_case(lens, planted.card, series=FORECASTS, noise=noise, seed=seed)
-    return seal_model(name, case, condition)
+    return _run_planted(name, planted, condition, series=FORECASTS, noise=noise)
 
 
 def seal_model(name: str, case: EvaluationCase, condition: str) -> SealedModel:

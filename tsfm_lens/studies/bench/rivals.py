@@ -20,6 +20,7 @@ from tsfm_lens.probes.circuits import make_bench
 from tsfm_lens.probes.learned_scores import learned_scores
 from tsfm_lens.studies.bench.models import CANDIDATES, list_nodes
 from tsfm_lens.studies.method_scores.methods import (
+    ARROW,
     EDGES,
     INPUTS,
     METHODS,
@@ -104,7 +105,7 @@ def _by_edges(case: EvaluationCase, rank: Rank) -> Ranking:
     edges = rank(case)
     largest = dict.fromkeys(list_nodes(case), 0.0)
     for name, score in zip(edges.names, edges.scores, strict=True):
-        sender = name.split(" > ")[0]
+        sender = name.split(ARROW)[0]
         largest[sender] = max(largest[sender], float(score))
     return Ranking(tuple(largest), np.array(list(largest.values())))
 

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,16 +24,13 @@ from tsfm_lens.data.checked import Strict, complaints
 from tsfm_lens.data.files import missing_file
 from tsfm_lens.studies.bench.models import CANDIDATES, PUBLIC_CARD, SealedModel
 from tsfm_lens.studies.method_scores.methods import (
-    EDGES,
+    ARROW,
     LEVELS,
     METHODS,
     Method,
     Ranking,
-    edge_name,
 )
 
-ARROW = "->"
-"""Between the sender and the receiver of an edge in a file."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Scores = dict[str, Finite | None]
 
@@ -89,9 +86,7 @@ class Submission(Strict):
             UnknownNameError: a score or a claim is of no candidate.
         """
         candidates = {
-            level: [_arrow(name) for name in CANDIDATES[level](sealed.case)]
-            for level in LEVELS
-            if self[level]
+            level: CANDIDATES[level](sealed.case) for level in LEVELS if self[level]
         }
         if not candidates:
             raise InputError(
@@ -101,7 +96,7 @@ class Submission(Strict):
             _check_names(level, self[level], names)
         _check_names("claims", self.claims or (), list(chain(*candidates.values())))
         if in_scope:
-            candidates = {level: list(self[level]) for level in candidates}
+            candidates = {level: tuple(self[level]) for level in candidates}
         return {level: self._rank(level, names) for level, names in candidates.items()}
 
     def __getitem__(self, field: str) -> Scores:
@@ -114,18 +109,11 @@ class Submission(Strict):
         claims = None
         if self.claims is not None:
             claims = np.isin(names, self.claims)
-        if field == EDGES:
-            names = [edge_name(*name.split(ARROW)) for name in names]
         return Ranking(tuple(names), scores, claims)
 
     def write(self, file: str | Path) -> None:
         """Write the file."""
         write_atomically(Path(file), self.model_dump_json(indent=1).encode())
-
-
-def _arrow(edge: str) -> str:
-    """Name an edge as files do; other names stay."""
-    return edge.replace(" > ", ARROW)
 
 
 def _check_names(field: str, given: Any, names: Sequence[str]) -> None:
@@ -202,18 +190,12 @@ def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Subm
     start = time.perf_counter()
     for method in methods:
         ranking = method.rank(sealed.case)
-        written = [_arrow(one) for one in ranking.names]
         scores[method.level] = {
             one: float(score) if np.isfinite(score) else None
-            for one, score in zip(written, ranking.scores, strict=True)
+            for one, score in zip(ranking.names, ranking.scores, strict=True)
         }
         if ranking.claims is not None:
-            claims = claims or []
-            claims += [
-                one
-                for one, is_claimed in zip(written, ranking.claims, strict=True)
-                if is_claimed
-            ]
+            claims = [*(claims or ()), *compress(ranking.names, ranking.claims)]
     return Submission(
         model=sealed.card["model"],
         seal=sealed.seal,

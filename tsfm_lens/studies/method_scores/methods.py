@@ -40,6 +40,8 @@ SEGMENTS = "segments"
 ROUTES = "routes"
 LEVELS = (PARTS, EDGES, INPUTS, REPAIRED, PAIRS, SEGMENTS, ROUTES)
 """What methods score, and the fields of answers that hold the scores."""
+ARROW = "->"
+"""Between the sender and the receiver of an edge."""
 STRETCHES = 8
 """Number of segments that the past is cut into."""
 
@@ -473,7 +475,7 @@ for _product in ("QK", "OV"):
 
 def edge_name(sender: str, receiver: str) -> str:
     """Name the edge of a sender and a receiver."""
-    return f"{sender} > {receiver}"
+    return f"{sender}{ARROW}{receiver}"
 
 
 def pair_name(one: str, other: str) -> str:

@@ -20,6 +20,7 @@ from tsfm_lens.studies.method_scores.marks import (
     ranks,
 )
 from tsfm_lens.studies.method_scores.methods import (
+    ARROW,
     EDGES,
     INPUTS,
     PAIRS,
@@ -173,7 +174,7 @@ def truth(
             return values == 1, np.isfinite(values), total
         case "edges":
             true = {edge_name(*edge) for edge in card.edges}
-            counts = np.array([not idle & set(name.split(" > ")) for name in names])
+            counts = np.array([not idle & set(name.split(ARROW)) for name in names])
         case "repaired":
             true = {str(part.stands_in_for) for part in backups}
         case "pairs":
