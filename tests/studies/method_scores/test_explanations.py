@@ -46,7 +46,7 @@ def sealed(request: pytest.FixtureRequest) -> SealedModel:
 
 
 def scored(sealed: SealedModel, level: str, rank: Any) -> pd.Series:
-    method = Method("mine", level, rank, lambda case: True)
+    method = Method("mine", level, rank)
     (row,) = score_probe(sealed, [method]).iloc
     return row
 

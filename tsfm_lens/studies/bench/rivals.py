@@ -7,7 +7,6 @@ too. They answer as strangers do, through files of scores.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -26,7 +25,9 @@ from tsfm_lens.studies.method_scores.methods import (
     METHODS,
     PARTS,
     Method,
+    Rank,
     Ranking,
+    add_method,
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 
@@ -35,11 +36,7 @@ ORDERS = 16
 
 RIVALS: dict[str, list[Method]] = {}
 
-Rank = Callable[[EvaluationCase], Ranking]
-
-
-def _rival(name: str, level: str, rank: Rank) -> None:
-    RIVALS.setdefault(name, []).append(Method(name, level, rank, lambda case: True))
+_rival = partial(add_method, RIVALS)
 
 
 def _draw(case: EvaluationCase, level: str) -> Ranking:

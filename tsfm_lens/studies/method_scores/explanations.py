@@ -23,6 +23,7 @@ from tsfm_lens.studies.method_scores.methods import (
     SEGMENTS,
     Method,
     Ranking,
+    add_method,
     cut_forecasts,
     of_every_stack,
     of_heads,
@@ -72,12 +73,7 @@ def by_forecast(case: EvaluationCase, score: Scores, count: int | None = 1) -> R
 EXPLANATIONS: dict[str, list[Method]] = {}
 
 
-def _explanation(
-    name: str, level: str, rank: Callable[[EvaluationCase], Ranking]
-) -> None:
-    EXPLANATIONS.setdefault(name, []).append(
-        Method(name, level, rank, lambda case: True)
-    )
+_explanation = partial(add_method, EXPLANATIONS)
 
 
 def _attribute(run: Run, parts: tuple[Segment, ...], method: str) -> np.ndarray:

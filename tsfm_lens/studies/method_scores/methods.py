@@ -55,36 +55,40 @@ class Ranking:
     claims: Labels | None = None
 
 
+Rank = Callable[[EvaluationCase], Ranking]
+
+
 @dataclass(frozen=True)
 class Method:
     """Method that names what a forecast comes from."""
 
     name: str
     level: str
-    rank: Callable[[EvaluationCase], Ranking]
-    applies: Callable[[EvaluationCase], bool]
+    rank: Rank
+    applies: Callable[[EvaluationCase], bool] = lambda case: True
 
 
 METHODS: dict[str, Method] = {}
 
 
-def method(
-    name: str,
-    level: str = PARTS,
-    *,
-    applies: Callable[[EvaluationCase], bool] = lambda case: True,
-) -> Callable[
-    [Callable[[EvaluationCase], Ranking]], Callable[[EvaluationCase], Ranking]
-]:
-    """Declare a method that is scored on every planted model."""
+def method(name: str, level: str = PARTS, **options: Any) -> Callable[[Rank], Rank]:
+    """Declare a method that is scored on every planted model.
 
-    def declare(
-        rank: Callable[[EvaluationCase], Ranking],
-    ) -> Callable[[EvaluationCase], Ranking]:
-        METHODS[name] = Method(name, level, rank, applies)
+    ``options`` are other fields of :class:`Method`.
+    """
+
+    def declare(rank: Rank) -> Rank:
+        METHODS[name] = Method(name, level, rank, **options)
         return rank
 
     return declare
+
+
+def add_method(
+    known: dict[str, list[Method]], name: str, level: str, rank: Rank
+) -> None:
+    """Add a method to those of its name, one for each level."""
+    known.setdefault(name, []).append(Method(name, level, rank))
 
 
 def has_cross(case: EvaluationCase) -> bool:
