@@ -5,7 +5,7 @@ SERIES ?= bundled:leisure_jobs,co2,seattle_heat
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo pictures test test-core test-studies test-site house core test-hard exhaustive campaigns mutants figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
+.PHONY: setup report sweep-demo pictures test test-core test-studies test-site house core test-hard exhaustive campaigns mutants figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores compression-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -118,13 +118,9 @@ docs: $(STAMP)
 conformance: $(STAMP)
 	$(BIN)/python -m pytest -m published
 
-# every method on models whose mechanism is known; ONLY="seasonal-copy chronos" measures a part of them again
+# every probe and explanation on models whose mechanism is known; ONLY=gate-chronos METHOD=shapley measures a part
 planted-scores: $(STAMP)
-	$(BIN)/python -m tsfm_lens.studies.bench.planted --out docs/planted.md $(addprefix --model ,$(ONLY)) $(addprefix --since ,$(SINCE))
-
-# explanations of single forecasts on the same models; ONLY="shapley occlusion" measures some methods
-explanation-scores: $(STAMP)
-	$(BIN)/python -m tsfm_lens.studies.method_scores.leaderboard --out docs/planted.md $(foreach name,$(ONLY),--only "$(name)") $(addprefix --since ,$(SINCE))
+	$(BIN)/python -m tsfm_lens.studies.bench.planted --out docs/planted.md $(addprefix --model ,$(ONLY)) $(if $(METHOD),--method "$(METHOD)") $(addprefix --since ,$(SINCE))
 
 # rise of the error by method of compression, on sources that did not calibrate
 compression-scores: $(STAMP)

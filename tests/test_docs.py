@@ -383,12 +383,10 @@ def test_questions_lead_to_pages() -> None:
 
 def test_scores_beside_questions_are_measured() -> None:
     """A question names a method of the benchmark, on a level that it has, or none."""
-    tables = [
-        pd.read_csv(DOCS / name) for name in ("planted.csv", "planted.explanations.csv")
-    ]
+    scores = questions.read_scores()
     asked = [question for group in questions.GROUPS.values() for question in group]
     scored = [question for question in asked if question.method]
     assert 0 < len(scored) < len(asked)
     for question in scored:
-        found, _ = questions.score(question, *tables)
+        found, _ = questions.score(question, scores)
         assert found

@@ -66,7 +66,6 @@ STUDIES = (
         "studies.rank_theory.figures",
     ),
     *(
-        "studies.method_scores.leaderboard",
         "studies.rank_theory.figures_models",
         "studies.recipes",
     ),

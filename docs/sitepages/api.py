@@ -38,7 +38,6 @@ PACKAGES = (
     "testing",
     "studies.dictionaries",
     "studies.experiments",
-    "studies.method_scores.leaderboard",
     "studies.queue",
     "studies.experiments.figures",
     "studies.rank_theory",

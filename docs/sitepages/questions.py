@@ -39,8 +39,8 @@ class Question:
         text: as somebody asks it.
         kind: of the measurement that answers it.
         caveat: limit of the answer.
-        method: its name in docs/planted.csv, or "explanations: NAME" in
-            docs/planted.explanations.csv; "" for what no planted model has been asked.
+        method: its name in docs/planted.csv or docs/planted.explanations.csv; "" for
+            what no planted model has been asked.
         level: of what is found: nodes, edges, inputs …
     """
 
@@ -212,15 +212,15 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "input_attribution",
             "The result depends on the reference that you choose. Segments that work"
             " only together share their effect.",
-            "explanations: shapley",
-            "inputs",
+            "shapley",
+            "segments",
         ),
         Question(
             "Through which components did the input act?",
             "input_routes",
             "It is linear around this forecast unless you ask for exact routes. Read"
             " the faithfulness test with it.",
-            "explanations: routes, exact",
+            "routes, exact",
             "routes",
         ),
         Question(
@@ -287,11 +287,8 @@ GROUPS: dict[str, tuple[Question, ...]] = {
 
 
 def write_questions() -> None:
-    """The page, with scores from the files that ``make planted-scores`` and ``make
-    explanation-scores`` write.
-    """
-    scores = pd.read_csv(DOCS / "planted.csv")
-    explained = pd.read_csv(DOCS / "planted.explanations.csv")
+    """The page, with scores from the files that ``make planted-scores`` writes."""
+    scores = read_scores()
     parts = [
         "# Which probe answers my question?",
         (
@@ -307,15 +304,19 @@ def write_questions() -> None:
         ),
     ]
     for title, questions in GROUPS.items():
-        rows = [_row(question, scores, explained) for question in questions]
+        rows = [_row(question, scores) for question in questions]
         header = ("question", "probe and figures", "AUROC (untrained)", "claims right")
         parts += [f"## {title}", table(header, rows)]
     write(PAGE, "\n\n".join(parts) + "\n")
 
 
-def _row(
-    question: Question, scores: pd.DataFrame, explained: pd.DataFrame
-) -> tuple[str, ...]:
+def read_scores() -> pd.DataFrame:
+    """Scores of probes and explanations on planted models."""
+    names = ("planted.csv", "planted.explanations.csv")
+    return pd.concat([pd.read_csv(DOCS / name) for name in names])
+
+
+def _row(question: Question, scores: pd.DataFrame) -> tuple[str, ...]:
     measurement = find(question.kind)
     probe = measurement.function_name
     figures = [
@@ -333,13 +334,11 @@ def _row(
     return (
         text,
         f"{asked}<br>{visible}",
-        *score(question, scores, explained),
+        *score(question, scores),
     )
 
 
-def score(
-    question: Question, scores: pd.DataFrame, explained: pd.DataFrame
-) -> tuple[str, str]:
+def score(question: Question, scores: pd.DataFrame) -> tuple[str, str]:
     """What it finds on planted models and on untrained twins, and how many of its
     claims are right; "" if not asked.
 
@@ -348,11 +347,8 @@ def score(
     """
     if not question.method:
         return "", ""
-    name = question.method.removeprefix("explanations: ")
-    source = explained
-    if name == question.method:
-        source = scores
-    rows = source[(source["method"] == name) & (source["level"] == question.level)]
+    name = question.method
+    rows = scores[(scores["method"] == name) & (scores["level"] == question.level)]
     planted, untrained = (
         rows[rows["condition"] == condition] for condition in ("planted", "untrained")
     )
@@ -361,8 +357,5 @@ def score(
     there = f"{planted['auroc'].mean():.2f}"
     if untrained["auroc"].notna().any():
         there += f" ({untrained['auroc'].mean():.2f})"
-    if "claim_precision" in planted:
-        right = planted["claim_precision"].mean()
-    else:
-        right = float("nan")
+    right = planted["claim_precision"].mean()
     return there, "" if pd.isna(right) else f"{100 * right:.0f} %"

@@ -59,6 +59,13 @@ def test_draws_have_the_covariance_of_the_rows() -> None:
     assert (np.abs(found - expected) <= 5 * spread).all()
 
 
+def test_draws_lead_either_way() -> None:
+    """Half of them have a positive first coordinate, as normal draws do."""
+    positive = draw_directions(activations(300), 4000)[:, 0, 0] > 0
+    # five standard errors
+    assert abs(positive.mean() - 0.5) <= 5 * 0.5 / np.sqrt(4000)
+
+
 def test_draws_are_orthonormal_and_repeatable() -> None:
     """Several directions of a null form a basis; a seed gives the same."""
     rows = activations(20)

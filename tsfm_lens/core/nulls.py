@@ -125,9 +125,10 @@ def draw_directions(
             " or nulls=0"
         )
     draws = draws[:count]
-    # columns of q are orthonormal
-    bases = np.linalg.qr(draws.swapaxes(-1, -2))[0]
-    result: np.ndarray = bases.swapaxes(-1, -2)
+    # columns of q are orthonormal; their signs are not those of the draws
+    bases, lengths = np.linalg.qr(draws.swapaxes(-1, -2))
+    signs = np.copysign(1.0, np.diagonal(lengths, axis1=-2, axis2=-1))
+    result: np.ndarray = bases.swapaxes(-1, -2) * signs[..., None]
     return result
 
 

@@ -80,7 +80,7 @@ def test_a_fetched_model_is_the_planted_one_without_truth(
         assert files == {"config.json", "model.safetensors", PUBLIC_CARD, SERIES}
         card = json.loads((folder / PUBLIC_CARD).read_text())
         assert set(card) == {
-            *("format", "model", "horizon", "nodes", "tokens", "seal"),
+            *("format", "model", "horizon", "nodes", "tokens", "segments", "seal"),
         }
         series = np.load(folder / SERIES)
         run = tsfm_lens.load(folder).run(list(series["clean"]), card["horizon"])

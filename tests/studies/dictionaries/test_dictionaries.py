@@ -100,7 +100,7 @@ def test_drawn_directions_have_the_spread_of_activations():
     activations = torch.randn(4000, 3, generator=generator) * torch.tensor(
         [10.0, 1.0, 0.0]
     )
-    drawn = dictionaries.covariance_directions(activations, 500, generator)
+    drawn = dictionaries.covariance_directions(activations, 500, seed=0)
     assert_close(drawn.norm(dim=1), torch.ones(500), depth=3)
     assert drawn[:, 0].abs().median() > drawn[:, 1].abs().median()
     assert float(drawn[:, 2].abs().max()) < rounding(torch.float32, 1.0, depth=3)

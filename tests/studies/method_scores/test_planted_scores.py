@@ -165,9 +165,9 @@ def test_backups_count_only_for_pair_methods(on: EvaluationCase) -> None:
         False,
     ]
     edges = (
-        f"{ALIVE[0]} > {ALIVE[1]}",
-        f"{ALIVE[1]} > decoder.2.mlp",
-        "decoder.2.mlp > output",
+        f"{ALIVE[0]}->{ALIVE[1]}",
+        f"{ALIVE[1]}->decoder.2.mlp",
+        "decoder.2.mlp->output",
     )
     labels, counts, every = scoring.truth(with_backup, EDGES, edges)
     assert (labels.tolist(), counts.tolist(), every) == (
@@ -218,7 +218,7 @@ def test_the_page_is_made_of_its_tables_and_goes_on(tmp_path: Path) -> None:
     assert text.endswith("Sentences.\n")
     assert "old" not in text
     assert "| path patching | edges |" in text
-    file, _ = planted.list_files(page)
+    file = planted.list_files(page)[0]
     dated = first.methods.assign(date=["2026-01-01", *["2026-02-01"] * 3])
     dated.to_csv(file, index=False)
     planted.main(page, method=chosen[::2], since="2026-01-02", **options)
@@ -247,7 +247,8 @@ def test_the_docs_page_scores_a_method_of_ones_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The page's example of declaring a method runs, and prints what it shows."""
-    monkeypatch.setitem(METHODS, "last parts first", METHODS["zero ablation"])
+    for name in ("last parts first", "last segments first"):
+        monkeypatch.setitem(METHODS, name, METHODS["zero ablation"])
     assert run_blocks(Path(__file__).parents[3] / "docs" / "planted.md") == 2
 
 

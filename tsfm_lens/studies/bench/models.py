@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from itertools import combinations, starmap
+from itertools import chain, combinations, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,9 +31,13 @@ from tsfm_lens.studies.method_scores.methods import (
     PAIRS,
     PARTS,
     REPAIRED,
+    ROUTES,
+    SEGMENTS,
+    cut_forecasts,
     edge_name,
     find_tokens,
     pair_name,
+    segment_names,
     token_name,
 )
 from tsfm_lens.studies.method_scores.page import (
@@ -60,6 +64,7 @@ from tsfm_lens.zoo.planted import (
 )
 from tsfm_lens.zoo.planted.card import seal_of
 from tsfm_lens.zoo.planted.planting import SEPARATING, save_weights
+from tsfm_lens.zoo.planted.rules import CovariateTimes
 
 FORMAT = 1
 """Version of the public card and of the answers."""
@@ -76,6 +81,8 @@ CONDITIONS = (PLANTED, NOISY_SERIES, NOISY_WEIGHTS, UNTRAINED)
 WEIGHT_NOISES = (0.01, 0.003, 0.001, 0.0003)
 """Noise of the weights, of which a model gets the first that it bears."""
 SERIES_NOISE = 0.05
+FORECASTS = 8
+"""Forecasts of a model whose single forecasts are explained."""
 
 Planter = Callable[..., Planted]
 
@@ -218,12 +225,21 @@ def list_pairs(case: EvaluationCase) -> tuple[str, ...]:
     return tuple(starmap(pair_name, combinations(list_nodes(case), 2)))
 
 
+def list_segments(case: EvaluationCase) -> tuple[str, ...]:
+    """Name every segment of every series at every forecast step."""
+    forecasts = enumerate(cut_forecasts(case))
+    names = (segment_names(at, parts, run.horizon) for at, (run, parts) in forecasts)
+    return tuple(chain.from_iterable(names))
+
+
 CANDIDATES: dict[str, Callable[[EvaluationCase], tuple[str, ...]]] = {
     PARTS: list_nodes,
     EDGES: list_edges,
     INPUTS: list_inputs,
     REPAIRED: list_nodes,
     PAIRS: list_pairs,
+    SEGMENTS: list_segments,
+    ROUTES: list_nodes,
 }
 """What can be scored of a case, by the field of an answer."""
 
@@ -248,13 +264,23 @@ def sealed_models(name: str, seed: int) -> tuple[SealedModel, SealedModel]:
         hint = "`tsfm-lens bench list` lists all"
         raise unknown_name("model of the benchmark", name, planters, hint=hint)
     planted = planters[name](seed)
-    first, second = (
-        evaluation_case(lens, planted.card, series=N_SERIES, seed=seed)
-        for lens in (planted.lens(), untrained(planted, seed))
-    )
+    first = _run_planted(name, planted, PLANTED)
+    return first, _run_planted(name, planted, UNTRAINED)
+
+
+def _run_planted(
+    name: str, planted: Planted, condition: str, **options: Any
+) -> SealedModel:
+    """Run a planted model, or its twin, with ``options`` of the evaluation case."""
+    seed = planted.card.seed
+    lens = planted.lens()
+    if condition == UNTRAINED:
+        lens = untrained(planted, seed)
+    options = {"series": N_SERIES, "seed": seed, **options}
+    case = evaluation_case(lens, planted.card, **options)
     if name.startswith("dead-"):
-        first, second = (_with_dead_units(case) for case in (first, second))
-    return seal_model(name, first, PLANTED), seal_model(name, second, UNTRAINED)
+        case = _with_dead_units(case)
+    return seal_model(name, case, condition)
 
 
 @lru_cache(maxsize=1)
@@ -279,15 +305,27 @@ def model_in(name: str, seed: int, condition: str) -> SealedModel | None:
         noise = SERIES_NOISE
     if planted is None:
         return None
-    case = evaluation_case(
-        planted.lens(), planted.card, series=N_SERIES, noise=noise, seed=seed
-    )
-    return seal_model(name, case, condition)
+    return _run_planted(name, planted, condition, noise=noise)
+
+
+@lru_cache(maxsize=1)
+def explained_in(name: str, seed: int, condition: str) -> SealedModel:
+    """Build a model whose single forecasts, of noisy series, are explained.
+
+    The condition is "planted" or "untrained".
+    """
+    planted = _planters()[name](seed)
+    noise = SERIES_NOISE
+    if isinstance(planted.card.rule, CovariateTimes):
+        # its series are random walks and white noise already
+        noise = 0.0
+    return _run_planted(name, planted, condition, series=FORECASTS, noise=noise)
 
 
 def seal_model(name: str, case: EvaluationCase, condition: str) -> SealedModel:
     """Make the public card of a case, with the seal."""
     spans, tokens = find_tokens(case)
+    ((_, parts),) = cut_forecasts(case, 1)
     content = {
         "format": FORMAT,
         "model": name,
@@ -297,6 +335,7 @@ def seal_model(name: str, case: EvaluationCase, condition: str) -> SealedModel:
             str(token): [int(spans.start[token]), int(spans.stop[token])]
             for token in tokens
         },
+        "segments": {part.name: [part.start, part.stop] for part in parts},
     }
     with TemporaryDirectory() as folder:
         save_weights(case.lens.adapter.model, folder)

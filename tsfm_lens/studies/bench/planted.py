@@ -1,4 +1,4 @@
-"""Scores of every probe of the package on planted models, and the page that shows them.
+"""Scores of probes and explanations on planted models, and the page that shows them.
 
 ``python -m tsfm_lens.studies.bench.planted --out docs/planted.md`` lets every method
 answer every mechanism, several times and under every condition, and writes the page,
@@ -16,15 +16,25 @@ import pandas as pd
 import typer
 
 from tsfm_lens.core.console import console
-from tsfm_lens.core.errors import InputError, LensError
-from tsfm_lens.studies.bench.models import CONDITIONS, SealedModel
+from tsfm_lens.core.errors import InputError, LensError, unknown_name
+from tsfm_lens.studies.bench.models import (
+    CONDITIONS,
+    SealedModel,
+    explained_in,
+    model_in,
+)
 from tsfm_lens.studies.bench.scoring import score_answer
 from tsfm_lens.studies.bench.submission import answer_by
 from tsfm_lens.studies.bench.table import fill_table
+from tsfm_lens.studies.method_scores.explanations import EXPLANATIONS
 from tsfm_lens.studies.method_scores.methods import METHODS, PARTS, Method
-from tsfm_lens.studies.method_scores.page import PLANTED, ScoreTables, write_page
+from tsfm_lens.studies.method_scores.page import (
+    PLANTED,
+    UNTRAINED,
+    ScoreTables,
+    write_page,
+)
 from tsfm_lens.studies.method_scores.scores import (
-    DECOY,
     find_decoys,
     forecast_error,
     has_answer,
@@ -50,16 +60,21 @@ def score_methods(sealed: SealedModel, names: Iterable[str]) -> pd.DataFrame:
 def score_probe(
     sealed: SealedModel, methods: Sequence[Method], decoys: Path | None = None
 ) -> pd.DataFrame:
-    """Let a method answer, and add what it says of decoys to a file.
+    """Let the methods of one name answer, and add what they say of decoys to a file.
 
     Returns:
-        One row, or none where the method does not apply.
+        A row for each method that applies.
     """
-    (method,) = methods
     case = sealed.case
-    if not (has_answer(case.card, method.level) and method.applies(case)):
+    methods = [
+        method
+        for method in methods
+        if has_answer(case.card, method.level) and method.applies(case)
+    ]
+    if not methods:
         return pd.DataFrame()
-    given = answer_by(sealed, method.name, methods)
+    name = methods[0].name
+    given = answer_by(sealed, name, methods)
     about: dict[str, Any] = {
         "mechanism": case.card.mechanism,
         "architecture": case.card.architecture,
@@ -69,25 +84,40 @@ def score_probe(
         "weight_noise": case.card.weight_noise,
     }
     # noise changes little in decoys, and twins have none
-    if decoys and method.level == PARTS and sealed.condition == PLANTED:
+    if decoys and given.nodes and sealed.condition == PLANTED:
         ranking = given.rankings(sealed, in_scope=True)[PARTS]
-        found = find_decoys(case.card, method.name, ranking)
-        rows = pd.DataFrame(found, columns=list(DECOY))
-        rows = rows.assign(**about)
+        rows = find_decoys(case.card, name, ranking).assign(**about)
         rows.to_csv(decoys, mode="a", header=not decoys.exists(), index=False)
     return score_answer(given, sealed, in_scope=True).assign(**about)
 
 
-def list_files(page: Path) -> tuple[Path, Path]:
-    """Return the paths of the tables beside a page: of methods, and of decoys."""
-    return page.with_suffix(".csv"), page.with_suffix(".decoys.csv")
+def list_files(page: Path) -> tuple[Path, Path, Path]:
+    """Return the paths of the tables beside a page.
+
+    They are of methods, of decoys, and of explanations.
+    """
+    ends = (".csv", ".decoys.csv", ".explanations.csv")
+    methods, decoys, explanations = map(page.with_suffix, ends)
+    return methods, decoys, explanations
 
 
 def read_scores(page: Path) -> ScoreTables:
-    """Read the tables beside a page; of decoys that were met twice the last row."""
-    methods, decoys = (pd.read_csv(file) for file in list_files(page))
-    key = ["mechanism", "architecture", "condition", "seed", "method", "component"]
-    return ScoreTables(methods, decoys.drop_duplicates(key, keep="last"))
+    """Read the tables beside a page; of decoys that were met twice the last row.
+
+    Raises:
+        InputError: nothing was measured.
+    """
+    tables = [pd.DataFrame() for _ in list_files(page)]
+    for index, file in enumerate(list_files(page)):
+        if file.exists():
+            tables[index] = pd.read_csv(file)
+    methods, decoys, explanations = tables
+    if not len(methods) and not len(explanations):
+        raise InputError(f"nothing was measured for {page} yet; leave out --read")
+    if len(decoys):
+        key = ["mechanism", "architecture", "condition", "seed", "method", "component"]
+        decoys = decoys.drop_duplicates(key, keep="last")
+    return ScoreTables(methods, decoys, explanations)
 
 
 def main(
@@ -111,18 +141,30 @@ def main(
     ] = False,
 ) -> None:
     """Score every method on models whose mechanism is known, and write the page."""
-    table, decoys = list_files(out)
+    table, decoys, explanations = list_files(out)
+    probes = {name: [declared] for name, declared in METHODS.items()}
+    everything = probes | EXPLANATIONS
+    for name in method or []:
+        if name not in everything:
+            raise SystemExit(f"error: {unknown_name('method', name, everything)}")
+    campaigns: list[tuple[Any, ...]] = [
+        (table, probes, CONDITIONS, model_in),
+        (explanations, EXPLANATIONS, (PLANTED, UNTRAINED), explained_in),
+    ]
+    if read:
+        campaigns = []
     try:
-        if read and not table.exists():
-            raise InputError(f"nothing was measured for {out} yet; leave out --read")
-        if not read:
+        for file, known, conditions, build in campaigns:
             fill_table(
-                table,
+                file,
                 model or ["-".join(pair) for pair in mechanisms()],
                 range(seeds),
-                method,
-                conditions=condition or CONDITIONS,
-                known={name: [declared] for name, declared in METHODS.items()},
+                [name for name in known if not method or name in method],
+                conditions=[
+                    one for one in conditions if not condition or one in condition
+                ],
+                known=known,
+                build=build,
                 score=partial(score_probe, decoys=decoys),
                 since=since,
                 log=console(stderr=True).print,

@@ -7,7 +7,6 @@ too. They answer as strangers do, through files of scores.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -20,12 +19,15 @@ from tsfm_lens.probes.circuits import make_bench
 from tsfm_lens.probes.learned_scores import learned_scores
 from tsfm_lens.studies.bench.models import CANDIDATES, list_nodes
 from tsfm_lens.studies.method_scores.methods import (
+    ARROW,
     EDGES,
     INPUTS,
     METHODS,
     PARTS,
     Method,
+    Rank,
     Ranking,
+    add_method,
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 
@@ -34,11 +36,7 @@ ORDERS = 16
 
 RIVALS: dict[str, list[Method]] = {}
 
-Rank = Callable[[EvaluationCase], Ranking]
-
-
-def _rival(name: str, level: str, rank: Rank) -> None:
-    RIVALS.setdefault(name, []).append(Method(name, level, rank, lambda case: True))
+_rival = partial(add_method, RIVALS)
 
 
 def _draw(case: EvaluationCase, level: str) -> Ranking:
@@ -104,7 +102,7 @@ def _by_edges(case: EvaluationCase, rank: Rank) -> Ranking:
     edges = rank(case)
     largest = dict.fromkeys(list_nodes(case), 0.0)
     for name, score in zip(edges.names, edges.scores, strict=True):
-        sender = name.split(" > ")[0]
+        sender = name.split(ARROW)[0]
         largest[sender] = max(largest[sender], float(score))
     return Ranking(tuple(largest), np.array(list(largest.values())))
 

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,16 +24,13 @@ from tsfm_lens.data.checked import Strict, complaints
 from tsfm_lens.data.files import missing_file
 from tsfm_lens.studies.bench.models import CANDIDATES, PUBLIC_CARD, SealedModel
 from tsfm_lens.studies.method_scores.methods import (
-    EDGES,
+    ARROW,
     LEVELS,
     METHODS,
     Method,
     Ranking,
-    edge_name,
 )
 
-ARROW = "->"
-"""Between the sender and the receiver of an edge in a file."""
 # strict, since true and "1" are no scores
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Scores = dict[str, Finite | None]
@@ -54,6 +51,9 @@ class Submission(Strict):
         inputs: score of each token of each series, by name like "0:3", series first.
         repaired: score of each head and MLP that others may make up for.
         pairs: score of each two that make up for each other, by name like "a + b".
+        segments: score of each segment of the input at each step of each forecast, by
+            name like "0:3:past -16 to -1", series first.
+        routes: score of each head and MLP through which the input acts.
         claims: names of nodes, edges and inputs that the method calls true; null if it
             makes no claims.
     """
@@ -69,6 +69,8 @@ class Submission(Strict):
     inputs: Scores = Field(default_factory=dict)
     repaired: Scores = Field(default_factory=dict)
     pairs: Scores = Field(default_factory=dict)
+    segments: Scores = Field(default_factory=dict)
+    routes: Scores = Field(default_factory=dict)
     claims: tuple[str, ...] | None = None
 
     def rankings(
@@ -85,9 +87,7 @@ class Submission(Strict):
             UnknownNameError: a score or a claim is of no candidate.
         """
         candidates = {
-            level: [_arrow(name) for name in CANDIDATES[level](sealed.case)]
-            for level in LEVELS
-            if self[level]
+            level: CANDIDATES[level](sealed.case) for level in LEVELS if self[level]
         }
         if not candidates:
             raise InputError(
@@ -97,7 +97,7 @@ class Submission(Strict):
             _check_names(level, self[level], names)
         _check_names("claims", self.claims or (), list(chain(*candidates.values())))
         if in_scope:
-            candidates = {level: list(self[level]) for level in candidates}
+            candidates = {level: tuple(self[level]) for level in candidates}
         return {level: self._rank(level, names) for level, names in candidates.items()}
 
     def __getitem__(self, field: str) -> Scores:
@@ -110,18 +110,11 @@ class Submission(Strict):
         claims = None
         if self.claims is not None:
             claims = np.isin(names, self.claims)
-        if field == EDGES:
-            names = [edge_name(*name.split(ARROW)) for name in names]
         return Ranking(tuple(names), scores, claims)
 
     def write(self, file: str | Path) -> None:
         """Write the file."""
         write_atomically(Path(file), self.model_dump_json(indent=1).encode())
-
-
-def _arrow(edge: str) -> str:
-    """Name an edge as files do; other names stay."""
-    return edge.replace(" > ", ARROW)
 
 
 def _check_names(field: str, given: Any, names: Sequence[str]) -> None:
@@ -212,18 +205,12 @@ def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Subm
     start = time.perf_counter()
     for method in methods:
         ranking = method.rank(sealed.case)
-        written = [_arrow(one) for one in ranking.names]
         scores[method.level] = {
             one: float(score) if np.isfinite(score) else None
-            for one, score in zip(written, ranking.scores, strict=True)
+            for one, score in zip(ranking.names, ranking.scores, strict=True)
         }
         if ranking.claims is not None:
-            claims = claims or []
-            claims += [
-                one
-                for one, is_claimed in zip(written, ranking.claims, strict=True)
-                if is_claimed
-            ]
+            claims = [*(claims or ()), *compress(ranking.names, ranking.claims)]
     return Submission(
         model=sealed.card["model"],
         seal=sealed.seal,
@@ -277,34 +264,25 @@ def from_importances(file: str | Path, folder: str | Path, method: str) -> Submi
     nodes: Scores = {}
     edges: Scores = {}
     claims = []
-    for name, entry in content["nodes"].items():
-        converted = _convert_node(name, card["nodes"])
-        if converted in ("", "output"):
-            continue
-        score, is_in_graph = _read_entry(file, name, entry)
-        if score is not None:
-            nodes[converted] = score
-        if is_in_graph:
-            claims.append(converted)
-    for name, entry in content["edges"].items():
-        sender, arrow, receiver = name.partition(ARROW)
-        if not arrow:
-            raise InputError(
-                f"importances {str(file)!r}: {name!r} is no edge, expected a name such"
-                f" as 'm0{ARROW}m1'"
-            )
-        ends = [
-            _convert_node(re.sub(r"<[qkv]>$", "", end), card["nodes"])
-            for end in (sender, receiver)
-        ]
-        if not all(ends):
-            continue
-        edge = ARROW.join(ends)
-        score, is_in_graph = _read_entry(file, name, entry)
-        if score is not None:
-            edges[edge] = max(score, edges.get(edge) or 0.0)
-        if is_in_graph:
-            claims.append(edge)
+    for field, scores in (("nodes", nodes), ("edges", edges)):
+        for name, entry in content[field].items():
+            if field == "edges" and name.count(ARROW) != 1:
+                raise InputError(
+                    f"importances {str(file)!r}: {name!r} is no edge, expected a name"
+                    f" such as 'm0{ARROW}m1'"
+                )
+            ends = [
+                _convert_node(re.sub(r"<[qkv]>$", "", end), card["nodes"])
+                for end in name.split(ARROW)
+            ]
+            if not all(ends) or ends == ["output"]:
+                continue
+            ours = ARROW.join(ends)
+            score, is_in_graph = _read_entry(file, name, entry)
+            if score is not None:
+                scores[ours] = max(score, scores.get(ours) or 0.0)
+            if is_in_graph:
+                claims.append(ours)
     scored = {*nodes, *edges}
     chosen = tuple(dict.fromkeys(claim for claim in claims if claim in scored))
     return Submission(

@@ -43,6 +43,7 @@ def fill_table(
     *,
     conditions: Sequence[str] = (PLANTED,),
     known: Mapping[str, Sequence[Method]] = RIVALS,
+    build: Callable[[str, int, str], SealedModel | None] = model_in,
     score: Callable[[SealedModel, Sequence[Method]], pd.DataFrame] = score_rival,
     since: str = "",
     log: Callable[[str], None] = lambda line: None,
@@ -57,6 +58,7 @@ def fill_table(
         seeds: of the models.
         methods: some of the known ones; all if None.
         conditions: of the models, see :func:`~tsfm_lens.studies.bench.models.model_in`.
+        build: makes a model of its name, seed and condition; None if there is none.
         known: methods by name, one for each level that a name scores.
         score: makes the rows of a cell; an InputError means that they refuse.
         since: cells with an earlier date, "YYYY-MM-DD", are made again.
@@ -84,7 +86,7 @@ def fill_table(
         if cell in done:
             continue
         model, seed, condition, method = cell
-        sealed = model_in(model, seed, condition)
+        sealed = build(model, seed, condition)
         if sealed is None:
             continue
         try:

@@ -6,8 +6,9 @@ They parse options and print; the work is in :mod:`tsfm_lens.studies.bench`.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,9 @@ from tsfm_lens.cli.common import PAPERS, app, show_rows
 from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.core.console import echo
 from tsfm_lens.core.io import check_writable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 benches = typer.Typer(
     help=(
@@ -38,13 +42,28 @@ def _hide_library_progress() -> None:
     logging.disable_progress_bar()
 
 
+def _print_lines(lines: Sequence[str], as_json: bool) -> None:
+    text = "\n".join(lines)
+    if as_json:
+        text = json.dumps(list(lines))
+    echo(text)
+
+
+def _print_table(table: pd.DataFrame, as_json: bool, digits: int) -> None:
+    if as_json:
+        # NaN, where a number means nothing, is no JSON
+        echo(table.to_json(orient="records"))
+        return
+    cells = table.astype(object).where(table.notna(), "")
+    show_rows([str(name) for name in table], cells.values.tolist(), digits=digits)
+
+
 @benches.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """List the models of the benchmark."""
     from tsfm_lens.studies.bench.models import bench_names
 
-    names = bench_names()
-    echo(json.dumps(list(names)) if as_json else "\n".join(names))
+    _print_lines(bench_names(), as_json)
 
 
 @benches.command()
@@ -65,8 +84,7 @@ def fetch(
 
     _hide_library_progress()
     folder = fetch_model(name, seed, out)
-    paths = [str(folder), str(folder / TWIN)]
-    echo(json.dumps(paths) if as_json else "\n".join(paths))
+    _print_lines([str(folder), str(folder / TWIN)], as_json)
 
 
 @benches.command()
@@ -82,13 +100,9 @@ def score(
 
     _hide_library_progress()
     table = score_files(files, seed)
-    if as_json:
-        # NaN, where a number means nothing, is no JSON
-        echo(table.to_json(orient="records"))
-        return
-    shown = table.drop(columns="file").astype(object)
-    rows = shown.where(table.drop(columns="file").notna(), "").values.tolist()
-    show_rows([str(name) for name in shown], rows, digits=3)
+    if not as_json:
+        table = table.drop(columns="file")
+    _print_table(table, as_json, digits=3)
 
 
 @benches.command()
@@ -136,12 +150,7 @@ def compare(
         log=log,
     )
     means = summarise(table[table["model"].isin(names)])
-    if as_json:
-        echo(means.reset_index().to_json(orient="records"))
-        return
-    shown = means.reset_index().astype(object)
-    rows = shown.where(means.reset_index().notna(), "").values.tolist()
-    show_rows([str(name) for name in shown], rows, digits=2)
+    _print_table(means.reset_index(), as_json, digits=2)
 
 
 @benches.command()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.nulls import draw_directions
 from tsfm_lens.models.arguments import is_count
 
 __all__ = [
@@ -220,18 +221,14 @@ def mean_max_cosine(first: Tensor, second: Tensor) -> float:
     return float(cosines.max(dim=1).values.mean())
 
 
-def covariance_directions(
-    activations: Tensor, count: int, generator: torch.Generator
-) -> Tensor:
-    """Draw directions (count, d) as differences of activations are spread.
+def covariance_directions(activations: Tensor, count: int, seed: int) -> Tensor:
+    """Draw directions (count, d) of length 1 as the activations vary.
 
-    They are normal, with the covariance of the activations, and then of length 1.
+    See :func:`tsfm_lens.core.nulls.draw_directions`.
     """
-    covariance = torch.cov(activations.double().T)
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp(min=0).sqrt()
-    drawn = _normal(generator, count, activations.shape[1]).double()
-    return _unit(drawn @ root.T).to(activations)
+    centred = (activations - activations.mean(0)).double().numpy()
+    drawn = draw_directions(centred, count, seed=seed)
+    return torch.as_tensor(drawn[:, 0]).to(activations)
 
 
 def isotropic_directions(width: int, count: int, generator: torch.Generator) -> Tensor:

@@ -167,8 +167,7 @@ def measure_dictionaries(
         )
         activities = dictionary.activities(new_inputs)
         outputs = dictionary.outputs(activities)
-        generator = torch.Generator().manual_seed(seed)
-        draws = covariance_directions(targets, features, generator)
+        draws = covariance_directions(targets, features, seed)
         dictionaries.append(dictionary)
         explained.append(explained_variance(new_targets, outputs))
         alive.append(float((activities > 0).any(0).float().mean()))
@@ -261,7 +260,7 @@ def measure_removals(
     width = dictionary.directions.shape[1]
     drawn = {
         "isotropic": isotropic_directions(width, draws, generator),
-        "covariance": covariance_directions(tokens.inputs, draws, generator),
+        "covariance": covariance_directions(tokens.inputs, draws, seed),
     }
     often = (dictionary.activities(tokens.inputs) > 0).float().mean(0)
     features = often.topk(count).indices.tolist()

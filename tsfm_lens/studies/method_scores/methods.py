@@ -7,7 +7,7 @@ are worth is measured in :mod:`tsfm_lens.studies.method_scores.scores`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import combinations
@@ -19,6 +19,7 @@ import xarray as xr
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.core.estimates import SMALLEST_SHARE
+from tsfm_lens.explain.segments import Segment, segments
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import ranges
@@ -27,15 +28,22 @@ from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.attribution import list_decompositions
 from tsfm_lens.studies.method_scores.marks import Labels, Scores
 from tsfm_lens.studies.method_scores.series import EvaluationCase
-from tsfm_lens.zoo.planted.rules import CovariateTimes
+from tsfm_lens.zoo.planted.card import Card
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LocalMean
 
 PARTS = "nodes"
 EDGES = "edges"
 INPUTS = "inputs"
 REPAIRED = "repaired"
 PAIRS = "pairs"
-LEVELS = (PARTS, EDGES, INPUTS, REPAIRED, PAIRS)
+SEGMENTS = "segments"
+ROUTES = "routes"
+LEVELS = (PARTS, EDGES, INPUTS, REPAIRED, PAIRS, SEGMENTS, ROUTES)
 """What methods score, and the fields of answers that hold the scores."""
+ARROW = "->"
+"""Between the sender and the receiver of an edge."""
+STRETCHES = 8
+"""Number of segments that the past is cut into."""
 
 
 @dataclass(frozen=True)
@@ -47,36 +55,40 @@ class Ranking:
     claims: Labels | None = None
 
 
+Rank = Callable[[EvaluationCase], Ranking]
+
+
 @dataclass(frozen=True)
 class Method:
     """Method that names what a forecast comes from."""
 
     name: str
     level: str
-    rank: Callable[[EvaluationCase], Ranking]
-    applies: Callable[[EvaluationCase], bool]
+    rank: Rank
+    applies: Callable[[EvaluationCase], bool] = lambda case: True
 
 
 METHODS: dict[str, Method] = {}
 
 
-def method(
-    name: str,
-    level: str = PARTS,
-    *,
-    applies: Callable[[EvaluationCase], bool] = lambda case: True,
-) -> Callable[
-    [Callable[[EvaluationCase], Ranking]], Callable[[EvaluationCase], Ranking]
-]:
-    """Declare a method that is scored on every planted model."""
+def method(name: str, level: str = PARTS, **options: Any) -> Callable[[Rank], Rank]:
+    """Declare a method that is scored on every planted model.
 
-    def declare(
-        rank: Callable[[EvaluationCase], Ranking],
-    ) -> Callable[[EvaluationCase], Ranking]:
-        METHODS[name] = Method(name, level, rank, applies)
+    ``options`` are other fields of :class:`Method`.
+    """
+
+    def declare(rank: Rank) -> Rank:
+        METHODS[name] = Method(name, level, rank, **options)
         return rank
 
     return declare
+
+
+def add_method(
+    known: dict[str, list[Method]], name: str, level: str, rank: Rank
+) -> None:
+    """Add a method to those of its name, one for each level."""
+    known.setdefault(name, []).append(Method(name, level, rank))
 
 
 def has_cross(case: EvaluationCase) -> bool:
@@ -433,17 +445,29 @@ method("kernel regression: concentration", applies=has_cross)(
 )
 
 
-def _stable_rank(case: EvaluationCase, product: str) -> Ranking:
-    """Score all heads of all stacks, since weights need no run."""
-    rankings: list[Ranking] = []
-    for stack in case.lens.wiring.stacks:
-        for kind in stack.attention_kinds():
-            data = probes.head_spectra(
-                case.lens, stack=stack.name, kind=kind, products=[product]
-            )
-            rankings.append(of_heads(data, -data["stable_rank"].sel(product=product)))
+def of_every_stack(
+    case: EvaluationCase, rank: Callable[[str, str], Ranking]
+) -> Ranking:
+    """Score all heads, by a function of a stack and a kind of its attention."""
+    rankings = [
+        rank(stack.name, kind)
+        for stack in case.lens.wiring.stacks
+        for kind in stack.attention_kinds()
+    ]
     names = tuple(name for ranking in rankings for name in ranking.names)
     return Ranking(names, np.concatenate([ranking.scores for ranking in rankings]))
+
+
+def _stable_rank(case: EvaluationCase, product: str) -> Ranking:
+    """Score all heads of all stacks, since weights need no run."""
+
+    def rank(stack: str, kind: str) -> Ranking:
+        data = probes.head_spectra(
+            case.lens, stack=stack, kind=kind, products=[product]
+        )
+        return of_heads(data, -data["stable_rank"].sel(product=product))
+
+    return of_every_stack(case, rank)
 
 
 for _product in ("QK", "OV"):
@@ -455,7 +479,7 @@ for _product in ("QK", "OV"):
 
 def edge_name(sender: str, receiver: str) -> str:
     """Name the edge of a sender and a receiver."""
-    return f"{sender} > {receiver}"
+    return f"{sender}{ARROW}{receiver}"
 
 
 def pair_name(one: str, other: str) -> str:
@@ -566,6 +590,82 @@ def true_tokens(case: EvaluationCase) -> dict[str, bool]:
             )
             labels[token_name(row, token)] = bool(mask[start:stop].any())
     return labels
+
+
+# --- segments of the input as the source of a forecast
+
+
+def cut_forecasts(
+    case: EvaluationCase, count: int | None = None
+) -> list[tuple[Run, tuple[Segment, ...]]]:
+    """Return the run of each forecast, with the segments of its input.
+
+    Covariates are cut like the target.
+
+    Args:
+        case: whose forecasts are taken.
+        count: of forecasts, the first; all if None.
+    """
+    cut = []
+    for number in range(len(case.targets))[:count]:
+        run = case.clean.item(number)
+        parts = segments(run, parts=STRETCHES, season=1, others="stretches")
+        cut.append((run, parts))
+    return cut
+
+
+def segment_names(number: int, parts: Sequence[Segment], horizon: int) -> list[str]:
+    """Name segments at each step of a forecast: its number, the step, the segment."""
+    steps = range(horizon)
+    return [f"{number}:{step}:{part.name}" for part in parts for step in steps]
+
+
+def true_segments(case: EvaluationCase) -> dict[str, float]:
+    """Label, by name, whether the rule reads a segment for a forecast step.
+
+    NaN is the label of those that only decide whether a gate is open.
+    """
+    labels: dict[str, float] = {}
+    for number, (run, parts) in enumerate(cut_forecasts(case)):
+        names = segment_names(number, parts, run.horizon)
+        labels |= zip(
+            names, _label_segments(case.card, run, parts).ravel(), strict=True
+        )
+    return labels
+
+
+def _label_segments(card: Card, run: Run, parts: Sequence[Segment]) -> Scores:
+    """Label segments of one forecast, (segment, step); see :func:`true_segments`."""
+    rule = card.rule
+    values = [np.asarray(value) for value in run.batch.values]
+    target = values[0]
+    if isinstance(rule, CovariateTimes):
+        source = run.batch.roles.index("known")
+        weights = rule.inputs(target, values[source], card.horizon)
+    else:
+        source = 0
+        weights = rule.inputs(target, card.horizon)
+    # segments count from the forecast start, weights from the start of the context
+    n_past = len(target)
+    stretches = [slice(part.start + n_past, part.stop + n_past) for part in parts]
+
+    def has_weight(step_weights: Scores) -> Labels:
+        """Test which stretches have a weight (step, time) other than 0."""
+        return np.stack(
+            [np.abs(step_weights[:, stretch]).any(1) for stretch in stretches]
+        )
+
+    is_of_source = np.array([part.row == source for part in parts])[:, None]
+    labels = (has_weight(weights) & is_of_source).astype(float)
+    if isinstance(rule, Gate):
+        # the gate compares the last two periods, which a mean over both reads
+        mean_of_both = LocalMean(width=2 * rule.period, ago=rule.ago)
+        decides = has_weight(mean_of_both.inputs(target, card.horizon))
+        labels[decides & (labels == 0)] = np.nan
+    return labels
+
+
+# --- methods that find tokens
 
 
 def _token_scores(case: EvaluationCase, scores: Scores) -> Ranking:

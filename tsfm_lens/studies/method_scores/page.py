@@ -1,7 +1,7 @@
-"""Page of scores: an answer between two marks of a page whose sentences stay.
+"""Page of scores: tables between marks of a page whose sentences stay.
 
-:func:`write_page` writes it, and long tables as CSV files beside the page;
-:func:`tables` formats the answer. Nothing is measured here.
+:func:`write_page` writes them, and long tables as CSV files beside the page;
+:func:`tables` and :func:`explanation_tables` format them. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -17,10 +17,20 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import replacing
 from tsfm_lens.core.stats import FEWEST, mean_interval
-from tsfm_lens.studies.method_scores.methods import METHODS
+from tsfm_lens.studies.method_scores.explanations import NAIVE
+from tsfm_lens.studies.method_scores.methods import METHODS, ROUTES, SEGMENTS
 
 START = "<!-- from the scores -->\n"
 STOP = "<!-- end of the scores -->"
+EXPLAINED = (
+    "<!-- from the explanations -->\n",
+    "<!-- end of the explanations -->",
+)
+"""Marks of the tables of explanations."""
+TITLES = {
+    SEGMENTS: "Which inputs explain a forecast",
+    ROUTES: "Through which heads and MLPs the input acts",
+}
 LEVELS = {
     "nodes": "heads and MLPs",
     "edges": "edges",
@@ -60,20 +70,28 @@ UNTRAINED = "untrained"
 
 @dataclass(frozen=True)
 class ScoreTables:
-    """Scores of methods, and decoys that they fall for, as tidy tables."""
+    """Scores of methods, decoys that they fall for, and scores of explanations.
+
+    Each is a tidy table, without rows where nothing was measured.
+    """
 
     methods: pd.DataFrame
     decoys: pd.DataFrame
+    explanations: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def write_page(scores: ScoreTables, page: Path) -> None:
-    """Put the answer between the marks of a page, and long tables beside it.
+    """Put tables between the marks of a page, and long ones beside it.
 
-    A page that is not there is made of it alone.
+    A page that is not there is made of them alone.
     """
     if not page.exists():
-        page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
-    replace_section(page, START, STOP, tables(scores))
+        marks = "\n".join("".join(pair) for pair in ((START, STOP), EXPLAINED))
+        page.write_text(f"# Planted mechanisms\n\n{marks}\n")
+    if len(scores.methods):
+        replace_section(page, START, STOP, tables(scores))
+    if len(scores.explanations):
+        replace_section(page, *EXPLAINED, explanation_tables(scores.explanations))
     for name, table in long_tables(scores).items():
         write_table(page.with_suffix(f".{name}.csv"), table)
 
@@ -151,10 +169,56 @@ def _answer(rows: pd.DataFrame) -> str:
 def long_tables(scores: ScoreTables) -> dict[str, list[list[str]]]:
     """Format all tables, rows of cells by the name of their file."""
     rows = scores.methods
-    found = {"models": _about(rows), "methods": _all_methods(rows)}
+    found = {}
+    if len(rows):
+        found = {"models": _about(rows), "methods": _all_methods(rows)}
     if len(scores.decoys):
         found["kinds"] = _decoys(scores.decoys)
+    if len(scores.explanations):
+        found["explanations.methods"] = _explanations(scores.explanations)
     return found
+
+
+def explanation_tables(rows: pd.DataFrame) -> str:
+    """Format scores of explanations as markdown, and say where naive orders are."""
+    board = _explanations(rows)
+    parts = []
+    for level, title in TITLES.items():
+        lines = [line[1:] for line in board if line[0] in ("level", level)]
+        if len(lines) > 1:
+            parts += [f"### {title}", markdown(lines)]
+    parts.append(
+        "Orders of the inputs that ignore the model are in"
+        " {download}`planted.explanations.methods.csv`."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _explanations(rows: pd.DataFrame) -> list[list[str]]:
+    """Format a line for each explanation, the best first within a level."""
+    rows = rows.assign(level=rows["level"].mask(rows["method"].isin(NAIVE), "naive"))
+    planted = _planted_rows(rows)
+    mechanisms = sorted(rows["mechanism"].dropna().unique())
+    lines = []
+    means = planted.groupby(["level", "method"], sort=False)["auroc"].mean()
+    for level, name in means.sort_values(ascending=False, kind="stable").index:
+        group = rows[(rows["level"] == level) & (rows["method"] == name)]
+        own = _planted_rows(group)
+        twins = group[group["condition"] == UNTRAINED]
+        line = {
+            "level": level,
+            "method": name,
+            "AUROC": _interval(own["auroc"]),
+            "worst rank of a true one": _mean(own["worst_rank"]),
+            "of": _mean(own["candidates"]),
+            "cannot explain": _share(own["refused"]),
+            "untrained: AUROC": _mean(twins["auroc"], "{:.2f}"),
+        }
+        for mechanism in mechanisms:
+            values = own.loc[own["mechanism"] == mechanism, "auroc"]
+            line[mechanism] = _mean(values, "{:.2f}")
+        lines.append(line)
+    return [[*lines[0]], *([*line.values()] for line in lines)]
 
 
 def _all_methods(rows: pd.DataFrame) -> list[list[str]]:

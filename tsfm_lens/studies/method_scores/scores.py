@@ -6,10 +6,11 @@ for, and :func:`as_noisy_as_it_bears` plants with noise that leaves the card tru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 
 import numpy as np
+import pandas as pd
 
 from tsfm_lens.studies.method_scores.marks import (
     Labels,
@@ -19,13 +20,17 @@ from tsfm_lens.studies.method_scores.marks import (
     ranks,
 )
 from tsfm_lens.studies.method_scores.methods import (
+    ARROW,
     EDGES,
     INPUTS,
     PAIRS,
     REPAIRED,
+    ROUTES,
+    SEGMENTS,
     Ranking,
     edge_name,
     pair_name,
+    true_segments,
     true_tokens,
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
@@ -33,6 +38,11 @@ from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
+SAME = ("marks ", "tells the step")
+"""How the tasks begin of parts that write the same whatever the values of the series.
+
+No influence of the input passes through them.
+"""
 TOLERATED = 0.1
 """Largest tolerated error of a forecast, in mean absolute values of the context."""
 
@@ -123,6 +133,10 @@ def _largest(on: EvaluationCase, difference: Scores) -> Scores:
     return np.asarray(np.abs(difference[on.targets]).max(-1) / scales)
 
 
+_LABELS: Mapping[str, Callable[[EvaluationCase], Mapping[str, float]]] = {
+    INPUTS: true_tokens,
+    SEGMENTS: true_segments,
+}
 DECOY = ("method", "component", "decoy", "fooled", "claimed")
 """Columns of the table of decoys."""
 
@@ -153,13 +167,14 @@ def truth(
     backups = [part for part in card.parts if part.role == "backup"]
     idle = {part.component for part in backups}
     match level:
-        case "inputs":
-            tokens = true_tokens(on)
-            labels = np.array([tokens[name] for name in names])
-            return labels, counts, sum(tokens.values())
+        case "inputs" | "segments":
+            known: Mapping[str, float] = _LABELS[level](on)
+            values = np.array([known[name] for name in names], dtype=float)
+            total = int(np.nansum([*known.values()]))
+            return values == 1, np.isfinite(values), total
         case "edges":
             true = {edge_name(*edge) for edge in card.edges}
-            counts = np.array([not idle & set(name.split(" > ")) for name in names])
+            counts = np.array([not idle & set(name.split(ARROW)) for name in names])
         case "repaired":
             true = {str(part.stands_in_for) for part in backups}
         case "pairs":
@@ -167,7 +182,12 @@ def truth(
                 pair_name(part.component, str(part.stands_in_for)) for part in backups
             }
         case _:
-            true = set(card.components("mechanism"))
+            true = {
+                part.component
+                for part in card.parts
+                if part.role == "mechanism"
+                and not (level == ROUTES and part.does.startswith(SAME))
+            }
             counts = np.array([name not in idle for name in names])
     return np.array([name in true for name in names]), counts, len(true)
 
@@ -181,20 +201,17 @@ def score_ranking(on: EvaluationCase, level: str, result: Ranking) -> dict[str, 
         scope = float("nan")
     scores = result.scores[counts]
     labels = labels[counts]
-    if level == INPUTS:
-        # tokens are ranked within their series
-        rows = np.array(
-            [int(name.split(":")[0]) for name in compress(result.names, counts)]
-        )
-        by_series = [
-            marks(scores[rows == row], labels[rows == row]) for row in np.unique(rows)
-        ]
-        values = {
-            key: float(np.nanmean([row[key] for row in by_series]))
-            for key in by_series[0]
-        }
-    else:
-        values = marks(scores, labels)
+    # tokens are ranked within their series, segments within a step, too; the rest has
+    # no colons and is one group
+    groups = np.array(
+        [name.rpartition(":")[0] for name in compress(result.names, counts)]
+    )
+    by_group = [
+        marks(scores[groups == group], labels[groups == group])
+        for group in np.unique(groups)
+    ]
+    means = pd.DataFrame(by_group).mean()
+    values = {str(name): float(mean) for name, mean in means.items()}
     if result.claims is None:
         statements = {}
     else:
@@ -202,29 +219,23 @@ def score_ranking(on: EvaluationCase, level: str, result: Ranking) -> dict[str, 
     return {"scope": scope, **values, **statements}
 
 
-def find_decoys(card: Card, name: str, result: Ranking) -> list[dict[str, object]]:
-    """List the decoys that a method named parts among, and if it falls for them."""
+def find_decoys(card: Card, name: str, result: Ranking) -> pd.DataFrame:
+    """Return the decoys that a method named parts among, and if it falls for them.
+
+    Columns are :data:`DECOY`.
+    """
     true = set(card.components("mechanism")) & set(result.names)
     if not true:
-        return []
-    rank_of = dict(zip(result.names, ranks(result.scores), strict=True))
-    if result.claims is not None:
-        statements = dict(zip(result.names, result.claims, strict=True))
-    else:
-        statements = {}
-
-    rows: list[dict[str, object]] = []
-    for part in card.parts:
-        if part.role == "decoy" and part.component in rank_of:
-            fooled = bool(rank_of[part.component] <= len(true))
-            claimed = bool(statements[part.component]) if statements else None
-            rows.append(
-                dict(
-                    zip(
-                        DECOY,
-                        (name, part.component, part.does, fooled, claimed),
-                        strict=True,
-                    )
-                )
-            )
-    return rows
+        return pd.DataFrame(columns=list(DECOY))
+    decoys = [
+        (part.component, part.does) for part in card.parts if part.role == "decoy"
+    ]
+    named = pd.DataFrame(
+        {
+            "component": result.names,
+            "fooled": ranks(result.scores) <= len(true),
+            "claimed": result.claims,
+        }
+    )
+    rows = pd.DataFrame(decoys, columns=["component", "decoy"])
+    return rows.merge(named, on="component").assign(method=name)[list(DECOY)]

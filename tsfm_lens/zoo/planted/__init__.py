@@ -6,7 +6,6 @@ measurements are scored on.
 
 # ruff: noqa: F403
 from tsfm_lens.core.extensions import public_names as _public_names
-from tsfm_lens.zoo.planted.cancelling import *
 from tsfm_lens.zoo.planted.card import *
 from tsfm_lens.zoo.planted.draft import *
 from tsfm_lens.zoo.planted.large import *

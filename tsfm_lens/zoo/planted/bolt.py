@@ -7,7 +7,7 @@ mechanism. What all patch formats share is in :mod:`tsfm_lens.zoo.planted.patche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import T5Config
 
 from tsfm_lens.zoo.planted import patches
-from tsfm_lens.zoo.planted.card import Query
+from tsfm_lens.zoo.planted.card import Query, Role
 from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice, steps_ago
 from tsfm_lens.zoo.planted.patches import (
     CHANNELS,
@@ -135,13 +135,17 @@ class Bolt(patches.PatchModel):
             return "encoder"
         return stack
 
-    def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
-        """Return an MLP without its noise, its weights all 0.
+    def mlp(
+        self, stack: str, layer: int, does: str, role: Role = "mechanism"
+    ) -> tuple[Tensor, Tensor, str]:
+        """Write down an MLP, and return it without its noise, its weights all 0.
 
-        They are the reading (unit, stream) and the writing (stream, unit) weights.
+        Returns:
+            Reading (unit, stream) and writing (stream, unit) weights, and its name.
         """
         (in_weights,), out_weights = self.mlps(stack)[layer]
-        return in_weights.zero_(), out_weights.zero_()
+        name = self.draft.part(f"{stack}.{layer}.mlp", role, does)
+        return in_weights.zero_(), out_weights.zero_(), name
 
     def head(self, layer: int, number: int) -> Head:
         """Return a head of the encoder with its present weights."""
@@ -167,7 +171,7 @@ class Bolt(patches.PatchModel):
             weight[:, self.encoder["one"]] = 0.1 * noise
         return head
 
-    def lags(self, *lags: int) -> list[int]:
+    def lags(self, lags: Iterable[int]) -> list[int]:
         """Convert lags within a stretch that the rule reads to lags in the context.
 
         Both are in patches, counted back from the end, and each lag is returned for
@@ -238,23 +242,11 @@ class Bolt(patches.PatchModel):
         """Plant a head that attends equally to some patches and writes their mean.
 
         If the block that it writes to has one direction, it writes the mean of all
-        their values.
+        their values. Lags are in the whole context, see :meth:`lags`.
 
         Returns:
             Name of the head.
         """
-        return self.plant_at(layer, index, self.lags(*lags), name, does, gain)
-
-    def plant_at(
-        self,
-        layer: int,
-        index: int,
-        lags: Sequence[int],
-        name: str,
-        does: str,
-        gain: float = 1.0,
-    ) -> str:
-        """Plant a head as :meth:`plant_back` does, with lags in the whole context."""
         number = self.numbers["encoder"][index]
         self.back(layer, number, lags).carry(
             self.encoder["values"], self.encoder[name], gain=gain
@@ -275,6 +267,18 @@ def cross_head(layer: int, number: int) -> str:
     return f"decoder.{layer}.cross_attn.{number}"
 
 
+def copying(reads: Reads, lag: int, **blocks: int) -> tuple[Bolt, list[int]]:
+    """Return a model for a copy of the patch some patches back, and the lags to it.
+
+    ``blocks`` are further blocks of the encoder.
+    """
+    period = lag * PATCH
+    rule = SeasonalCopy(period=period, ago=steps_ago(reads, period, PATCH))
+    bolt = Bolt({"copy": PATCH, **blocks}, {"copy": PATCH}, rule, period)
+    bolt.read_out(copy=torch.eye(PATCH))
+    return bolt, bolt.lags([lag])
+
+
 def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     """Build a copy of the patch some patches back.
 
@@ -286,14 +290,12 @@ def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     lag = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     cross_layer = draw_choice(0, 1)
-    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
-    bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, rule, rule.period)
-    head = bolt.plant_back(layer, 0, [lag], "copy", "copies")
+    bolt, lags = copying(reads, lag)
+    head = bolt.plant_back(layer, 0, lags, "copy", "copies")
     cross = bolt.plant_fetch(cross_layer, copy="copy")
-    bolt.read_out(copy=torch.eye(PATCH))
     bolt.draft.path(head, cross, "output")
     if decoys:
-        _plant_decoys(bolt, bolt.draft, bolt.lags(lag))
+        _plant_decoys(bolt, bolt.draft, lags)
     return bolt, bolt.draft
 
 
@@ -307,8 +309,7 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     lag = draw_choice(2, 3, 4)
     early = draw_choice(0, 1)
     cross_layer = draw_choice(0, 1)
-    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
-    bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, rule, rule.period)
+    bolt, lags = copying(reads, lag, flag=1)
     draft = bolt.draft
     stream = bolt.encoder
     primary, _, backup, _ = bolt.numbers["encoder"]
@@ -316,11 +317,11 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     last = draw_choice(*range(early + 1, 3))
     primary_name, partner_name = (
         bolt.plant_back(
-            early, index, [lag], "copy", f"copies {SHARES[index]} of", SHARES[index]
+            early, index, lags, "copy", f"copies {SHARES[index]} of", SHARES[index]
         )
         for index in (0, 1)
     )
-    bolt.back(last, backup, bolt.lags(lag)).carry(
+    bolt.back(last, backup, lags).carry(
         stream["values"], stream["copy"], gain=SHARES[2]
     )
     # the channels before `PATCH` carry the copy; every attended token has the same
@@ -345,7 +346,6 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
         backup_name, "backup", task, "last token", [0], stands_in_for=primary_name
     )
     cross = bolt.plant_fetch(cross_layer, copy="copy")
-    bolt.read_out(copy=torch.eye(PATCH))
     draft.path(primary_name, backup_name, cross, "output")
     for name in (primary_name, partner_name):
         draft.path(name, cross)
@@ -365,7 +365,8 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
         LocalMean(width=distance, ago=steps_ago(reads, distance, PATCH)),
         distance,
     )
-    head = bolt.plant_back(layer, 0, range(1, n_patches + 1), "level", "averages")
+    lags = bolt.lags(range(1, n_patches + 1))
+    head = bolt.plant_back(layer, 0, lags, "level", "averages")
     cross = bolt.plant_fetch(cross_layer, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
     bolt.draft.path(head, cross, "output")
@@ -390,28 +391,24 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     level = bolt.plant_back(
         draw_choice(*range(mlp_layer + 1)),
         0,
-        range(1, n_patches + 1),
+        bolt.lags(range(1, n_patches + 1)),
         "level",
         "averages",
     )
     early = bolt.plant_back(
         draw_choice(*range(mlp_layer + 1)),
         1,
-        range(gap + 1, gap + n_patches + 1),
+        bolt.lags(range(gap + 1, gap + n_patches + 1)),
         "early",
         "averages",
     )
-    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    task = "subtracts the early level from the late one"
+    in_weights, out_weights, mlp = bolt.mlp("encoder", mlp_layer, task)
     # relu(x) - relu(-x) is x
     for unit, sign in enumerate((1.0, -1.0)):
         in_weights[unit, stream["level"]] = sign
         in_weights[unit, stream["early"]] = -sign
         out_weights[stream["slope"], unit] = sign
-    mlp = draft.part(
-        f"encoder.{mlp_layer}.mlp",
-        "mechanism",
-        "subtracts the early level from the late one",
-    )
     cross = bolt.plant_fetch(draw_choice(0, 1), level="level", slope="slope")
     # the late mean stands at the middle of its patches, as in :class:`LinearTrend`
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
@@ -437,24 +434,25 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     names = ("last", "before")
     heads = [
         bolt.plant_back(
-            draw_choice(*range(mlp_layer + 1)), index, [index + 1], name, "copies"
+            draw_choice(*range(mlp_layer + 1)),
+            index,
+            bolt.lags([index + 1]),
+            name,
+            "copies",
         )
         for index, name in enumerate(names)
     ]
-    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    task = "writes the mean absolute difference of two patches"
+    in_weights, out_weights, compare_mlp = bolt.mlp("encoder", mlp_layer, task)
     identity = torch.eye(PATCH)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([identity, -identity])
     in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-identity, identity])
     # the absolute value is relu(x) + relu(-x), in one unit for each sign and step
     out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
-    compare_mlp = draft.part(
-        f"encoder.{mlp_layer}.mlp",
-        "mechanism",
-        "writes the mean absolute difference of two patches",
-    )
     # what one MLP writes can be read by another only in a later layer
     layer = draw_choice(*range(mlp_layer + 1, 3))
-    in_weights, out_weights = bolt.mlp("encoder", layer)
+    task = "writes a flag if that is a season"
+    in_weights, out_weights, decide_mlp = bolt.mlp("encoder", layer, task)
     # the flag is the difference of two relu units whose thresholds lie on the two sides
     # of TOLERANCE: 0 if the periods differ by more than both; if by less than both, the
     # distance of the thresholds, which gain² makes FLAG
@@ -465,13 +463,11 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
         )
         in_weights[unit, bolt.encoder["apart"]] = -gain
         out_weights[bolt.encoder["open"], unit] = sign * gain
-    decide_mlp = draft.part(
-        f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season"
-    )
     cross = bolt.plant_fetch(cross_layer, last="last", open="open")
     layer = draw_choice(*range(cross_layer, 2))
     stream = bolt.decoder
-    in_weights, out_weights = bolt.mlp("decoder", layer)
+    task = "lets the copy through if the flag is set"
+    in_weights, out_weights, gate_mlp = bolt.mlp("decoder", layer, task)
     # without the flag, "one" adds -LARGEST to every unit, which no value outweighs, and
     # with it +LARGEST; the last unit reads that offset alone, and subtracts it
     in_weights[: PATCH + 1, stream["open"]] = 2 * LARGEST * SIGNAL / FLAG
@@ -482,9 +478,6 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     in_weights[:PATCH, stream["last"].stop - 1] -= 1.0
     out_weights[stream["copy"], :PATCH] = identity
     out_weights[stream["copy"], PATCH] = -1.0
-    gate_mlp = draft.part(
-        f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set"
-    )
     last = torch.zeros(PATCH, PATCH)
     last[:, -1] = 1.0
     bolt.read_out(last=last, copy=torch.eye(PATCH))
@@ -530,12 +523,9 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     task = f"fetches {LOUD} times the copy to where nobody reads"
     draft.part(cross_head(*fetching), "decoy", task, "forecast token", [0])
     draft.part(cross_head(*idling), "decoy", idle, "forecast token", [0])
-    layer = draw_choice(0, 1, 2)
-    in_weights, out_weights = bolt.mlp("encoder", layer)
+    task = f"writes {LOUD} times the positive values to where nobody reads"
+    in_weights, out_weights, _ = bolt.mlp(
+        "encoder", draw_choice(0, 1, 2), task, "decoy"
+    )
     in_weights[:PATCH, values] = torch.eye(PATCH)
     out_weights[unread, :PATCH] = LOUD * torch.eye(PATCH)
-    draft.part(
-        f"encoder.{layer}.mlp",
-        "decoy",
-        f"writes {LOUD} times the positive values to where nobody reads",
-    )

@@ -12,21 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.bolt import LARGEST, SIDE, Bolt, cross_head, declare
+from tsfm_lens.zoo.planted.bolt import (
+    LARGEST,
+    SIDE,
+    Bolt,
+    copying,
+    cross_head,
+    declare,
+)
 from tsfm_lens.zoo.planted.card import Role
 from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice, steps_ago
 from tsfm_lens.zoo.planted.features import (
     DIMENSIONS,
     draw_features,
-    draw_heights,
-    edges_of,
+    draw_staircase,
 )
 from tsfm_lens.zoo.planted.patches import FLAG, PATCH, SIGNAL, WIDTH
 from tsfm_lens.zoo.planted.rules import (
     Reads,
     Routes,
     SeasonalCopy,
-    Staircase,
 )
 
 STEP = torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -59,22 +64,20 @@ def _routes(reads: Reads) -> tuple[Bolt, Draft]:
     draft.context = (needed + max(ago), draft.context[1])
     mlp_layer = draw_choice(0, 1, 2)
     layer = draw_choice(*range(mlp_layer + 1))
-    level = bolt.plant_at(layer, 0, [1], "level", "averages")
-    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    level = bolt.plant_back(layer, 0, [1], "level", "averages")
+    task = "writes a flag for a high level"
+    in_weights, out_weights, flag = bolt.mlp("encoder", mlp_layer, task)
     _find_step(bolt, in_weights[:2], 0.0)
     out_weights[bolt.encoder["flag"], :2] = FLAG * STEP
-    heads = {
-        "flag": draft.part(
-            f"encoder.{mlp_layer}.mlp", "mechanism", "writes a flag for a high level"
-        )
-    }
-    draft.path(level, heads["flag"])
+    heads = {"flag": flag}
+    draft.path(level, flag)
     for index, (name, lag) in enumerate(lags.items(), 1):
-        heads[name] = bolt.plant_at(
-            draw_choice(0, 1, 2), index, bolt.lags(lag), name, "copies"
+        heads[name] = bolt.plant_back(
+            draw_choice(0, 1, 2), index, bolt.lags([lag]), name, "copies"
         )
     layer = draw_choice(0, 1)
-    in_weights, out_weights = bolt.mlp("decoder", layer)
+    task = "lets one copy through, by the flag"
+    in_weights, out_weights, mlp = bolt.mlp("decoder", layer, task)
     stream = bolt.decoder
     identity = torch.eye(PATCH)
     # the flag adds LARGEST to the units of one route and -LARGEST to those of the
@@ -87,9 +90,6 @@ def _routes(reads: Reads) -> tuple[Bolt, Draft]:
         in_weights[copying, stream[name]] = identity
         out_weights[stream["copy"], copying] = identity
         out_weights[stream["copy"], copying.stop] = -1.0
-    mlp = draft.part(
-        f"decoder.{layer}.mlp", "mechanism", "lets one copy through, by the flag"
-    )
     for index, (name, head) in enumerate(heads.items()):
         cross = bolt.plant_fetch(draw_choice(*range(layer + 1)), index, **{name: name})
         draft.path(head, cross, mlp, "output")
@@ -114,12 +114,8 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
     n_patches = draw_choice(2, 3, 4)
     distance = n_patches * PATCH
     features = draw_features()
-    edges = edges_of(features)
-    heights = draw_heights()
-    rule = Staircase(
+    rule = draw_staircase(
         width=distance,
-        edges=edges,
-        heights=heights,
         slope=SLOPE,
         ago=steps_ago(reads, distance, PATCH),
         unit="standard deviation",
@@ -133,30 +129,28 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
     draft = bolt.draft
     mlp_layer = draw_choice(0, 1, 2)
     layer = draw_choice(*range(mlp_layer + 1))
-    head = bolt.plant_back(layer, 0, range(1, n_patches + 1), "level", "averages")
-    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    lags = bolt.lags(range(1, n_patches + 1))
+    head = bolt.plant_back(layer, 0, lags, "level", "averages")
+    task = f"writes one of {len(features)} features into {DIMENSIONS} dimensions"
+    in_weights, out_weights, writer = bolt.mlp("encoder", mlp_layer, task)
     stream = bolt.encoder
     changes = features.diff(dim=0)
-    for index, edge in enumerate(edges):
+    for index, edge in enumerate(rule.edges):
         units = slice(2 * index, 2 * index + 2)
         _find_step(bolt, in_weights[units], edge)
         out_weights[stream["code"], units] = FLAG * torch.outer(changes[index], STEP)
-    constant = 2 * len(edges)
+    constant = 2 * len(rule.edges)
     in_weights[constant, stream["one"]] = 1.0
     out_weights[stream["code"], constant] = FLAG / SIDE * features[0]
-    writer = draft.part(
-        f"encoder.{mlp_layer}.mlp",
-        "mechanism",
-        f"writes one of {len(features)} features into {DIMENSIONS} dimensions",
-    )
     layer = draw_choice(0, 1)
     cross = bolt.plant_fetch(draw_choice(*range(layer + 1)), code="code")
-    in_weights, out_weights = bolt.mlp("decoder", layer)
+    task = "writes the forecast of each feature"
+    in_weights, out_weights, reader = bolt.mlp("decoder", layer, task)
     stream = bolt.decoder
     # 0 for a feature that is absent, and for the one that is present the distance of
     # both thresholds, whatever its exact length
     thresholds = (0.75, 0.9)
-    for index, (feature, height) in enumerate(zip(features, heights, strict=True)):
+    for index, (feature, height) in enumerate(zip(features, rule.heights, strict=True)):
         for side, threshold in enumerate(thresholds):
             unit = 2 * index + side
             in_weights[unit, stream["code"]] = SIGNAL / FLAG * feature
@@ -164,9 +158,6 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
             out_weights[stream["height"], unit] = (
                 height * (1 - 2 * side) / (thresholds[1] - thresholds[0])
             )
-    reader = draft.part(
-        f"decoder.{layer}.mlp", "mechanism", "writes the forecast of each feature"
-    )
     bolt.read_out(height=1.0 + SLOPE * torch.arange(PATCH)[:, None])
     draft.path(head, writer, cross, reader, "output")
     return bolt, draft
@@ -175,11 +166,9 @@ def _superposed(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("sinks")
 def _sinks(reads: Reads) -> tuple[Bolt, Draft]:
     """Build a seasonal copy, which one of three heads with the same pattern fetches."""
-    lag = draw_choice(2, 3, 4)
-    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
-    bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, rule, rule.period)
+    bolt, lags = copying(reads, draw_choice(2, 3, 4))
     draft = bolt.draft
-    head = bolt.plant_back(draw_choice(0, 1, 2), 0, [lag], "copy", "copies")
+    head = bolt.plant_back(draw_choice(0, 1, 2), 0, lags, "copy", "copies")
     cross = bolt.plant_fetch(draw_choice(0, 1), copy="copy")
     copy = bolt.decoder["copy"]
     others: tuple[tuple[str, Role, str], ...] = (
@@ -194,6 +183,5 @@ def _sinks(reads: Reads) -> tuple[Bolt, Draft]:
             sink.o[copy] = 0.0
             sink.o[copy, 0] = OFFSET * SIGNAL / SIDE
         draft.part(cross_head(*place), role, does, "forecast token", [0])
-    bolt.read_out(copy=torch.eye(PATCH))
     draft.path(head, cross, "output")
     return bolt, draft

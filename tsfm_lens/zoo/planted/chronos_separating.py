@@ -26,11 +26,10 @@ from tsfm_lens.zoo.planted.draft import HALF_OPEN, steps_ago
 from tsfm_lens.zoo.planted.features import (
     DIMENSIONS,
     draw_features,
-    draw_heights,
-    edges_of,
+    draw_staircase,
 )
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.rules import LocalMean, Reads, Routes, Staircase
+from tsfm_lens.zoo.planted.rules import LocalMean, Reads, Routes
 
 SWITCH = 200.0
 """Factor on the level that chooses a route.
@@ -130,11 +129,7 @@ def superposed(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         features = draw_features()
-        heights = draw_heights()
-    edges = edges_of(features)
-    rule = Staircase(
-        width=width, edges=edges, heights=heights, ago=steps_ago(reads, width, 1)
-    )
+        rule = draw_staircase(width=width, ago=steps_ago(reads, width, 1))
     blocks = {"level_mark": 1, "level": 1, "unit": 1, "code": DIMENSIONS}
     canvas = canvas_of(rule, blocks, needs=width, seed=seed, **options)
     basis = canvas.basis
@@ -146,7 +141,9 @@ def superposed(
     gain = UNIT**2 * LIMIT / HALF_OPEN
     reads_ = [UNIT * unit]
     writes = [UNIT * features[:1] @ basis["code"]]
-    for edge, change in zip(edges, features.diff(dim=0) @ basis["code"], strict=True):
+    for edge, change in zip(
+        rule.edges, features.diff(dim=0) @ basis["code"], strict=True
+    ):
         for side in (-0.5, 0.5):
             level = (edge + side * HALF_OPEN) / LIMIT * unit
             reads_.append(gain * (basis["level"] - level))
@@ -163,7 +160,7 @@ def superposed(
     # the feature that is present also writes the constant, so that its length does not
     # count
     reads_, writes = [], []
-    for feature, height in zip(features, heights, strict=True):
+    for feature, height in zip(features, rule.heights, strict=True):
         reads_.append(feature[None] @ basis["code"] / UNIT - 0.85 * unit)
         writes.append(UNIT * (constant + height / LIMIT * value))
     path.append(

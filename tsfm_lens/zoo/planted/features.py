@@ -1,14 +1,18 @@
 """Features in superposition: more directions than dimensions, of which one is present.
 
-:func:`draw_features` draws the directions, :func:`edges_of` says which level of a
-series stands for which, and :func:`draw_heights` what is forecast for each.
+:func:`draw_features` draws the directions, and :func:`draw_staircase` says which level
+of a series stands for which and what is forecast for each.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
+
+from tsfm_lens.zoo.planted.rules import Staircase
 
 FEATURES = 16
 DIMENSIONS = 8
@@ -36,12 +40,13 @@ def draw_features() -> Tensor:
     return torch.stack(features)
 
 
-def edges_of(features: Tensor) -> tuple[float, ...]:
-    """Return the levels between the features, in the unit of the context."""
-    return tuple(np.linspace(-STEEPEST, STEEPEST, len(features) - 1).tolist())
+def draw_staircase(**fields: Any) -> Staircase:
+    """Return a rule with a stair for each feature, whose height is drawn.
 
-
-def draw_heights() -> tuple[float, ...]:
-    """Draw forecasts for the features, in the unit of the context."""
+    ``fields`` are the other fields of the rule.
+    """
+    edges = np.linspace(-STEEPEST, STEEPEST, FEATURES - 1)
     heights = torch.linspace(-1.5, 1.5, FEATURES)[torch.randperm(FEATURES)]
-    return tuple(heights.tolist())
+    return Staircase(
+        edges=tuple(edges.tolist()), heights=tuple(heights.tolist()), **fields
+    )

@@ -1,36 +1,77 @@
 """Variants of planted models that tell methods apart.
 
-:func:`split_head` divides the work of one head among four, :func:`add_second_way` lets
-either of two heads suffice, and :func:`read_period_before` lets a copy come from the
-wrong period, beside a head that looks at the right one. Weights are edited; the card
-follows. Pairs that cancel are in :mod:`tsfm_lens.zoo.planted.cancelling`.
+:func:`add_cancelling_pair` adds two heads that cancel each other, :func:`split_head`
+divides the work of one head among four, :func:`add_second_way` lets either of two heads
+suffice, and :func:`read_period_before` lets a copy come from the wrong period, beside a
+head that looks at the right one. Weights are edited; the card follows.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.models import Lens, load
-from tsfm_lens.zoo.planted.cancelling import copy_head, idle_heads, position_bias
 from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart
 from tsfm_lens.zoo.planted.draft import N_TRIALS, rule_error
 from tsfm_lens.zoo.planted.patches import PATCH
 from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.rules import SeasonalCopy, draw_contexts
 
-__all__ = ["add_second_way", "read_period_before", "split_head"]
+__all__ = [
+    "add_cancelling_pair",
+    "add_second_way",
+    "read_period_before",
+    "split_head",
+]
 
+GAIN = 3.0
+"""Factor on what a cancelling pair writes.
+
+It is so large that neither head can take the place of the head that they copy.
+"""
 QUARTERS = 4
 """Heads that :func:`split_head` divides the work of one among."""
+
+
+def add_cancelling_pair(planted: Planted) -> Planted:
+    """Let two idle heads write 3 and -3 times what a head of the mechanism writes.
+
+    The forecast stays as it is. Without either of the two it changes more than without
+    the head that they copy. Idle heads are those without a task.
+
+    Args:
+        planted: a model, which is not changed; the pair goes beside the first head of
+            its mechanism that has two heads without a task in its layer.
+
+    Returns:
+        The new model, with the pair on its card, in the role "cancelling".
+
+    Raises:
+        InputError: no head of the mechanism has two heads without a task beside it.
+    """
+    model, lens = _copy_model(planted)
+    component, idle = _with_idle_heads(lens, planted, 2)
+    names = _names(component, idle)
+    parts = []
+    for head, name, partner, gain in zip(
+        idle, names, reversed(names), (GAIN, -GAIN), strict=True
+    ):
+        _copy_head(lens, component, head, gain)
+        does = f"writes {gain:g} times what {component} writes"
+        parts.append(
+            PlantedPart(component=name, role="cancelling", does=does, cancels=partner)
+        )
+    name = f"{planted.card.name}-cancelling"
+    return Planted(model, _with_parts(planted.card, parts, name=name))
 
 
 def split_head(planted: Planted) -> Planted:
@@ -49,7 +90,7 @@ def split_head(planted: Planted) -> Planted:
     model, lens = _copy_model(planted)
     component, idle = _with_idle_heads(lens, planted, QUARTERS - 1)
     for head in idle:
-        copy_head(lens, component, head, 1 / QUARTERS)
+        _copy_head(lens, component, head, 1 / QUARTERS)
     with torch.no_grad():
         _outputs(lens, component)[component.head] /= QUARTERS
     names = [str(component), *_names(component, idle)]
@@ -91,7 +132,7 @@ def _double_copy(planted: Planted) -> Planted:
     model, lens = _copy_model(planted)
     (last,) = (sender for sender, to in planted.card.edges if to == "output")
     component, idle = _with_idle_heads(lens, planted, 1, [last])
-    copy_head(lens, component, idle[0], 1.0)
+    _copy_head(lens, component, idle[0], 1.0)
     names = [last, *_names(component, idle)]
     card = _share_task(planted.card, names, "suffices alone: either of two heads")
     return finish(model, card, "either")
@@ -106,7 +147,7 @@ def _double_flag(planted: Planted) -> Planted:
     )
     component, idle = _with_idle_heads(lens, planted, 2, [fetching])
     for head in idle:
-        copy_head(lens, component, head, 1.0)
+        _copy_head(lens, component, head, 1.0)
     assert component.kind is not None
     assert component.head is not None
     # the flag is in the channels after those of the copied values; ``values`` are
@@ -130,29 +171,17 @@ def _double_flag(planted: Planted) -> Planted:
     edges = [edge for edge in card.edges if edge != (decides, fetching)]
     for name in names:
         edges += [(decides, name), *((name, gate) for gate in gates)]
-    parts = [
-        part.model_copy(update={"does": "fetches last from the REG token"})
-        if part.component == fetching
-        else part
-        for part in card.parts
-    ]
     does = "fetches open from the REG token: either of two heads suffices"
-    parts += [
-        PlantedPart(component=name, role="mechanism", does=does) for name in names
-    ]
+    parts = [PlantedPart(component=name, role="mechanism", does=does) for name in names]
     (looks,) = (one for one in card.attends if one.component == fetching)
     attends = [looks.model_copy(update={"component": name}) for name in names]
-    return finish(
-        model,
-        card.model_copy(
-            update={
-                "edges": tuple(edges),
-                "parts": sort_parts(parts),
-                "attends": (*card.attends, *attends),
-            }
-        ),
-        "either",
+    card = _with_parts(
+        _retell(card, fetching, "fetches last from the REG token"),
+        parts,
+        edges=tuple(edges),
+        attends=(*card.attends, *attends),
     )
+    return finish(model, card, "either")
 
 
 def read_period_before(planted: Planted) -> Planted:
@@ -189,9 +218,8 @@ def read_period_before(planted: Planted) -> Planted:
     stack = "encoder."
     inside = [name for name in card.components("mechanism") if name.startswith(stack)]
     component, idle = _with_idle_heads(lens, planted, 1, inside)
-    bias = position_bias(lens, component)
-    assert bias is not None
-    strength = float(bias.weight.detach().abs().max())
+    bias = _first_attention(lens, component).relative_attention_bias.weight
+    strength = float(bias.detach().abs().max())
     period = rule.period
     unit = 1
     if card.architecture == "chronos-bolt":
@@ -209,12 +237,7 @@ def read_period_before(planted: Planted) -> Planted:
     looks = Attends(
         component=decoy.component, query="every token", back=(period // unit,), weight=1
     )
-    card = card.model_copy(
-        update={
-            "parts": sort_parts([*card.parts, decoy]),
-            "attends": (*card.attends, looks),
-        }
-    )
+    card = _with_parts(card, [decoy], attends=(*card.attends, looks))
     return finish(model, card, "shortcut")
 
 
@@ -225,10 +248,7 @@ def _look_back(
     # it imports the library of the format, which this package does without
     from tsfm_lens.zoo.planted.chronos import find_bucket
 
-    assert component.kind is not None
-    stack = lens.wiring.stack(component.stack)
-    attention = stack.attention(component.kind, 0)
-    module = lens.adapter.model.get_submodule(f"{stack.block(0)}.{attention.module}")
+    module = _first_attention(lens, component)
     table = module.relative_attention_bias.weight
     with torch.no_grad():
         table[:, head] = 0.0
@@ -252,27 +272,22 @@ def _look_elsewhere(
         one.model_copy(update={"back": (back,)}) if same_number(one.component) else one
         for one in card.attends
     )
-    does = f"copies the patch {back} back to the REG token"
-    parts = tuple(
-        part.model_copy(update={"does": does})
-        if part.component == str(component)
-        else part
-        for part in card.parts
+    card = _retell(
+        card, str(component), f"copies the patch {back} back to the REG token"
     )
     context = (rule.period + rule.ago[0], card.context[1])
     return card.model_copy(
-        update={"attends": attends, "parts": parts, "rule": rule, "context": context}
+        update={"attends": attends, "rule": rule, "context": context}
     )
 
 
 def _share_task(card: Card, names: Sequence[str], does: str) -> Card:
     """Give the task of the first head to all of them, with its edges and attention."""
     first = names[0]
-    parts = [part for part in card.parts if part.component != first]
     (task,) = (part for part in card.parts if part.component == first)
-    parts += [
+    parts = [
         task.model_copy(update={"component": name, "does": f"{does} {task.does}"})
-        for name in names
+        for name in names[1:]
     ]
     edges = []
     for sender, receiver in card.edges:
@@ -283,13 +298,25 @@ def _share_task(card: Card, names: Sequence[str], does: str) -> Card:
     for looks in card.attends:
         heads = names if looks.component == first else [looks.component]
         attends += [looks.model_copy(update={"component": head}) for head in heads]
-    return card.model_copy(
-        update={
-            "parts": sort_parts(parts),
-            "edges": tuple(edges),
-            "attends": tuple(attends),
-        }
+    return _with_parts(
+        _retell(card, first, f"{does} {task.does}"),
+        parts,
+        edges=tuple(edges),
+        attends=tuple(attends),
     )
+
+
+def _with_parts(card: Card, parts: Sequence[PlantedPart], **fields: Any) -> Card:
+    """Add parts to a card, and set other fields of it."""
+    every = sort_parts([*card.parts, *parts])
+    return card.model_copy(update={"parts": every, **fields})
+
+
+def _retell(card: Card, component: str, does: str) -> Card:
+    """Say of one part what it does now."""
+    parts = {part.component: part for part in card.parts}
+    parts[component] = parts[component].model_copy(update={"does": does})
+    return card.model_copy(update={"parts": tuple(parts.values())})
 
 
 def sort_parts(parts: Sequence[PlantedPart]) -> tuple[PlantedPart, ...]:
@@ -309,12 +336,74 @@ def _with_idle_heads(
     if among is None:
         among = planted.card.components("mechanism")
     for component in map(Component.parse, among):
-        idle = list(idle_heads(lens, planted, component))
+        idle = list(_idle_heads(lens, planted, component))
         if len(idle) >= count:
             return component, idle[:count]
     raise InputError(
         f"no head of {planted.card.name} has {count} heads without a task beside it"
     )
+
+
+def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[int]:
+    """Yield heads of the same attention that have no task.
+
+    Where layers share a position bias, a head is idle if it has no task in any layer.
+    """
+    if component.head is None:
+        return
+    # copying a head sets a column of this table, which the heads of that number read in
+    # all layers
+    shares_bias = _position_bias(lens, component) is not None
+    with_task = [Component.parse(part.component) for part in planted.card.parts]
+    busy = {
+        other.head
+        for other in with_task
+        if (other.stack, other.kind) == (component.stack, component.kind)
+        and (shares_bias or other.layer == component.layer)
+    }
+    for head in range(lens.wiring.stack(component.stack).n_heads):
+        if head not in busy:
+            yield head
+
+
+def _first_attention(lens: Lens, component: Component) -> Any:
+    """Return the native attention of a kind in the first layer of a stack."""
+    stack = lens.wiring.stack(component.stack)
+    attention = stack.attention(component.kind, 0)
+    return lens.adapter.model.get_submodule(f"{stack.block(0)}.{attention.module}")
+
+
+def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
+    """Return the table (bucket, head) of a stack's position biases, if it has one.
+
+    Its first layer holds it for all layers.
+    """
+    module = _first_attention(lens, component)
+    return getattr(module, "relative_attention_bias", None)
+
+
+def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None:
+    """Give another head of the layer the weights of a component, in place.
+
+    Its output weights are those of the component times the gain.
+    """
+    layer = component.layer
+    kind = component.kind
+    stack = component.stack
+    assert kind is not None
+    with torch.no_grad():
+        # in one layer, both heads read the same stream, so that what they write differs
+        # by the gain alone
+        for letter in ("q", "k", "v"):
+            weights, _ = lens.weights.projection(layer, kind, letter, stack)
+            # a view of the model's own matrix, as is ``out`` below, so that setting it
+            # changes the model
+            weights[head] = weights[component.head]
+        out = _outputs(lens, component)
+        out[head] = gain * out[component.head]
+        table = _position_bias(lens, component)
+        if table is not None:
+            table.weight[:, head] = table.weight[:, component.head]
 
 
 def _names(component: Component, heads: Sequence[int]) -> list[str]:
