@@ -63,7 +63,6 @@ class Item:
     models: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
-    sweep: bool = False
     theory: bool = False
     note: str = ""
     why: str = ""
