@@ -22,7 +22,7 @@ from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, plain
 from tsfm_lens.viz.words import listed, num, signed
 
-__all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
+__all__ = ["low_rank_skill", "training_spectra"]
 
 
 def read_training(ds: xr.Dataset) -> list[str]:
@@ -63,34 +63,6 @@ def read_training(ds: xr.Dataset) -> list[str]:
     out.append(
         f"These are models of {int(array(ds, 'parameters', 'arm').max()):,} numbers"
         f" after {ds.attrs['steps']} steps; of large ones they say nothing."
-    )
-    return out
-
-
-def read_vocabulary(ds: xr.Dataset) -> list[str]:
-    """Describe the ranks at the end by the vocabulary's, in W_Q and in its change."""
-    numbers = names(ds, "vocabulary")
-    out = []
-    epsilon_index = len(names(ds, "epsilon")) // 2 - 1
-    epsilon = float(ds["epsilon"].values[epsilon_index])
-    for name, text in (
-        ("moved_rank", "what training added to W_Q"),
-        ("rank", "W_Q itself"),
-    ):
-        ranks = array(
-            ds, name, "vocabulary", "seed", "training_step", "layer", "epsilon"
-        )[:, :, -1, :, epsilon_index]
-        means = ranks.mean(axis=1)
-        of_first = listed([num(value) for value in means[:, 0]])
-        out.append(
-            f"At ε = {epsilon:g} {text} has {of_first} directions in the first layer"
-            f" for vocabularies of rank {listed(list(numbers))}, and"
-            f" {num(means[0].mean())} to {num(means[-1].mean())} on average over"
-            " layers."
-        )
-    loss = array(ds, "log_perplexity", "vocabulary", "seed").mean(axis=1)
-    out.append(
-        f"The loss of held-out tokens goes from {num(loss[0])} to {num(loss[-1])} nats."
     )
     return out
 
@@ -191,53 +163,6 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
         "Skill of models trained at low rank, beside the dense one",
         f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
         f"{CONFIDENCE_TEXT} intervals over seeds",
-    )
-
-
-@figure(
-    "vocabulary_ranks",
-    "Ranks of W_Q over the rank of a fixed vocabulary.",
-    variables=(
-        "rank",
-        "moved_rank",
-    ),
-    table=(
-        "rank",
-        "moved_rank",
-    ),
-    sentences=read_vocabulary,
-)
-def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
-    """Draw the number of directions of W_Q over the rank of the vocabulary.
-
-    They are those of W_Q after training, and of its change.
-
-    Example:
-        >>> record = recipes.low_rank_record("vocabulary")
-        >>> figures.vocabulary_ranks(record).layout.meta["title"]
-        'Ranks of W_Q by the rank of a fixed vocabulary'
-    """
-    ranks = ds["vocabulary"].values
-    last = ds[["rank", "moved_rank"]].isel(training_step=-1)
-    last = last.rename(rank="W_Q", moved_rank="what training added to it")
-    table = frame(last.to_array("of").to_dataset(name="rank"), "rank")
-    table["epsilon"] = [f"ε = {level:g}" for level in table["epsilon"]]
-    table["panel"] = table["of"] + ", layer " + table["layer"].astype(str)
-    drawn = curve_sheet(
-        table,
-        "vocabulary",
-        "rank",
-        "epsilon",
-        panel="panel",
-        log="x",
-        axes=("rank of the vocabulary", "directions"),
-        dots=5,
-        reference=("rank of the vocabulary", ranks, ranks),
-    )
-    return drawn.finalize(
-        "Ranks of W_Q by the rank of a fixed vocabulary",
-        f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, mean over seeds",
-        "singular values above ε of the largest",
     )
 
 
