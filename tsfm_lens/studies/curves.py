@@ -1,9 +1,8 @@
-"""Curves, points and sentences of the studies' results, one for each label.
+"""Curves and points of the studies' results, one for each label.
 
 The results are tables (data frames) with a row per run or draw; labels, such as names
 of models, are in one of their columns. Read :func:`curve_sheet` first, which draws a
-whole figure; :func:`add_curves` and :func:`add_points` draw into one panel, and
-:func:`read_means` writes the sentences.
+whole figure; :func:`add_curves` and :func:`add_points` draw into one panel.
 Training and measuring are elsewhere: here only finished tables are read.
 """
 
@@ -19,7 +18,6 @@ from tsfm_lens.viz.findings import mean_of_seeds
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.sheet import Panel, Sheet, blank
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed, plain
-from tsfm_lens.viz.words import num
 
 
 def add_curves(
@@ -166,30 +164,3 @@ def add_reference(panel: Panel, name: str, x: Any, y: Any) -> None:
     """Draw a dotted curve to which the others are compared."""
     hover = f"{name}<br>%{{y:.4g}}"
     panel.line(x, y, name, hover, colour=INK, width=1.2, dash="dot")
-
-
-def read_means(
-    table: pd.DataFrame, value: str, label: str, quantity: str, unit: str = ""
-) -> list[str]:
-    """Describe the mean and the range over seeds of a value, label by label.
-
-    Labels are ordered by their mean, lowest first.
-
-    Args:
-        table: data frame with one row per seed.
-        value: column of the values.
-        label: column of the labels.
-        quantity: name of the value in the sentences.
-        unit: unit of the value, with a space before it.
-    """
-    finite = table.dropna(subset=[value])
-    bounds = finite.groupby(label, sort=False)[value].agg(
-        ["mean", "min", "max", "count"]
-    )
-    sentences = []
-    for name, mean, low, high, count in bounds.sort_values("mean").itertuples():
-        seeds = "one seed"
-        if count > 1:
-            seeds = f"mean of {int(count)} seeds, {num(low)} to {num(high)}"
-        sentences.append(f"{name}: {quantity} {num(mean)}{unit} ({seeds}).")
-    return sentences

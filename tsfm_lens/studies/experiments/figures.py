@@ -1,8 +1,7 @@
-"""Figures of grids of training runs, with their sentences and measurements.
+"""Figures of grids of training runs, with their measurements.
 
 Each figure is a function of a record of :func:`tsfm_lens.studies.experiments.record`;
-read :func:`run_curves` first. Sentences come from functions ``read_…`` and from
-:func:`tsfm_lens.studies.curves.read_means`.
+read :func:`run_curves` first.
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ from tsfm_lens.studies.curves import (
     add_points,
     add_reference,
     curve_sheet,
-    read_means,
 )
 from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.sheet import Style, blank, sheet
-from tsfm_lens.viz.words import listed, num
 
 __all__ = [
     "in_context_errors",
@@ -169,20 +166,11 @@ def _seeds(errors: xr.DataArray) -> str:
     return f"{many} seeds"
 
 
-def read_in_context(ds: xr.Dataset) -> list[str]:
-    """Describe the error of every arm after the last pair, and its scores' rank."""
-    table = ds["by_pairs"].isel(pairs=-1).to_dataframe().reset_index()
-    ranks = "scores of rank " + table["rank_ratio"].map(num) + " d"
-    table["arm"] = table["arm"] + ", " + ranks
-    return read_means(table, "by_pairs", "arm", "error after the last pair")
-
-
 @figure(
     "in_context_runs",
     "Error of regression in context by rank or width, and by pairs.",
     variables=("by_pairs", "oracle"),
     table=("by_pairs",),
-    sentences=read_in_context,
 )
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the error after the last pair by rank or width, and by the number of pairs.
@@ -220,26 +208,11 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     return drawn.finalize("Regression in context", inputs, remark)
 
 
-def read_rates(ds: xr.Dataset) -> list[str]:
-    """Name the best rate of every width, by parametrisation."""
-    means = ds["mse"].mean("seed").to_dataframe().dropna().reset_index()
-    lowest = means.loc[means.groupby(["parametrisation", "width"])["mse"].idxmin()]
-    sentences = []
-    for kind, rows in lowest.groupby("parametrisation", sort=False):
-        best = [
-            f"{num(rate)} at width {width:g} ({num(mse)})"
-            for rate, width, mse in rows[["rate", "width", "mse"]].to_numpy().tolist()
-        ]
-        sentences.append(f"{kind}: the best rate is {listed(best)}.")
-    return sentences
-
-
 @figure(
     "transfer_runs",
     "Error by learning rate and width, for each parametrisation.",
     variables=("mse",),
     table=("mse",),
-    sentences=read_rates,
 )
 def learning_rates(ds: xr.Dataset) -> go.Figure:
     """Draw the error at the end by learning rate, a line for each width.
@@ -264,20 +237,11 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
     )
 
 
-def read_losses(ds: xr.Dataset) -> list[str]:
-    """Describe the loss of every arm, with the cost of its scores."""
-    table = ds["loss"].to_dataframe().reset_index()
-    costs = table["score_share"].map(num) + " of the multiply-adds"
-    table["arm"] = table["arm"] + ", " + costs
-    return read_means(table, "loss", "arm", "loss", " nats")
-
-
 @figure(
     "level_training",
     "Loss by the multiply-adds of the scores.",
     variables=("loss",),
     table=("loss",),
-    sentences=read_losses,
 )
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     """Draw the loss on held-out series by the multiply-adds of the scores.
@@ -303,19 +267,14 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
 def _plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
     errors = ("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters")
     table = frame(ds, *errors)
-    bounds = read_means(table, "validation_mse", "arm", "validation error")
-    if "oracle" in ds.attrs:
-        oracle = num(float(ds.attrs["oracle"]))
-        bounds.append(f"The expected error of the least-squares oracle is {oracle}.")
-    yield FigurePanel(run_curves(ds), table, bounds, "curves")
+    yield FigurePanel(run_curves(ds), table, [], "curves")
     if "test_mse" not in ds:
         return
-    tests = read_means(table, "test_mse", "arm", "test error")
-    yield FigurePanel(run_errors(ds), table, tests, "errors")
+    yield FigurePanel(run_errors(ds), table, [], "errors")
     for over in ("rho", "horizon"):
         if over not in ds.coords:
             continue
         drawn = draw_errors(ds, over)
         # no two arms may differ in it alone
         if drawn.data:
-            yield FigurePanel(drawn, table, tests, f"over-{over}")
+            yield FigurePanel(drawn, table, [], f"over-{over}")

@@ -1,6 +1,5 @@
 """Figures of training at low rank: skill, ranks and spectra, with their measurements.
 
-Each figure has a function that draws and one (``read_…``) that writes its sentences.
 Read :func:`low_rank_skill` first. The records are made in
 :mod:`tsfm_lens.studies.recipes.lowrank`.
 """
@@ -9,79 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import declare_measurements, figure, frame
 from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.studies.curves import curve_sheet
-from tsfm_lens.viz.findings import find_estimate
-from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, plain
-from tsfm_lens.viz.words import listed, num, signed
 
 __all__ = ["low_rank_skill", "training_spectra"]
-
-
-def read_training(ds: xr.Dataset) -> list[str]:
-    """Describe each arm's change of skill, its size and its change of time.
-
-    The change of skill is compared with its variation over seeds.
-    """
-    out = []
-    arms = names(ds, "arm")
-    verdict = find_estimate(ds, "mase_rise", "arm")
-    assert verdict is not None
-    share = array(ds, "stored_ratio", "arm")
-    time = array(ds, "step_time", "arm")
-    for row, arm in enumerate(arms):
-        estimate, low, high = (
-            100 * float(bound[row])
-            for bound in (verdict.size, verdict.low, verdict.high)
-        )
-        if estimate or low != high:
-            units = int(verdict.facts["units"])
-            needed = int(verdict.facts["needed"])
-            unsure = "not significant over seeds"
-            if units < needed:
-                unsure = f"{units} seeds cannot decide, {needed} could"
-            comparison = unsure
-            if verdict.significant[row]:
-                comparison = "significant over seeds"
-            out.append(
-                f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention,"
-                f" moves MASE by {signed(estimate)} % ({signed(low)} to"
-                f" {signed(high)}), {comparison}."
-            )
-    out.append(
-        f"A step of training takes {num(time.min())} to {num(time.max())} of the dense"
-        f" one's CPU time at width {ds.attrs['width']}, where products of matrices are"
-        " not what takes the time."
-    )
-    out.append(
-        f"These are models of {int(array(ds, 'parameters', 'arm').max()):,} numbers"
-        f" after {ds.attrs['steps']} steps; of large ones they say nothing."
-    )
-    return out
-
-
-def read_spectra(ds: xr.Dataset) -> list[str]:
-    """Describe the change of each layer's largest and middle singular value."""
-    values = array(
-        ds, "singular_value", "training_step", "layer", "seed", "index"
-    ).mean(axis=2)
-    steps = names(ds, "training_step")
-    largest = values[..., 0]
-    middle = np.median(values, axis=-1)
-    return [
-        f"From step {steps[0]} to step {steps[-1]} the largest singular value of W_Q"
-        " grows"
-        f" {listed([f'{num(factor)} times' for factor in largest[-1] / largest[0]])} in"
-        " the layers of the encoder, the middle one"
-        f" {listed([f'{num(factor)} times' for factor in middle[-1] / middle[0]])}."
-    ]
 
 
 _MAKER = (
@@ -121,7 +57,6 @@ declare_measurements(
         "step_time",
         "forward_time",
     ),
-    sentences=read_training,
 )
 def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     """Draw the loss of skill with attention of low rank, the dense arm being at 0.
@@ -171,7 +106,6 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     "Singular values of W_Q at several steps of training.",
     variables=("singular_value",),
     table=("singular_value",),
-    sentences=read_spectra,
 )
 def training_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw singular values of W_Q at several steps of training.
