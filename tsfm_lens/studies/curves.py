@@ -64,8 +64,6 @@ def add_points(
     x: str,
     y: str,
     label: str,
-    *,
-    across: bool = False,
 ) -> None:
     """Draw every row as a pale point, and each mean with its 95 % interval.
 
@@ -75,31 +73,22 @@ def add_points(
         x: column of the horizontal axis.
         y: column of the values.
         label: column whose values have one colour each.
-        across: whether ``x`` is a column of names that go along the vertical axis, and
-            the values go along the horizontal one.
     """
-    value = "%{y:.4g}"
-    if across:
-        value = "%{x:.4g}"
     for name, rows, colour in _by_label(table, y, label):
-        hover = f"{plain(name)}<br>{value}"
+        hover = f"{plain(name)}<br>%{{y:.4g}}"
         means = rows.groupby(x)[y].mean()
-        # names have no order in which a line could join them
-        if len(means) > 1 and not across:
+        if len(means) > 1:
             faint = mixed(colour, 0.6)
             panel.line(means.index, means, "", "", colour=faint, width=1.2, group=name)
         for position, point_rows in rows.groupby(x):
             mean = mean_of_seeds(point_rows[y].to_numpy())
-            points: tuple[Any, Any] = ([position] * len(point_rows), point_rows[y])
-            mean_point: tuple[Any, Any] = ([position], mean.size)
-            if across:
-                points = points[::-1]
-                mean_point = mean_point[::-1]
+            xs = [position] * len(point_rows)
             faint = mixed(colour, 0.45)
-            panel.dots(*points, "", hover, colour=faint, size=4, group=name)
+            panel.dots(xs, point_rows[y], "", hover, colour=faint, size=4, group=name)
             text = f"{hover}, mean of {len(point_rows)}"
-            style: dict[str, Any] = {"colour": colour, "noise": mean, "across": across}
-            panel.dots(*mean_point, name, text, size=9, **style)
+            panel.dots(
+                [position], mean.size, name, text, size=9, colour=colour, noise=mean
+            )
 
 
 def _by_label(

@@ -6,21 +6,16 @@ read :func:`run_curves` first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import (
-    FigurePanel,
     declare_measurements,
     figure,
     frame,
-    panels,
 )
 from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.studies.curves import (
@@ -30,25 +25,20 @@ from tsfm_lens.studies.curves import (
     curve_sheet,
 )
 from tsfm_lens.viz.grid import LOG_AXIS
-from tsfm_lens.viz.sheet import Style, blank, sheet
+from tsfm_lens.viz.sheet import blank, sheet
 
 __all__ = [
     "in_context_errors",
     "learning_rates",
     "losses_by_cost",
     "run_curves",
-    "run_errors",
-    "draw_errors",
 ]
 
-_ROW = 24  # pixels of an arm
 _MAKER = (
     "made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, "
     "`tsfm_lens.studies.experiments` ships one"
 )
 _X_TITLES = {
-    "rho": "radius ρ of sharpness-aware minimisation",
-    "horizon": "horizon",
     "rank_ratio": "rank of a head's scores / inputs",
     "width": "width D",
 }
@@ -67,7 +57,10 @@ declare_measurements(
 
 
 @figure(
-    "lab_runs", "Validation error of every arm and seed by epoch.", variables=("curve",)
+    "lab_runs",
+    "Validation error of every arm and seed by epoch.",
+    variables=("curve",),
+    table=("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters"),
 )
 def run_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the validation error by epoch.
@@ -98,63 +91,6 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
     text = "thin: seeds, thick: their geometric mean"
     about = str(ds.attrs.get("about", ""))
     return drawn.finalize("Validation error over training", text, about)
-
-
-@figure("lab_runs", "Test error of every seed, arm by arm.", variables=("test_mse",))
-def run_errors(ds: xr.Dataset) -> go.Figure:
-    """Draw the test error of every seed, arm by arm, with 95 % intervals of the means.
-
-    Example:
-        >>> figures.run_errors(experiments.record("benchmarks")).layout.meta["title"]
-        'Test error by arm'
-    """
-    arms = [str(arm) for arm in ds["arm"].values]
-    table = frame(ds, "test_mse")
-    table["place"] = table["arm"].map(arms.index)
-    drawn = blank(max(_ROW * len(arms), 120), min_width=420)
-    panel = drawn.panel()
-    add_points(panel, table.assign(all=""), "place", "test_mse", "all", across=True)
-    panel.x("test error (mean square)", **LOG_AXIS)
-    rows: Style = {"tickvals": list(range(len(arms))), "ticktext": arms}
-    panel.y(range=[len(arms) - 0.5, -0.5], showgrid=False, **rows)
-    return drawn.finalize("Test error by arm", _seeds(ds["test_mse"]))
-
-
-@figure(
-    "lab_runs",
-    "Test error over the radius ρ of SAM, or over the horizon.",
-    variables=("test_mse", "rho"),
-)
-def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
-    """Draw the test error over the radius ρ of SAM, or over the horizon.
-
-    Args:
-        over: "rho" or "horizon"; another one raises InputError. Arms of one name are
-            joined to a curve, single arms are left out.
-
-    Example:
-        >>> record = experiments.record("benchmarks")
-        >>> figures.draw_errors(record, "horizon").layout.meta["title"]
-        'Test error by horizon'
-    """
-    if over not in ("rho", "horizon"):
-        raise InputError(f"over={over!r}; expected 'rho' or 'horizon'")
-    table = ds["test_mse"].to_dataframe().reset_index()
-    table["name"] = _without(table, over)
-    several = table.groupby("name")[over].transform("nunique") > 1
-    drawn = blank(300, min_width=420)
-    add_points(drawn.panel(), table[several], over, "test_mse", "name")
-    drawn.x(_X_TITLES[over])
-    drawn.y("test error (mean square)")
-    title = {"rho": "ρ", "horizon": "horizon"}[over]
-    return drawn.finalize(f"Test error by {title}", _seeds(ds["test_mse"]))
-
-
-def _without(table: pd.DataFrame, over: str) -> pd.Series:
-    """Return names of arms without the part that gives ρ or the horizon."""
-    if over == "horizon":
-        return table["arm"].str.replace(r" \d+", "", n=1, regex=True)
-    return table["arm"].str.replace(r" ?rho [\d.]+$", "", regex=True)
 
 
 def _seeds(errors: xr.DataArray) -> str:
@@ -261,20 +197,3 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     drawn.y("cross-entropy in nats a step")
     steps = f"{ds.attrs.get('steps', '?')} steps"
     return drawn.finalize("Loss by what the scores cost", steps, _seeds(ds["loss"]))
-
-
-@panels("lab_runs")
-def _plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    errors = ("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters")
-    table = frame(ds, *errors)
-    yield FigurePanel(run_curves(ds), table, [], "curves")
-    if "test_mse" not in ds:
-        return
-    yield FigurePanel(run_errors(ds), table, [], "errors")
-    for over in ("rho", "horizon"):
-        if over not in ds.coords:
-            continue
-        drawn = draw_errors(ds, over)
-        # no two arms may differ in it alone
-        if drawn.data:
-            yield FigurePanel(drawn, table, [], f"over-{over}")
