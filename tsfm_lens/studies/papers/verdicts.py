@@ -222,7 +222,7 @@ def judged_trends(
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
     """Test every part of a claim by a bootstrap."""
-    tests = [percentiles(part) for part in parts]
+    tests = list(map(_percentiles, parts))
     return _decide(
         parts,
         [interval for interval, _ in tests],
@@ -231,13 +231,10 @@ def judged_together(parts: Sequence[Resampled]) -> Verdict:
     )
 
 
-def percentiles(
-    part: Resampled, bounds: tuple[float, float] = UNBOUNDED
-) -> tuple[Interval, float]:
+def _percentiles(part: Resampled) -> tuple[Interval, float]:
     """Compute the interval of a quantity over draws, and the p-value of 0.
 
-    :func:`judged_together` uses both. Few draws are continued by a normal curve, which
-    ends at the bounds of the quantity.
+    Few draws are continued by a normal curve.
     """
     units = part.units
     finite = part.draws[np.isfinite(part.draws)]
@@ -245,7 +242,7 @@ def percentiles(
     # percentiles of the draws that are left would be biased if many were undefined
     if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
         return Interval(part.margin, np.nan, np.nan, units * known), 1.0
-    low, high = np.clip(expanded_interval(finite, CONFIDENCE, units), *bounds)
+    low, high = expanded_interval(finite, CONFIDENCE, units)
     return Interval(part.margin, float(low), float(high), units), float(
         expanded_p(finite[:, None], units)[0]
     )

@@ -134,11 +134,7 @@ def _result(models: Sequence[str], data: xr.Dataset) -> MeasuredValues:
 
 
 def _prefixed(model: str, parts: Sequence[ClaimPart]) -> list[ClaimPart]:
-    start = "the middle layers move the forecast less "
-    return [
-        replace(part, words=f"{model} {part.words.removeprefix(start)}")
-        for part in parts
-    ]
+    return [replace(part, words=f"{model} {part.words}") for part in parts]
 
 
 def _over_series(parts: Sequence[ClaimPart]) -> Verdict:
@@ -183,12 +179,11 @@ def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
     """
     before, middle, after = split_thirds(len(distance))
     middle_distance = distance[middle].mean(0)
-    text = "the middle layers move the forecast less than "
     # in a small model the first layer is the only earlier one, and counts once
     rest = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
     return [
         ClaimPart(
-            text + _layers_label(layers),
+            f"than {_layers_label(layers)}",
             distance[list(layers)].mean(0) - middle_distance,
             "Spearman distance",
         )
