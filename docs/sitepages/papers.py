@@ -12,7 +12,7 @@ from sitepages.drawing import CACHE
 from sitepages.writing import plain, table, write
 from tsfm_lens.studies.papers.answers import read_answer
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS, Item
-from tsfm_lens.studies.papers.measures.benchmark import METRICS, RECIPES
+from tsfm_lens.studies.papers.measures.lens_records import METRICS, RECIPES
 from tsfm_lens.studies.papers.verdicts import FAILS, Tested, Verdict
 
 MODELS = ("bolt-nano", "chronos-nano")

@@ -170,6 +170,9 @@ ASKED = {
 }
 """Drawing and command of results that somebody asks for, by kind."""
 MADE = {
+    "low_rank_training": (
+        'viz.plot(recipes.low_rank_record("attention"), "mase_rise_size")'
+    ),
     "attention_norms": (
         "even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in"
         " (0.0, 0.9))\nnorms = {name: training.attention_norms(each) for name, each in"

@@ -29,7 +29,6 @@ COMMANDS = {
     "ablate": ("ablate", "chronos-nano"),
     "attribute": ("attribute", "chronos-nano"),
     "figure": ("figure", "logit_map", "chronos-nano"),
-    "reproduce": ("reproduce", "S3-T5"),
 }
 
 

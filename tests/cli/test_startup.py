@@ -35,7 +35,6 @@ ON_SERIES = {
     "compress": "compress bolt-nano --keep 0.5 --out smaller",
     "compare": "compare bolt-nano bolt-nano",
     "serve": "serve bolt-nano --no-browser",
-    "reproduce": "reproduce S3-T5",
 }
 REFUSALS = {
     f"{name} of {what}": f"{command} {words}"
@@ -49,10 +48,8 @@ REFUSALS = {
 } | {
     f"{name} of a wrong model": f"{command.replace('bolt-nano', 'bolt-nan')} {SERIES}"
     for name, command in ON_SERIES.items()
-    if name != "reproduce"
 }
 REFUSALS |= {
-    "reproduce of a wrong model": "reproduce S3-T5 --model bolt-nan",
     "hub id": f"forecast amazon/chronos-bolt-bas {SERIES}",
     "file to embed": "embed bolt-nano lood.csv --out vectors",
     "pool": "embed bolt-nano bundled:nile --out vectors --pool median",

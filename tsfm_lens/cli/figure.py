@@ -229,5 +229,5 @@ def _list_figures(as_json: bool) -> None:
     )
     echo(
         "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep:"
-        " `tsfm-lens reproduce S3-F10`, then `tsfm-lens sweep report S3-F10.store`."
+        " `tsfm-lens sweep CONFIG.yaml`, then `tsfm-lens sweep report STORE`."
     )

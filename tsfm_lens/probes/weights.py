@@ -206,6 +206,7 @@ _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
         "S0-ERANK",
         "S0-HIST",
         "S0-F10",
+        "S0-F4C",
     ),
     cost="weights",
 )

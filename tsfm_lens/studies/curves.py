@@ -1,9 +1,8 @@
-"""Curves, points and sentences of the studies' results, one for each label.
+"""Curves and points of the studies' results, one for each label.
 
 The results are tables (data frames) with a row per run or draw; labels, such as names
 of models, are in one of their columns. Read :func:`curve_sheet` first, which draws a
-whole figure; :func:`add_curves` and :func:`add_points` draw into one panel, and
-:func:`read_means` writes the sentences.
+whole figure; :func:`add_curves` and :func:`add_points` draw into one panel.
 Training and measuring are elsewhere: here only finished tables are read.
 """
 
@@ -19,7 +18,6 @@ from tsfm_lens.viz.findings import mean_of_seeds
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.sheet import Panel, Sheet, blank
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed, plain
-from tsfm_lens.viz.words import num
 
 
 def add_curves(
@@ -66,8 +64,6 @@ def add_points(
     x: str,
     y: str,
     label: str,
-    *,
-    across: bool = False,
 ) -> None:
     """Draw every row as a pale point, and each mean with its 95 % interval.
 
@@ -77,31 +73,22 @@ def add_points(
         x: column of the horizontal axis.
         y: column of the values.
         label: column whose values have one colour each.
-        across: whether ``x`` is a column of names that go along the vertical axis, and
-            the values go along the horizontal one.
     """
-    value = "%{y:.4g}"
-    if across:
-        value = "%{x:.4g}"
     for name, rows, colour in _by_label(table, y, label):
-        hover = f"{plain(name)}<br>{value}"
+        hover = f"{plain(name)}<br>%{{y:.4g}}"
         means = rows.groupby(x)[y].mean()
-        # names have no order in which a line could join them
-        if len(means) > 1 and not across:
+        if len(means) > 1:
             faint = mixed(colour, 0.6)
             panel.line(means.index, means, "", "", colour=faint, width=1.2, group=name)
         for position, point_rows in rows.groupby(x):
             mean = mean_of_seeds(point_rows[y].to_numpy())
-            points: tuple[Any, Any] = ([position] * len(point_rows), point_rows[y])
-            mean_point: tuple[Any, Any] = ([position], mean.size)
-            if across:
-                points = points[::-1]
-                mean_point = mean_point[::-1]
+            xs = [position] * len(point_rows)
             faint = mixed(colour, 0.45)
-            panel.dots(*points, "", hover, colour=faint, size=4, group=name)
+            panel.dots(xs, point_rows[y], "", hover, colour=faint, size=4, group=name)
             text = f"{hover}, mean of {len(point_rows)}"
-            style: dict[str, Any] = {"colour": colour, "noise": mean, "across": across}
-            panel.dots(*mean_point, name, text, size=9, **style)
+            panel.dots(
+                [position], mean.size, name, text, size=9, colour=colour, noise=mean
+            )
 
 
 def _by_label(
@@ -166,30 +153,3 @@ def add_reference(panel: Panel, name: str, x: Any, y: Any) -> None:
     """Draw a dotted curve to which the others are compared."""
     hover = f"{name}<br>%{{y:.4g}}"
     panel.line(x, y, name, hover, colour=INK, width=1.2, dash="dot")
-
-
-def read_means(
-    table: pd.DataFrame, value: str, label: str, quantity: str, unit: str = ""
-) -> list[str]:
-    """Describe the mean and the range over seeds of a value, label by label.
-
-    Labels are ordered by their mean, lowest first.
-
-    Args:
-        table: data frame with one row per seed.
-        value: column of the values.
-        label: column of the labels.
-        quantity: name of the value in the sentences.
-        unit: unit of the value, with a space before it.
-    """
-    finite = table.dropna(subset=[value])
-    bounds = finite.groupby(label, sort=False)[value].agg(
-        ["mean", "min", "max", "count"]
-    )
-    sentences = []
-    for name, mean, low, high, count in bounds.sort_values("mean").itertuples():
-        seeds = "one seed"
-        if count > 1:
-            seeds = f"mean of {int(count)} seeds, {num(low)} to {num(high)}"
-        sentences.append(f"{name}: {quantity} {num(mean)}{unit} ({seeds}).")
-    return sentences

@@ -17,7 +17,7 @@ from tsfm_lens.studies.papers.items import BY_ID, HOLDS, ITEMS, find_item
 from tsfm_lens.studies.papers.measures.lens_records import beyond_twins
 from tsfm_lens.studies.papers.reproduce import reproduce
 from tsfm_lens.studies.papers.values import MeasuredValues
-from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, combine_tests
+from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, judge_parts
 from tsfm_lens.testing import assert_close
 
 MEASURED = [item for item in ITEMS if not item.why]
@@ -71,7 +71,7 @@ def test_an_answer_is_read_as_written(tmp_path: Path) -> None:
     """Numbers, intervals and verdicts survive, and printed numbers are joined anew."""
     item = find_item("S1-F6")
     parts = [ClaimPart("", np.ones(8), "x", data="ETTh1")]
-    verdict = combine_tests(parts, range(8), "run")
+    verdict = judge_parts("run", *parts)
     result = MeasuredValues({"a": 0.25}, claims={"diagonal": verdict}, notes=("b",))
     result.mean("c", np.arange(8.0))
     write_answer(item, result, ["model"], {"revision": "1"}, tmp_path)
@@ -94,7 +94,7 @@ def _by_data(*margins: np.ndarray, equal_within: float = 0.0) -> Verdict:
         ClaimPart("", values, "x", data=name, equal_within=equal_within)
         for name, values in zip("AB", margins, strict=False)
     ]
-    return combine_tests(parts, range(len(margins[0])), "run")
+    return judge_parts("run", *parts)
 
 
 def test_a_verdict_may_depend_on_the_data() -> None:

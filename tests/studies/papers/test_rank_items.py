@@ -4,44 +4,29 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 
 from refusals import expect_error
-from reproductions import nano, ours, parts, row, settings, verdict, words
+from reproductions import nano, ours, row, settings, verdict, words
 from tiny_lenses import fresh
 from tsfm_lens import compress
 from tsfm_lens.core import ranks
-from tsfm_lens.core.errors import InputError
-from tsfm_lens.models import Lens
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers import reproduce as papers
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
 from tsfm_lens.studies.papers.items import HOLDS, ITEMS
-from tsfm_lens.studies.papers.measures import models, theory
+from tsfm_lens.studies.papers.measures import theory
 from tsfm_lens.studies.papers.reproduce import find_item
 from tsfm_lens.testing import last_digit
 
 # records of answers are not what is tested here
 reproduce = partial(papers.reproduce, fresh=True)
-
-FEW: dict[str, Any] = {"windows": 2, "num_samples": 4}
-# of weights alone nothing is measured on series, and a short one is made faster than
-# chaotic windows
-SHORT: dict[str, Any] = {"data": [np.sin(np.arange(100.0))], "horizon": 4}
-
-
-@cache
-def text() -> Lens:
-    """A T5 of random weights, whose embedding and queries use all directions."""
-    return fresh("t5")
-
 
 RANK = ranks.epsilon_rank
 ANGLES = ranks.angles
@@ -186,130 +171,6 @@ def test_size_ratios_of_schedules_are_known() -> None:
             )
 
 
-def test_a_language_model_decides_the_contrast() -> None:
-    both = [nano("bolt-nano"), nano("chronos-nano"), text()]
-    spectra = reproduce("S0-F2", both, **FEW)
-    # ids use all directions of the T5 at every ε; noise does so of chronos-nano from
-    # 0.01 on, and never of bolt-nano
-    claim = row(spectra, "faster")["quantity"].values
-    outcomes = {
-        part: verdict(spectra, f"{claim}: {part}") for part in parts(spectra, "faster")
-    }
-    lost = {part for part, outcome in outcomes.items() if outcome == "does not hold"}
-    assert lost == {
-        part
-        for part in outcomes
-        if "chronos-nano, ε = 0.01" in part or "chronos-nano, ε = 0.001" in part
-    }
-    assert verdict(spectra, "faster") == "depends on ε"
-    assert verdict(spectra, "structured") == "holds"
-    assert "random ids of tokens" in settings(spectra)["series"]
-    weights = reproduce("S0-F10", both, **FEW)
-    assert verdict(weights, "weights_faster") != "undecided"
-    # a T5 whose vocabulary is a curve through its ids is more structured than random
-    # bins
-    planted = fresh("t5")
-    table = planted.model.shared.weight
-    line = rank_theory.ChebyshevEmbedding.random(planted.d_model, 2).embed(
-        np.linspace(-15, 15, len(table))[None]
-    )
-    with torch.no_grad():
-        table.copy_(torch.tensor(line.T))
-    random = Lens(fresh("chronos").adapter, "random bins")
-    assert (
-        verdict(reproduce("S0-F2", [random, planted], **FEW), "structured")
-        == "does not hold"
-    )
-
-
-def test_items_agree_on_a_shared_claim() -> None:
-    """A claim that several items hold has the same verdict in all of them."""
-    flow, spectra = (
-        reproduce(name, [nano("bolt-nano"), nano("chronos-nano")], **FEW)
-        for name in ("S0-FOR", "S0-F10")
-    )
-    # bolt-nano's ranks rise layer by layer at every ε; chronos-nano has 75, 62, 73 at
-    # 0.1 and 93, 91, 94 at 0.01
-    assert (
-        verdict(flow, "deeper_weights")
-        == verdict(spectra, "deeper_weights")
-        == "depends on ε"
-    )
-    assert parts(flow, "deeper_weights") == parts(spectra, "deeper_weights")
-    assert np.isnan(ours(flow, "deeper_weights"))
-    alone = reproduce("S0-F10", nano("bolt-nano"), **FEW)
-    assert verdict(alone, "deeper_weights") == "holds"
-
-
-def _toy_ranks(
-    known: dict[str, tuple[int, int, float, float]], order: list[str]
-) -> Callable[..., xr.Dataset]:
-    """In place of the probe: width, heads, rank and rank of a head by model; models are
-    noted in order.
-    """
-
-    def toy_ranks(lenses: Iterable[Lens], *, epsilon: Any) -> xr.Dataset:
-        (lens,) = lenses
-        order.append(f"measured {lens.model_id}")
-        width, heads, rank, head = known[lens.model_id]
-        levels = np.atleast_1d(epsilon)
-        values = {"rank": rank, "head_rank": head}
-        of_model = {"width": ("model", [width]), "heads": ("model", [heads])}
-        return xr.Dataset(
-            {
-                name: (("epsilon", "model"), np.full((len(levels), 1), value))
-                for name, value in values.items()
-            },
-            coords={"epsilon": levels, "model": [lens.model_id], **of_model},
-        )
-
-    return toy_ranks
-
-
-def test_sizes_are_compared_within_an_architecture(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Sizes are compared within an architecture, and models opened one by one."""
-    order: list[str] = []
-    known = {
-        "small": (64, 2, 32.0, 16.0),
-        "large": (128, 4, 48.0, 14.0),
-        "bolt-nano": (96, 8, 1.0, 90.0),
-    }
-    monkeypatch.setattr(models, "ranks_by_model", _toy_ranks(known, order))
-
-    def opened(name: str) -> Lens:
-        order.append(f"opened {name}")
-        if name == "bolt-nano":
-            return nano(name)
-        return Lens(nano("chronos-nano").adapter, name)
-
-    monkeypatch.setattr("tsfm_lens.studies.papers.reproduce.load", opened)
-    widths = reproduce("S0-F4", ["large", "small", "bolt-nano"], **SHORT)
-    assert order == [
-        f"{action} {name}"
-        for name in ("large", "small", "bolt-nano")
-        for action in ("opened", "measured")
-    ]
-    # a half of 64, then three eighths of 128
-    assert verdict(widths, "stays_low") == "holds"
-    heads = reproduce("S0-F12", ["large", "small", "bolt-nano"], **SHORT)
-    assert verdict(heads, "more_heads") == "does not hold"
-    assert verdict(heads, "head_constant") == "holds"
-    known["large"] = (128, 4, 96.0, 40.0)
-    assert (
-        verdict(reproduce("S0-F4", ["small", "large"], **SHORT), "stays_low")
-        == "does not hold"
-    )
-    changed = reproduce("S0-F9", ["small", "large"], **SHORT)
-    assert verdict(changed, "more_heads") == "holds"
-    assert verdict(changed, "head_constant") == "does not hold"
-    alone = reproduce("S0-F4", ["small", "bolt-nano"], **SHORT)
-    assert "no architecture has models here that differ in width" in str(
-        row(alone, "stays_low")["why"].values
-    )
-
-
 SMALL: dict[str, Callable[[Context], MeasuredValues]] = {
     "S0-J1A": partial(theory.by_rank, width=48, n_tokens=128, n_ranks=12),
     "S0-J1B": partial(theory.by_width, widths=(16, 32, 64), n_tokens=64),
@@ -385,41 +246,45 @@ def test_claims_are_tested_over_draws(
     assert str(row(few, key)["why"].values).startswith("2 draws, too few")
 
 
-RUN = [item.id for item in ITEMS if item.models and item.id[:2] == "S0"]
+ON_MODELS = [item.id for item in ITEMS if item.models and item.id[:2] == "S0"]
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_embedded_models_stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # what is told of a smaller model is no claim, and measuring the ranks of its
-    # matrices takes long
+@pytest.fixture
+def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "WINDOWS", 2)
+    # measuring the ranks of matrices that are cut takes long
     monkeypatch.setattr(
         compress, "compressed", partial(compress.compressed, method="svd")
     )
+
+
+@pytest.mark.usefixtures("few_windows")
+@pytest.mark.parametrize("name", ON_MODELS)
+def test_embedded_models_stand_in(name: str) -> None:
     item = find_item(name)
-    options = FEW if name == "S0-METR" else SHORT
-    found = reproduce(name, "bolt-nano" if name == "S0-F6" else None, **options)
+    found = reproduce(name)
     for value in item.values:
         if value.unit != HOLDS and value.quantity in found["quantity"].values:
             assert float(row(found, value.quantity)["difference"]) == 0, value.quantity
     assert found.attrs["note"].startswith("embedded model: mechanics only")
 
 
-def test_options_of_models_are_refused() -> None:
-    for options in (
-        {"model": "bolt-nano"},
-        {"data": [1.0]},
-        {"windows": 2},
-        {"horizon": 3},
-        {"num_samples": 1},
-    ):
-        with pytest.raises(InputError, match="S0-TH6 is of no model"):
-            reproduce("S0-TH6", **options)  # type: ignore[arg-type]
+@pytest.mark.usefixtures("few_windows")
+def test_text_is_measured_beside_series() -> None:
+    """Ranks of a model of text are measured on ids; noise is of series alone."""
+    found = reproduce("S0-F5", [nano("bolt-nano"), fresh("t5")])
+    assert "random ids of tokens" in settings(found)["series"]
+    expect_error("reads tokens of text", reproduce, "S0-F13", fresh("t5"))
+    both = [nano("bolt-nano")] * 2
+    expect_error("two models are called 'bolt-nano'", reproduce, "S0-F13", both)
+
+
+def test_options_that_change_nothing_are_refused() -> None:
+    """An item without a model takes none, and what is read from a record no seed."""
+    for name in ("S0-TH6", "S0-F2", "S1-F1"):
+        expect_error("not measured on a model", reproduce, name, "bolt-nano")
+    expect_error("embedding_ranks", reproduce, "S0-F2", "bolt-nano")
+    expect_error("sweep_effects", reproduce, "S3-F3", "bolt-nano")
     expect_error("seeds is 0", reproduce, "S0-TH6", seeds=0)
-    expect_error(
-        "two models are called 'bolt-nano'",
-        reproduce,
-        "S0-F4",
-        [nano("bolt-nano")] * 2,
-        **SHORT,
-    )
-    expect_error("reads tokens of text", reproduce, "S3-F2", text(), **FEW)
+    expect_error("without a model", reproduce, "S0-F13", seeds=2)
+    expect_error("read from a record", reproduce, "S1-F1", seed=1)

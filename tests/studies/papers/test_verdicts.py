@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -14,43 +13,32 @@ import pytest
 from scipy import stats
 
 import tsfm_lens
-from refusals import expect_error
-from reproductions import nano, settings
-from tsfm_lens.data import SeriesBatch
+from reproductions import nano
 from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
-from tsfm_lens.studies.papers import reproduce as papers
 from tsfm_lens.studies.papers.measures import induction as measures
 from tsfm_lens.studies.papers.measures.induction import (
     HeadScores,
     correlations,
-    overlap_values,
     proportions,
     sharp_of_induction,
 )
-from tsfm_lens.studies.papers.measures.layers import ablatable_parts
-from tsfm_lens.studies.papers.reproduce import last_windows
+from tsfm_lens.studies.papers.measures.lens_records import ablatable_parts
 from tsfm_lens.studies.papers.verdicts import (
     DEPENDS,
     FAILS,
     HOLDS,
     UNDECIDED,
     ClaimPart,
-    Interval,
     Resampled,
     Verdict,
-    combine_tests,
     exactly,
     fewest,
     interval,
+    judge_parts,
     judged_together,
     judged_trends,
-    larger,
-    percentiles,
 )
 from tsfm_lens.testing import assert_close
-
-# records of answers are not what is tested here
-reproduce = partial(papers.reproduce, fresh=True)
 
 Draw = Callable[[np.random.Generator], np.ndarray]
 STUDIES = 200
@@ -65,7 +53,7 @@ def outcomes(draw: Draw, parts: int = 1, studies: int = STUDIES) -> Counter[str]
     found: Counter[str] = Counter()
     for _ in range(studies):
         claim = [ClaimPart(str(number), draw(rng), "x") for number in range(parts)]
-        found[combine_tests(claim, range(claim[0].margins.shape[-1])).outcome] += 1
+        found[judge_parts("draw", *claim).outcome] += 1
     return found
 
 
@@ -102,22 +90,6 @@ def test_false_verdicts_keep_their_promised_rate(
     assert found[FAILS] <= MOST
 
 
-@pytest.mark.parametrize(("seeds", "shared"), [(2, 1.0), (3, 0.0), (3, 1.0), (5, 3.0)])
-def test_shared_noise_is_no_effect(seeds: int, shared: float) -> None:
-    """What the seeds share is not taken for an effect."""
-
-    def draw(rng: np.random.Generator) -> np.ndarray:
-        return shared * rng.normal(size=(seeds, 1)) + rng.normal(size=(seeds, 24))
-
-    found = outcomes(draw)
-    assert found[HOLDS] <= MOST
-    assert found[FAILS] <= MOST
-    # as if the windows were all there is, it is not so
-    if shared:
-        alone = outcomes(lambda rng: draw(rng).mean(0))
-        assert alone[HOLDS] > MOST
-
-
 def test_planted_effects_are_found() -> None:
     """Planted effects of either sign are found."""
     assert (
@@ -126,29 +98,6 @@ def test_planted_effects_are_found() -> None:
     assert (
         outcomes(lambda rng: -1.5 + rng.normal(size=16), parts=2)[FAILS] > 0.9 * STUDIES
     )
-    seeded = outcomes(
-        lambda rng: 2 + rng.normal(size=16) + 0.5 * rng.normal(size=(3, 16)), parts=2
-    )
-    assert seeded[HOLDS] > 0.8 * STUDIES
-
-
-def test_series_with_many_windows_count_once() -> None:
-    labels = np.repeat(np.arange(8), 20).tolist()
-
-    def draw(rng: np.random.Generator) -> np.ndarray:
-        return np.repeat(rng.normal(size=8), 20) + 0.1 * rng.normal(size=160)
-
-    rng = np.random.default_rng(2)
-    found = Counter(
-        combine_tests([ClaimPart("", draw(rng), "x")], labels).outcome
-        for _ in range(STUDIES)
-    )
-    assert found[HOLDS] <= MOST
-    separate = Counter(
-        combine_tests([ClaimPart("", draw(rng), "x")], range(160)).outcome
-        for _ in range(50)
-    )
-    assert separate[UNDECIDED] < 25
 
 
 def test_middles_are_compared_with_each_end() -> None:
@@ -156,25 +105,18 @@ def test_middles_are_compared_with_each_end() -> None:
     first, middle, last = of_means(0.98, 0.41, 0.18)
     # the mean of both ends lies above the middle, and the claim is false
     assert ((first + last) / 2 > middle).mean() > 0.9
-    verdict = combine_tests(
-        [
-            ClaimPart("first", first - middle, "x"),
-            ClaimPart("last", last - middle, "x"),
-        ],
-        range(16),
+    verdict = judge_parts(
+        "run",
+        ClaimPart("first", first - middle, "x"),
+        ClaimPart("last", last - middle, "x"),
     )
     assert [part.outcome for part in verdict.parts] == [HOLDS, FAILS]
     assert verdict.outcome == FAILS
     for layers in ((0.98, 0.41, 0.18), (0.18, 0.41, 0.98), (0.41, 0.98, 0.18)):
-        distance = of_means(*layers)[:, None]
-        parts = ablatable_parts(distance)
-        assert combine_tests(parts, range(16)).outcome == FAILS
-    assert (
-        combine_tests(
-            ablatable_parts(of_means(0.98, 0.18, 0.41)[:, None]), range(16)
-        ).outcome
-        == HOLDS
-    )
+        parts = ablatable_parts(of_means(*layers))
+        assert judge_parts("run", *parts).outcome == FAILS
+    parts = ablatable_parts(of_means(0.98, 0.18, 0.41))
+    assert judge_parts("run", *parts).outcome == HOLDS
 
 
 def test_too_few_windows_are_undecided() -> None:
@@ -186,50 +128,30 @@ def test_too_few_windows_are_undecided() -> None:
             < 2 * 0.5 ** (fewest(parts) - 1) * parts
         )
     for count, outcome in ((5, UNDECIDED), (6, HOLDS)):
-        verdict = combine_tests(
-            [ClaimPart("", np.linspace(1, 2, count), "x")], range(count)
-        )
+        verdict = judge_parts("draw", ClaimPart("", np.linspace(1, 2, count), "x"))
         assert verdict.outcome == outcome
-    few = combine_tests(
-        [ClaimPart("", np.ones(5), "x"), ClaimPart("b", np.ones(5), "x")], range(5)
+    few = judge_parts(
+        "draw", ClaimPart("", np.ones(5), "x"), ClaimPart("b", np.ones(5), "x")
     )
-    assert few.why == "5 series or windows, too few for a test: 2 parts need 7 or more"
-    unknown = combine_tests([ClaimPart("", np.full(9, np.nan), "x")], range(9))
+    assert few.why == "5 draws, too few for a test: 2 parts need 7 or more"
+    unknown = judge_parts("draw", ClaimPart("", np.full(9, np.nan), "x"))
     assert (unknown.outcome, unknown.why) == (UNDECIDED, "it is not defined here")
-    mixed = combine_tests([ClaimPart("", np.array([1.0, -1.0] * 6), "x")], range(12))
+    mixed = judge_parts("draw", ClaimPart("", np.array([1.0, -1.0] * 6), "x"))
     assert mixed.why == "interval contains 0"
 
 
 def test_mean_intervals_are_student_s() -> None:
-    """The interval of the mean is Student's, and differences of seeds widen it."""
-    rng = np.random.default_rng(6)
-    values = rng.normal(size=9)
+    values = np.random.default_rng(6).normal(size=9)
     low, high = stats.t.interval(0.95, 8, values.mean(), stats.sem(values))
-    found = interval(values, range(9))
+    found = interval(np.append(values, np.nan))
     assert_close([found.low, found.high], [low, high], depth=100)
-    same = interval(np.stack([values, values]), range(9))
-    assert_close([same.low, same.high], [low, high], depth=100)
-    separate = interval(np.stack([values - 1, values + 1]), range(9))
-    assert separate.low < low < high < separate.high
-    assert np.isnan(interval(values[:2], range(2)).low)
+    assert np.isnan(interval(values[:2]).low)
 
 
 def test_verdicts_from_counts_are_exact() -> None:
-    """What follows from counts is exact, and two intervals can be compared."""
+    """What follows from counts is exact."""
     assert exactly("", true=True, of="x").outcome == HOLDS
     assert exactly("", true=False, of="x").outcome == FAILS
-    high = Interval(3.0, 2.0, 4.0)
-    low = Interval(1.0, 0.5, 1.5)
-    assert larger(high, low, "x").outcome == HOLDS
-    assert larger(low, high, "x").outcome == FAILS
-    assert (
-        larger(Interval(3.0, 0.0, 6.0), Interval(1.0, -2.0, 4.0), "x").why
-        == "interval contains 0"
-    )
-    assert (
-        larger(Interval(3.0, np.nan, np.nan), low, "x").why
-        == "too few series for an interval"
-    )
 
 
 def test_verdicts_join_all_values_of_epsilon() -> None:
@@ -269,16 +191,6 @@ def test_trends_are_tested_over_every_order() -> None:
     assert few.why == "4 runs, not testable with this record: one part needs 5 or more"
     flat = judged_trends([ClaimPart("", np.ones(6), "x")], positions, "run")
     assert (flat.outcome, flat.why) == (UNDECIDED, "interval contains 0")
-
-
-def test_bootstrap_intervals_end_at_the_bounds() -> None:
-    """What continues few draws by a normal curve ends where the quantity does."""
-    draws = np.repeat([0.9, 1.0], [20, 180])
-    part = Resampled("", "x", 0.99, draws, 6)
-    free, _ = percentiles(part)
-    held, _ = percentiles(part, (0.0, 1.0))
-    assert free.high > 1.0 == held.high
-    assert free.low == held.low < 0.99
 
 
 def scores(
@@ -345,36 +257,38 @@ def test_scores_equal_those_of_the_overlap() -> None:
         lens.run(tsfm_lens.bundled("co2").tail(100), 12, holdout=True)
     )
     overlap = induction_overlap(induction, entropy)
-    one = HeadScores.of([induction], [entropy], seed=0)
+    one = HeadScores(
+        *(
+            data[name].values.reshape(1, -1)
+            for data, name in (
+                (induction, "prefix_matching"),
+                (induction, "copy_score"),
+                (entropy, "entropy"),
+            )
+        ),
+        seed=0,
+    )
     prefix, copy, normalised = (
         bootstrap_mean[:1] for bootstrap_mean in one.bootstrap_means
     )
-    for name, value in overlap_values(overlap).items():
-        assert_close(proportions(prefix, copy, normalised)[name][0], value, depth=10)
+    numbers = proportions(prefix, copy, normalised)
+    cells = overlap["proportion"]
+    for name, value in {
+        "proportion induction, sharp": cells.sel(
+            induction_state="induction", sharp_state="sharp"
+        ),
+        "proportion not induction, sharp": cells.sel(
+            induction_state="other", sharp_state="sharp"
+        ),
+        "proportion sharp": overlap["proportion_sharp"].sel(sharp_state="sharp"),
+        "P(sharp | induction)": overlap["p_sharp_given_induction"],
+        "P(induction | sharp)": overlap["p_induction_given_sharp"],
+    }.items():
+        assert_close(numbers[name][0], float(value), depth=10)
     given, share = sharp_of_induction(prefix, copy, normalised)
-    table = overlap_values(overlap)
-    assert_close(
-        [given[0], share[0]],
-        [table["P(sharp | induction)"], table["proportion sharp"]],
-        depth=10,
-    )
+    expected = [numbers["P(sharp | induction)"][0], numbers["proportion sharp"][0]]
+    assert_close([given[0], share[0]], expected, depth=10)
     correlation = overlap["correlation"].sel(
         score="prefix_matching", other_score="normalised"
     )
     assert_close(correlations(prefix, normalised)[0], float(correlation), depth=100)
-
-
-def test_windows_belong_to_their_series() -> None:
-    """Windows of given series follow one another and belong to their series."""
-    batch = SeriesBatch((np.arange(20.0), np.arange(30.0)), ("a", "b"))
-    windows, clusters = last_windows(batch, 3, 4)
-    assert clusters == ("a", "b") * 3
-    assert windows.ids[2:4] == ("a -4", "b -4")
-    assert [values[-1] for values in windows.values] == [19, 29, 15, 25, 11, 21]
-    expect_error("'a' has 20 steps: 5 windows of 4", last_windows, batch, 5, 4)
-    data = tsfm_lens.bundled("co2", "elnino").tail(150)
-    found = reproduce("S3-F1E", nano("bolt-nano"), data, windows=4, horizon=8)
-    here = settings(found)
-    assert (here["windows"], here["intervals over"]) == ("8", "2 series")
-    # eight windows of two series are two, which decide nothing
-    assert "2 series or windows, too few" in str(found["why"].values[0])

@@ -12,16 +12,13 @@ from scipy.spatial.distance import pdist
 
 from refusals import expect_error
 from tiny_lenses import fresh
-from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens, load
-from tsfm_lens.probes import embedding_ranks, weight_ranks
+from tsfm_lens.probes import weight_ranks
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights
-from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 from tsfm_lens.studies.rank_theory.of_models import (
     ranks_by_model,
-    spectra_by_patch,
     vocabulary_plane,
 )
 from tsfm_lens.testing import assert_close, rounding
@@ -148,50 +145,6 @@ def test_special_tokens_have_no_bins() -> None:
     assert_close(found["value"].values, centres, depth=10, dtype=np.float32)
     assert (found["neighbour_ratio"] < 0.2).all()
     expect_error("bolt-nano embeds patches", vocabulary_plane, load("bolt-nano"))
-
-
-def test_embeddings_have_directions_of_their_patches() -> None:
-    """Random embeddings have the directions of their patches."""
-    lens = load("bolt-nano")
-    other = load("chronos-nano")
-    runs = [lens.run(bundled("co2"), 8), other.run(bundled("co2"), 8)]
-    found = spectra_by_patch(runs, patches=(1, 8), epsilon=[0.1, 0.01], seed=3)
-    assert found["embedding"].values.tolist() == [
-        "bolt-nano",
-        "chronos-nano",
-        "random, patch 1",
-        "random, patch 8",
-    ]
-    assert found["patch"].values.tolist() == [4, 1, 1, 8]
-    width = lens.cfg.d_model
-    # random ones are as wide as the first model
-    assert found["width"].values.tolist() == [width, other.cfg.d_model, width, width]
-    # a network of single steps that is linear on either side of zero
-    assert found["epsilon_rank"].sel(embedding="random, patch 1").values.tolist() == [
-        2,
-        2,
-    ]
-    tokens = ResidualMlpEmbedding.random(width, 8, seed=3).embed(
-        np.random.default_rng(3).normal(size=(8, 2 * width))
-    )
-    assert_close(
-        found["singular_value"].sel(embedding="random, patch 8").dropna("mode").values,
-        np.linalg.svd(tokens, compute_uv=False),
-        depth=300,
-    )
-    noise = embedding_ranks(runs[0], epsilon=[0.1, 0.01], seed=3).sel(
-        family="white noise"
-    )
-    bolt = found.sel(embedding="bolt-nano")
-    np.testing.assert_array_equal(bolt["epsilon_rank"], noise["epsilon_rank"])
-    assert_close(
-        bolt["singular_value"].values,
-        noise["singular_value"].values,
-        depth=1000,
-        dtype=np.float32,
-    )
-    text = fresh("t5")
-    expect_error("reads text", spectra_by_patch, text.run([np.full(20, 7.0)], 2))
 
 
 def test_ranks_by_model_are_its_means() -> None:

@@ -55,7 +55,7 @@ def run_command(
             1,
             "TEXT is a file",
         ),
-        (["levels", "--out", "TEXT/run"], 1, "TEXT is a file"),
+        (["lowrank", "--out", "TEXT/run"], 1, "TEXT is a file"),
         (
             ["planted", "local-mean", "chronos", "--out", "TEXT/run"],
             1,

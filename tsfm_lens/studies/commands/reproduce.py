@@ -8,39 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import (
-    PAPERS,
-    Engine,
-    SweepDisplay,
-    Workers,
-    app,
-    emit,
-    show,
-    show_rows,
-)
-from tsfm_lens.cli.reading import (
-    AsJson,
-    DataIfAny,
-    Horizon,
-    Reading,
-    Samples,
-    Seed,
-    check_sampling,
-    read_data,
-    reads_files,
-)
-from tsfm_lens.core.console import echo
+from tsfm_lens.cli.common import PAPERS, app, emit, show, show_rows
+from tsfm_lens.cli.reading import AsJson, Seed
+from tsfm_lens.core.console import console, echo
 
 if TYPE_CHECKING:
     import xarray as xr
-
-SEQUENCES = 64
 
 
 def _ids() -> list[str]:
@@ -50,7 +28,6 @@ def _ids() -> list[str]:
 
 
 @app.command(rich_help_panel=PAPERS)
-@reads_files
 def reproduce(
     name: Annotated[
         str | None,
@@ -65,79 +42,32 @@ def reproduce(
         typer.Option(
             "--model",
             "-m",
-            help="The paper's own by default; may be given more than once for a sweep.",
+            help="For an item that is measured on models: others than the embedded"
+            " ones; may be given more than once.",
             autocompletion=completing.models,
         ),
     ] = None,
-    data: DataIfAny = None,
-    windows: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help=(
-                "Windows of chaotic systems, where no data is given (16), or the last"
-                " ones of each series of --data "
-                "(1). Of a sweep over the benchmark: windows drawn from each"
-                " configuration (all)."
-            ),
-        ),
-    ] = None,
-    horizon: Horizon = None,
-    samples: Samples = None,
-    sequences: Annotated[
-        int, typer.Option(min=1, help="Sequences of the repeated-random-tokens test.")
-    ] = SEQUENCES,
     seed: Seed = 0,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help=(
-                "Seeds of forecasts that a model draws, from --seed on (3); draws of an"
-                " experiment of no model."
-            ),
-        ),
+        typer.Option(min=1, help="Draws of an experiment without a model."),
     ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            "--store",
-            "-s",
-            help="Folder of a sweep's results; the id with .store if none.",
-        ),
-    ] = None,
-    gift_eval: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of GIFT-Eval; the variable GIFT_EVAL if none, and no --data."
-        ),
-    ] = None,
-    configs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config",
-            metavar="NAME|GLOB",
-            help="Configurations of GIFT-Eval; all of them if none.",
-        ),
-    ] = None,
-    engine: Engine = "single",
-    workers: Workers = None,
     list_ids: Annotated[
         bool, typer.Option("--list", help="Show every id, and what it needs.")
     ] = False,
     fresh: Annotated[
         bool,
         typer.Option(
-            "--fresh", help="Measure anew, even if a record has the answer (default)."
+            "--fresh",
+            help="Compute, even if there is a recorded answer; what needs trained"
+            " models, from the records of their runs.",
         ),
     ] = False,
     as_json: AsJson = False,
-    *,
-    reading: Reading,
 ) -> None:
     """Show what a table or figure of a paper reports, beside what is measured here.
 
-    An id alone is answered from its record; options, or --fresh, measure anew.
+    An id alone is answered from its record; options, or --fresh, compute it.
     """
     if list_ids:
         _list(as_json)
@@ -148,50 +78,21 @@ def reproduce(
     from tsfm_lens.studies.papers.items import find_item
 
     item = find_item(name)
-    sweep = item.sweep
-    options = (model, data, windows, horizon, samples, seed, seeds, store, gift_eval)
-    if not (fresh or any(options) or configs or workers or sequences != SEQUENCES):
+    answer = None
+    if not (fresh or model or seed or seeds):
         answer = recorded(item)
-        if answer is not None:
-            (emit if as_json else _render)(answer)
-            return
-    for source in model or ():
-        check_sampling(source, None)
-    series = None
-    if data:
-        series = data if sweep else read_data(data, reading)
-    # these import torch: what is wrong above is refused without it
-    from transformers.utils import logging
+    if answer is None:
+        # these import torch: what is wrong above is refused without it
+        from transformers.utils import logging
 
-    from tsfm_lens.studies.papers import reproduce as papers
+        from tsfm_lens.studies.papers import reproduce as papers
 
-    logging.disable_progress_bar()
-    try:
-        with SweepDisplay("cells" if sweep else "parts") as display:
-            result = papers.reproduce(
-                name,
-                model or None,
-                series,
-                windows=windows,
-                horizon=horizon,
-                num_samples=samples,
-                n_sequences=sequences,
-                seed=seed,
-                seeds=seeds,
-                store=store,
-                benchmark=gift_eval,
-                configs=configs or ("*",),
-                engine=engine,
-                workers=workers,
-                progress=display.update,
-                reading=reading if sweep else None,
-                fresh=fresh,
+        logging.disable_progress_bar()
+        with console(stderr=True).status(item.id):
+            answer = papers.reproduce(
+                name, model or None, seed=seed, seeds=seeds, fresh=fresh
             )
-    except KeyboardInterrupt:
-        if sweep:
-            echo("the same command goes on from here", err=True)
-        raise
-    (emit if as_json else _render)(result)
+    (emit if as_json else _render)(answer)
 
 
 def _list(as_json: bool) -> None:
@@ -204,7 +105,6 @@ def _list(as_json: bool) -> None:
             "title": item.title,
             "also": list(item.also),
             "model": item.model or ", ".join(item.models),
-            "needs_sweep": item.sweep,
             "measurements": [
                 measurement.kind
                 for measurement in measurements().values()
@@ -227,8 +127,6 @@ def _list(as_json: bool) -> None:
     for item in ITEMS:
         if item.why:
             need = item.why
-        elif item.sweep:
-            need = "benchmark sweep"
         else:
             need = "no model" if item.theory else ""
         needs.append(need)

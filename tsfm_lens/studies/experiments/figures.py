@@ -1,27 +1,21 @@
-"""Figures of grids of training runs, with their sentences and measurements.
+"""Figures of grids of training runs, with their measurements.
 
 Each figure is a function of a record of :func:`tsfm_lens.studies.experiments.record`;
-read :func:`run_curves` first. Sentences come from functions ``read_…`` and from
-:func:`tsfm_lens.studies.curves.read_means`.
+read :func:`run_curves` first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import (
-    FigurePanel,
     declare_measurements,
     figure,
     frame,
-    panels,
 )
 from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.studies.curves import (
@@ -29,29 +23,22 @@ from tsfm_lens.studies.curves import (
     add_points,
     add_reference,
     curve_sheet,
-    read_means,
 )
 from tsfm_lens.viz.grid import LOG_AXIS
-from tsfm_lens.viz.sheet import Style, blank, sheet
-from tsfm_lens.viz.words import listed, num
+from tsfm_lens.viz.sheet import blank, sheet
 
 __all__ = [
     "in_context_errors",
     "learning_rates",
     "losses_by_cost",
     "run_curves",
-    "run_errors",
-    "draw_errors",
 ]
 
-_ROW = 24  # pixels of an arm
 _MAKER = (
     "made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, "
     "`tsfm_lens.studies.experiments` ships one"
 )
 _X_TITLES = {
-    "rho": "radius ρ of sharpness-aware minimisation",
-    "horizon": "horizon",
     "rank_ratio": "rank of a head's scores / inputs",
     "width": "width D",
 }
@@ -70,7 +57,10 @@ declare_measurements(
 
 
 @figure(
-    "lab_runs", "Validation error of every arm and seed by epoch.", variables=("curve",)
+    "lab_runs",
+    "Validation error of every arm and seed by epoch.",
+    variables=("curve",),
+    table=("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters"),
 )
 def run_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the validation error by epoch.
@@ -103,63 +93,6 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
     return drawn.finalize("Validation error over training", text, about)
 
 
-@figure("lab_runs", "Test error of every seed, arm by arm.", variables=("test_mse",))
-def run_errors(ds: xr.Dataset) -> go.Figure:
-    """Draw the test error of every seed, arm by arm, with 95 % intervals of the means.
-
-    Example:
-        >>> figures.run_errors(experiments.record("benchmarks")).layout.meta["title"]
-        'Test error by arm'
-    """
-    arms = [str(arm) for arm in ds["arm"].values]
-    table = frame(ds, "test_mse")
-    table["place"] = table["arm"].map(arms.index)
-    drawn = blank(max(_ROW * len(arms), 120), min_width=420)
-    panel = drawn.panel()
-    add_points(panel, table.assign(all=""), "place", "test_mse", "all", across=True)
-    panel.x("test error (mean square)", **LOG_AXIS)
-    rows: Style = {"tickvals": list(range(len(arms))), "ticktext": arms}
-    panel.y(range=[len(arms) - 0.5, -0.5], showgrid=False, **rows)
-    return drawn.finalize("Test error by arm", _seeds(ds["test_mse"]))
-
-
-@figure(
-    "lab_runs",
-    "Test error over the radius ρ of SAM, or over the horizon.",
-    variables=("test_mse", "rho"),
-)
-def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
-    """Draw the test error over the radius ρ of SAM, or over the horizon.
-
-    Args:
-        over: "rho" or "horizon"; another one raises InputError. Arms of one name are
-            joined to a curve, single arms are left out.
-
-    Example:
-        >>> record = experiments.record("benchmarks")
-        >>> figures.draw_errors(record, "horizon").layout.meta["title"]
-        'Test error by horizon'
-    """
-    if over not in ("rho", "horizon"):
-        raise InputError(f"over={over!r}; expected 'rho' or 'horizon'")
-    table = ds["test_mse"].to_dataframe().reset_index()
-    table["name"] = _without(table, over)
-    several = table.groupby("name")[over].transform("nunique") > 1
-    drawn = blank(300, min_width=420)
-    add_points(drawn.panel(), table[several], over, "test_mse", "name")
-    drawn.x(_X_TITLES[over])
-    drawn.y("test error (mean square)")
-    title = {"rho": "ρ", "horizon": "horizon"}[over]
-    return drawn.finalize(f"Test error by {title}", _seeds(ds["test_mse"]))
-
-
-def _without(table: pd.DataFrame, over: str) -> pd.Series:
-    """Return names of arms without the part that gives ρ or the horizon."""
-    if over == "horizon":
-        return table["arm"].str.replace(r" \d+", "", n=1, regex=True)
-    return table["arm"].str.replace(r" ?rho [\d.]+$", "", regex=True)
-
-
 def _seeds(errors: xr.DataArray) -> str:
     counts = errors.count("seed")
     few = int(counts.min())
@@ -169,20 +102,11 @@ def _seeds(errors: xr.DataArray) -> str:
     return f"{many} seeds"
 
 
-def read_in_context(ds: xr.Dataset) -> list[str]:
-    """Describe the error of every arm after the last pair, and its scores' rank."""
-    table = ds["by_pairs"].isel(pairs=-1).to_dataframe().reset_index()
-    ranks = "scores of rank " + table["rank_ratio"].map(num) + " d"
-    table["arm"] = table["arm"] + ", " + ranks
-    return read_means(table, "by_pairs", "arm", "error after the last pair")
-
-
 @figure(
     "in_context_runs",
     "Error of regression in context by rank or width, and by pairs.",
     variables=("by_pairs", "oracle"),
     table=("by_pairs",),
-    sentences=read_in_context,
 )
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the error after the last pair by rank or width, and by the number of pairs.
@@ -220,26 +144,11 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     return drawn.finalize("Regression in context", inputs, remark)
 
 
-def read_rates(ds: xr.Dataset) -> list[str]:
-    """Name the best rate of every width, by parametrisation."""
-    means = ds["mse"].mean("seed").to_dataframe().dropna().reset_index()
-    lowest = means.loc[means.groupby(["parametrisation", "width"])["mse"].idxmin()]
-    sentences = []
-    for kind, rows in lowest.groupby("parametrisation", sort=False):
-        best = [
-            f"{num(rate)} at width {width:g} ({num(mse)})"
-            for rate, width, mse in rows[["rate", "width", "mse"]].to_numpy().tolist()
-        ]
-        sentences.append(f"{kind}: the best rate is {listed(best)}.")
-    return sentences
-
-
 @figure(
     "transfer_runs",
     "Error by learning rate and width, for each parametrisation.",
     variables=("mse",),
     table=("mse",),
-    sentences=read_rates,
 )
 def learning_rates(ds: xr.Dataset) -> go.Figure:
     """Draw the error at the end by learning rate, a line for each width.
@@ -264,20 +173,11 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
     )
 
 
-def read_losses(ds: xr.Dataset) -> list[str]:
-    """Describe the loss of every arm, with the cost of its scores."""
-    table = ds["loss"].to_dataframe().reset_index()
-    costs = table["score_share"].map(num) + " of the multiply-adds"
-    table["arm"] = table["arm"] + ", " + costs
-    return read_means(table, "loss", "arm", "loss", " nats")
-
-
 @figure(
     "level_training",
     "Loss by the multiply-adds of the scores.",
     variables=("loss",),
     table=("loss",),
-    sentences=read_losses,
 )
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     """Draw the loss on held-out series by the multiply-adds of the scores.
@@ -297,25 +197,3 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     drawn.y("cross-entropy in nats a step")
     steps = f"{ds.attrs.get('steps', '?')} steps"
     return drawn.finalize("Loss by what the scores cost", steps, _seeds(ds["loss"]))
-
-
-@panels("lab_runs")
-def _plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    errors = ("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters")
-    table = frame(ds, *errors)
-    bounds = read_means(table, "validation_mse", "arm", "validation error")
-    if "oracle" in ds.attrs:
-        oracle = num(float(ds.attrs["oracle"]))
-        bounds.append(f"The expected error of the least-squares oracle is {oracle}.")
-    yield FigurePanel(run_curves(ds), table, bounds, "curves")
-    if "test_mse" not in ds:
-        return
-    tests = read_means(table, "test_mse", "arm", "test error")
-    yield FigurePanel(run_errors(ds), table, tests, "errors")
-    for over in ("rho", "horizon"):
-        if over not in ds.coords:
-            continue
-        drawn = draw_errors(ds, over)
-        # no two arms may differ in it alone
-        if drawn.data:
-            yield FigurePanel(drawn, table, tests, f"over-{over}")

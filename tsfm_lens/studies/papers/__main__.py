@@ -17,16 +17,7 @@ from tsfm_lens.studies.papers.answers import write_answer
 from tsfm_lens.studies.papers.context import ANSWERS
 from tsfm_lens.studies.papers.items import ITEMS, find_item
 from tsfm_lens.studies.papers.reproduce import measure_item
-from tsfm_lens.studies.papers.sweeps import Where
 from tsfm_lens.training.command import run_command
-
-STAND_INS = {
-    "S3-RRT": "chronos-nano",
-    "S0-T2": "chronos-nano",
-    "S0-T3": "bolt-nano",
-    "S0-F6": "bolt-nano",
-}
-"""Embedded models for items whose own model must be downloaded, and have no record."""
 
 
 def record(
@@ -43,13 +34,7 @@ def record(
             continue
         start = time.process_time()
         try:
-            if item.id in ANSWERS:
-                result = ANSWERS[item.id]()
-                models = result.settings.get("model", "").split(", ")
-                write_answer(item, result, [*filter(None, models)], {})
-            else:
-                stand_in = STAND_INS.get(item.id)
-                write_answer(item, *measure_item(item, Where(), stand_in))
+            write_answer(item, *measure_item(item))
         except LensError as error:
             typer.echo(f"{item.id} is not recorded: {error}", err=True)
             continue

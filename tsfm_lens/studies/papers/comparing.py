@@ -34,15 +34,14 @@ def compare_by_name(
             kind = "embedded model: mechanics only"
         caveat = f"{kind}; the paper's values are for {', '.join(theirs)}"
     # tables 2 and 3 of the tsfm-lens paper are of all its figures
-    evaluation = next(
-        (entry for entry in TABLE_3.values() if entry.model in (*models, item.model)),
-        None,
+    evaluation: Mapping[str, Any] = next(
+        (entry for entry in TABLE_3 if entry["model"] in (*models, item.model)), {}
     )
-    if evaluation:
-        of_model = {"context": evaluation.context, "samples": evaluation.samples}
-    else:
-        of_model = {}
-    paper = {name: str(value) for name, value in of_model.items() if value is not None}
+    paper: dict[str, str] = {
+        name: str(evaluation[name])
+        for name in ("context", "samples")
+        if name in evaluation
+    }
     paper |= item.settings
     if theirs:
         paper["model"] = ", ".join(theirs)

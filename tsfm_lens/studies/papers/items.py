@@ -22,21 +22,6 @@ HOLDS = "claim: 1 holds, 0 does not, none is undecided or depends on ε or the d
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """Description of one model (table 2) and its evaluation (table 3) in the paper."""
-
-    model: str
-    title: str
-    layers: int
-    heads: int
-    context: int
-    patch: int
-    tokens: str
-    loss: str
-    samples: int | None = None
-
-
-@dataclass(frozen=True)
 class Value:
     """One number, or one claim that a test can check.
 
@@ -63,7 +48,6 @@ class Item:
     models: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
-    sweep: bool = False
     theory: bool = False
     note: str = ""
     why: str = ""
@@ -150,11 +134,8 @@ PAPERS = {
 ITEMS: tuple[Item, ...] = tuple(
     item for content in PAPERS.values() for item in content["items"]
 )
-TABLE_3 = {
-    architecture: Evaluated(**attrs)
-    for architecture, attrs in PAPERS["redundancies"]["models"].items()
-}
-"""The paper's models and their evaluation (tables 2 and 3), by architecture."""
+TABLE_3: list[dict[str, Any]] = list(PAPERS["redundancies"]["models"].values())
+"""The paper's models and their evaluation (tables 2 and 3)."""
 BY_ID = {name: item for item in ITEMS for name in item.ids}
 """Items by every id of theirs, and of their figures' panels."""
 for _paper in PAPERS.values():

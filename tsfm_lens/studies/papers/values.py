@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,17 +45,10 @@ class MeasuredValues:
         self,
         quantity: str,
         values: np.ndarray,
-        clusters: Sequence[Hashable] | None = None,
         bounds: tuple[float, float] = UNBOUNDED,
     ) -> None:
-        """Add the mean of (window,) or (seed, window) values, with its interval.
-
-        If ``clusters`` is None, every window counts as a series by itself. The
-        interval stays within ``bounds``, those of the quantity.
-        """
-        if clusters is None:
-            clusters = range(values.shape[-1])
-        mean = interval(values, clusters, bounds)
+        """Add the mean of values, with its interval within the quantity's bounds."""
+        mean = interval(values, bounds)
         self.add(quantity, mean.estimate, mean.low, mean.high)
 
     def by_key(self, words: dict[str, str]) -> MeasuredValues:

@@ -3,7 +3,7 @@
 Parts may be at one ε, or of one data set, and the verdict may depend on either.
 
 A claim is a list of :class:`ClaimPart` (margins by which it is true, one per window) or
-:class:`Resampled` (one number with bootstrap draws). Read :func:`combine_tests` first:
+:class:`Resampled` (one number with bootstrap draws). Read :func:`judge_parts` first:
 it tests the parts, corrects their p-values once by Holm, and returns a
 :class:`Verdict`. The measurements themselves are in
 :mod:`tsfm_lens.studies.papers.measures`.
@@ -12,11 +12,10 @@ it tests the parts, corrects their p-values once by Holm, and returns a
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 from scipy.stats import permutation_test, rankdata
 
 from tsfm_lens.core.stats import (
@@ -52,7 +51,7 @@ RECORDED = ("run", "seed")
 
 @dataclass(frozen=True)
 class Interval:
-    """Quantity over windows and seeds; both bounds are NaN without an interval."""
+    """Quantity over units; both bounds are NaN without an interval."""
 
     estimate: float
     low: float
@@ -156,36 +155,31 @@ class Verdict:
         return ""
 
 
-def combine_tests(
-    parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW
-) -> Verdict:
-    """Test every part of a claim on the median window by the sign test."""
-    tables = [_by_cluster(part.margins, clusters, "median") for part in parts]
-    # seeds of one window are no further windows: their mean is the unit of the test
-    p_values = [float(sign_test(table.mean(0))) for table in tables]
+def judge_parts(over: str, *parts: ClaimPart) -> Verdict:
+    """Test every part of a claim on the median unit by the sign test.
+
+    The units, of which a part has a margin each, are independent: series, runs, seeds
+    or draws. Parts may have different numbers of them.
+    """
+    p_values = [float(sign_test(_known(part.margins))) for part in parts]
     verdict = _decide(
         parts,
-        [median(part.margins, clusters) for part in parts],
+        [median(part.margins) for part in parts],
         p_values,
         fewest(len(parts)),
         over,
     )
-    tests = [
-        _unless_equal(part, test, clusters)
-        for part, test in zip(parts, verdict.parts, strict=True)
-    ]
+    tests = map(_unless_equal, parts, verdict.parts)
     return replace(verdict, parts=tuple(tests))
 
 
-def _unless_equal(
-    part: ClaimPart, test: Tested, clusters: Sequence[Hashable]
-) -> Tested:
+def _unless_equal(part: ClaimPart, test: Tested) -> Tested:
     """Let a claimed difference fail where both are equal within the stated margin.
 
     They are if the 95 % interval of the mean margin lies within it (two one-sided
     tests).
     """
-    mean = interval(part.margins, clusters)
+    mean = interval(part.margins)
     if not -part.equal_within < mean.low <= mean.high < part.equal_within:
         return test
     why = f"equal within {part.equal_within:.0%}: {mean.low:.4f} to {mean.high:.4f}"
@@ -228,7 +222,7 @@ def judged_trends(
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
     """Test every part of a claim by a bootstrap."""
-    tests = [percentiles(part) for part in parts]
+    tests = list(map(_percentiles, parts))
     return _decide(
         parts,
         [interval for interval, _ in tests],
@@ -237,13 +231,10 @@ def judged_together(parts: Sequence[Resampled]) -> Verdict:
     )
 
 
-def percentiles(
-    part: Resampled, bounds: tuple[float, float] = UNBOUNDED
-) -> tuple[Interval, float]:
+def _percentiles(part: Resampled) -> tuple[Interval, float]:
     """Compute the interval of a quantity over draws, and the p-value of 0.
 
-    :func:`judged_together` uses both. Few draws are continued by a normal curve, which
-    ends at the bounds of the quantity.
+    Few draws are continued by a normal curve.
     """
     units = part.units
     finite = part.draws[np.isfinite(part.draws)]
@@ -251,7 +242,7 @@ def percentiles(
     # percentiles of the draws that are left would be biased if many were undefined
     if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
         return Interval(part.margin, np.nan, np.nan, units * known), 1.0
-    low, high = np.clip(expanded_interval(finite, CONFIDENCE, units), *bounds)
+    low, high = expanded_interval(finite, CONFIDENCE, units)
     return Interval(part.margin, float(low), float(high), units), float(
         expanded_p(finite[:, None], units)[0]
     )
@@ -345,80 +336,30 @@ def exactly(
     )
 
 
-def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
-    """Test that one of two quantities is larger, by an interval of their difference."""
-    difference = more.estimate - less.estimate
-    # each side adds the half of its interval that faces the other, so that intervals
-    # may be asymmetric (MOVER, Zou and Donner 2008)
-    low = difference - math.hypot(more.estimate - more.low, less.high - less.estimate)
-    high = difference + math.hypot(more.high - more.estimate, less.estimate - less.low)
-    found = Interval(difference, low, high)
-    finite = math.isfinite(low) and math.isfinite(high)
-    outcome = UNDECIDED
-    if finite:
-        outcome = _side(found)
-    if outcome != UNDECIDED:
-        why = ""
-    elif finite:
-        why = "interval contains 0"
-    else:
-        why = "too few series for an interval"
-    return Verdict((Tested(words, of, outcome, found, why=why),))
-
-
 def fewest(parts: int = 1) -> int:
-    """Count the clusters below which no claim of ``parts`` parts is decidable.
+    """Count the units below which no claim of ``parts`` parts is decidable.
 
-    With fewer, not even full agreement of all clusters would be significant.
+    With fewer, not even full agreement of all units would be significant.
     """
     # n equal signs have a two-sided p of 2^(1 − n), which Holm multiplies by the parts
     return math.ceil(math.log2(2 * max(parts, 1) / LEVEL))
 
 
-def interval(
-    values: np.ndarray,
-    clusters: Sequence[Hashable],
-    bounds: tuple[float, float] = UNBOUNDED,
-) -> Interval:
-    """Average over windows and seeds, with the t interval over clusters.
-
-    The interval is widened by the deviation of the seeds from each other, and stays
-    within the bounds of the quantity.
-    """
-    table = _by_cluster(values, clusters, "mean")
-    count = table.shape[1]
-    if count:
-        mean = float(table.mean())
-    else:
-        mean = np.nan
-    if count >= FEWEST:
-        distance = math.hypot(half_width(table.mean(0)), half_width(table.mean(1)))
-    else:
-        distance = np.nan
-    return Interval(mean, *interval_within(mean, distance, bounds), count)
+def interval(values: np.ndarray, bounds: tuple[float, float] = UNBOUNDED) -> Interval:
+    """Average over units, with the t interval, within the bounds of the quantity."""
+    known = _known(values)
+    mean = float(known.mean()) if len(known) else np.nan
+    distance = float(half_width(known)) if len(known) >= FEWEST else np.nan
+    return Interval(mean, *interval_within(mean, distance, bounds), len(known))
 
 
-def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Compute the median over clusters, after the mean over seeds, with its interval.
-
-    The interval lies between order statistics, widened by the deviation of the seeds.
-    """
-    table = _by_cluster(values, clusters, "median")
-    middle, low, high = median_interval(table.mean(0))
-    seeds = half_width(np.median(table, axis=1)) if table.size else 0.0
-    ends = (
-        middle - math.hypot(middle - low, seeds),
-        middle + math.hypot(high - middle, seeds),
-    )
-    return Interval(middle, *ends, table.shape[1])
+def median(values: np.ndarray) -> Interval:
+    """Compute the median over units, with its interval between order statistics."""
+    known = _known(values)
+    return Interval(*median_interval(known), len(known))
 
 
-def _by_cluster(
-    values: np.ndarray, clusters: Sequence[Hashable], middle: str
-) -> np.ndarray:
-    """Return (seed, cluster) the mean or median of each cluster that has any value."""
-    table = np.atleast_2d(np.asarray(values, dtype=float))
-    full = pd.DataFrame(
-        table.T, index=pd.factorize(pd.Series(list(clusters), dtype=object))[0]
-    ).dropna()
-    return full.groupby(level=0, sort=False).agg(middle).to_numpy().T
+def _known(values: np.ndarray) -> np.ndarray:
+    """Return the values of the units that have one."""
+    values = np.asarray(values, dtype=float)
+    return values[~np.isnan(values)]

@@ -22,14 +22,11 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from tsfm_lens import compress
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
 from tsfm_lens.probes.weights import weight_matrices
-from tsfm_lens.studies.papers.measures.low_rank import (
-    RATIOS,
-    at_ratio,
-    spectra_and_forms,
-)
+from tsfm_lens.studies.papers.measures.low_rank import RATIOS
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
 from tsfm_lens.studies.queue.text import Text, check_text, decoded, python_text
 from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
@@ -70,6 +67,7 @@ MEASURED = 16
 TOP = 10
 """Likeliest tokens that are compared."""
 SPECIAL = ("<pad>", "</s>")
+_HALVINGS = 40
 
 
 # --- what is measured of every model --------------------------------------------------
@@ -559,6 +557,44 @@ def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
         "attention_mask": mask,
         "labels": labels[:, : stage.horizon].contiguous(),
     }
+
+
+def spectra_and_forms(
+    lens: Lens,
+) -> tuple[dict[str, np.ndarray], dict[str, compress.BlockShape]]:
+    """Return singular values of the attention matrices of a model, and their shapes."""
+    matrices = compress.matrices(lens)
+    forms = {name: matrix.form() for name, matrix in matrices.items()}
+    weights = {
+        name: parameters(lens.adapter.model, matrix.path)[0].detach().double()
+        for name, matrix in matrices.items()
+    }
+    spectra = {
+        name: torch.linalg.svdvals(weight).cpu().numpy()
+        for name, weight in weights.items()
+    }
+    return spectra, forms
+
+
+def at_ratio(
+    spectra: dict[str, np.ndarray], forms: dict[str, compress.BlockShape], ratio: float
+) -> tuple[float, dict[str, int]]:
+    """Find the ε at which the share of ranks is nearest to a ratio, and the ranks.
+
+    The search halves an interval of log₁₀ ε.
+    """
+    low = -12.0
+    high = 0.0
+    best: tuple[float, float, dict[str, int]] = (np.inf, 0.0, {})
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        ranks = compress.ranks_by_epsilon(spectra, 10**middle)
+        share = compress.compute_ratio(forms, ranks).ranks
+        # the share is a step function of ε, so the last halving need not be the nearest
+        if abs(share - ratio) < best[0]:
+            best = abs(share - ratio), 10**middle, ranks
+        low, high = (middle, high) if share > ratio else (low, middle)
+    return best[1:]
 
 
 def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:

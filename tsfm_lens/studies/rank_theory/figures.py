@@ -1,7 +1,6 @@
-"""Figures of the numerical experiments on rank, with their sentences.
+"""Figures of the numerical experiments on rank.
 
-Each measurement has a figure ``…_lines`` and a function ``read_…`` for its sentences;
-read :func:`compression_rank_lines` first. The experiments themselves are in
+Read :func:`compression_rank_lines` first. The experiments themselves are in
 :mod:`tsfm_lens.studies.rank_theory.experiments`.
 """
 
@@ -18,9 +17,7 @@ from tsfm_lens.core.registry import declare_measurements, figure, frame
 from tsfm_lens.studies.curves import add_curves, add_reference, curve_sheet
 from tsfm_lens.studies.rank_theory.of_models import list_parameters
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
-from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import sheet
-from tsfm_lens.viz.words import listed, num
 
 __all__ = [
     "chebyshev_curves",
@@ -41,93 +38,6 @@ declare_measurements(
 )
 
 
-def read_compression_rank(ds: xr.Dataset) -> list[str]:
-    """Describe the slope and that of the theorem, and the distance to the bounds."""
-    slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
-    error, bound = (
-        array(ds, name, "scaling", "draw", "rank") for name in ("error", "bound")
-    )
-    rate = array(ds, "rate", "rank")
-    powers = listed(
-        [
-            f"{num(value)} ({name} weights)"
-            for name, value in zip(names(ds, "scaling"), slope, strict=True)
-        ]
-    )
-    return [
-        (
-            f"The error grows as the power {powers} of the first singular value that is"
-            " cut off; the theorem says 1."
-        ),
-        (
-            f"It is at most {num((error / rate).max())} of √d σ, the printed rate, and"
-            f" {num((error / bound).max())} of what holds for every input, which has a"
-            " factor √L more."
-        ),
-    ]
-
-
-def read_compression_width(ds: xr.Dataset) -> list[str]:
-    """Describe the slope of each kind of weights, and whether it agrees with √d."""
-    fits = [array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")]
-    return [
-        f"With {name} weights the error grows as the power {num(slope)} ({num(low)} to"
-        f" {num(high)}) of the width"
-        + (", which agrees with √d." if low <= 0.5 <= high else ", which is not √d.")
-        for name, slope, low, high in zip(names(ds, "weights"), *fits, strict=True)
-    ]
-
-
-def read_sketching(ds: xr.Dataset) -> list[str]:
-    """Describe the growth of the effective index, and compare the sketches.
-
-    Sparse ones are compared with dense ones.
-    """
-    slope = array(ds, "slope", "sketch", "draw").mean(axis=1)
-    sparse, dense = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
-    difference = 100 * np.abs(sparse / dense - 1).max()
-    return [
-        (
-            "As many singular values as what the sparse sketch misses is large grow as"
-            f" the power {num(slope[0])} of the number of heads; in proportion would"
-            " be 1."
-        ),
-        (
-            "Sparse and dense sketches of as many rows miss the same within"
-            f" {num(difference)} %."
-        ),
-    ]
-
-
-def read_head_spectra(ds: xr.Dataset) -> list[str]:
-    """Describe ranks by heads where scores differ and where they do not."""
-    ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
-    deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
-    heads = names(ds, "heads")
-    input_rank = int(ds["input_rank"])
-    sentences = []
-    for name, scores, medians in zip(names(ds, "input"), deviation, ranks, strict=True):
-        texts = [
-            f"{num(rank)} ({count})" for rank, count in zip(medians, heads, strict=True)
-        ]
-        sentences.append(
-            f"Input {name}, whose scores deviate by {num(scores)}: from rank"
-            f" {input_rank} to {listed(texts)}, heads in brackets."
-        )
-    return sentences
-
-
-def read_chebyshev(ds: xr.Dataset) -> list[str]:
-    """Describe whether every embedding has the rank that it was made for."""
-    wrong = [
-        str(rank)
-        for rank, actual in zip(ds["rank"].values, ds["found_rank"].values, strict=True)
-        if rank != actual
-    ]
-    outcome = f"{listed(wrong)} are not" if wrong else "every one is"
-    return [f"Of ranks {listed(names(ds, 'rank'))} {outcome} found."]
-
-
 @figure(
     "theory_compression_rank",
     "Error of a layer cut to a rank over the singular value that is cut off.",
@@ -141,7 +51,6 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
         "error",
         "bound",
     ),
-    sentences=read_compression_rank,
 )
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a rank over the first singular value cut off.
@@ -193,7 +102,6 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
         "slope_high",
     ),
     table=("error",),
-    sentences=read_compression_width,
 )
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a fixed rank over its width.
@@ -247,7 +155,6 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
         "distance",
         "effective_index",
     ),
-    sentences=read_sketching,
 )
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the errors of sketches of several heads, and the input's spectrum.
@@ -294,7 +201,6 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
         "rank",
         "logit_deviation",
     ),
-    sentences=read_head_spectra,
 )
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of a layer's output by number of heads.
@@ -332,7 +238,6 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         "found_rank",
     ),
     table=("found_rank",),
-    sentences=read_chebyshev,
 )
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the first two coordinates of embeddings of Chebyshev polynomials by rank.

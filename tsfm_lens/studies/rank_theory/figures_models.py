@@ -1,6 +1,6 @@
 """Figures of ranks of models: vocabularies, spectra by patch size, ranks of queries.
 
-Each measurement has a figure, a function ``read_…`` for its sentences, and its panels.
+Each measurement has a figure and its panels.
 The numbers come from :mod:`tsfm_lens.studies.rank_theory.of_models`.
 """
 
@@ -14,16 +14,13 @@ import xarray as xr
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
-from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, name_model, names
 from tsfm_lens.viz.sheet import Style, blank
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, mixed, percent
-from tsfm_lens.viz.weights import level_position, list_names, relative
-from tsfm_lens.viz.words import listed, num
 
-__all__ = ["model_rank_dots", "patch_spectra", "vocabulary_dots"]
+__all__ = ["model_rank_dots", "vocabulary_dots"]
 
 _AGAINST = {"width": "width d", "heads": "heads"}
 
@@ -66,43 +63,6 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     panel.y(f"direction 2 ({percent(float(second))})")
     title = f"Vocabulary of {name_model(ds)} along its two leading directions"
     return drawn.finalize(title, text)
-
-
-@figure(
-    "spectra_by_patch",
-    "Singular values of embedded noise by patch size.",
-    variables=("singular_value", "patch", "origin"),
-)
-def patch_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of embedded white noise, a line per embedding.
-
-    Example:
-        >>> fig = figures.patch_spectra(results["spectra_by_patch"])
-        >>> fig.layout.meta["title"]
-        'Spectra of embedded noise by patch size'
-    """
-    spectra = relative(
-        array(ds, "singular_value", "embedding", "mode"),
-        array(ds, "rounding_floor", "embedding"),
-    )
-    table = frame(
-        xr.Dataset({"value": (("embedding", "mode"), spectra)}, ds.coords), "value"
-    )
-    labels = dict(zip(names(ds, "embedding"), list_names(ds, "patch"), strict=True))
-    table["line"] = [
-        f"{label}, patch {labels[str(label)]}" for label in table["embedding"]
-    ]
-    drawn = curve_sheet(
-        table,
-        "mode",
-        "value",
-        "line",
-        log="y",
-        axes=("mode", "singular value / largest"),
-        dots=3,
-    )
-    text = "white noise before the first layer"
-    return drawn.finalize("Spectra of embedded noise by patch size", text)
 
 
 @figure(
@@ -161,73 +121,6 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
     return grid.finalize(f"Ranks of queries by {quantity}", text)
 
 
-def read_plane(ds: xr.Dataset) -> list[str]:
-    """Describe the share of two directions, and how near neighbouring ids are there."""
-    share = float(ds["share"].sum())
-    ratio = float(ds["neighbour_ratio"])
-    return [
-        (
-            f"Along two directions lie {percent(share)} of the vocabulary's sum of"
-            " squares."
-        ),
-        (
-            f"There, tokens with neighbouring ids lie {num(ratio)} times as far apart"
-            " as two others, in the median; where ids say nothing it would be 1."
-        ),
-    ]
-
-
-def read_patches(ds: xr.Dataset) -> list[str]:
-    """Describe the rank of embedded noise by patch size."""
-    epsilon_index = level_position(ds, None)
-    ranks = array(ds, "epsilon_rank", "embedding", epsilon=epsilon_index)
-    full = np.asarray(ds["full"].values)
-    texts = []
-    for label, rank, full_rank, patch, origin in zip(
-        names(ds, "embedding"),
-        ranks,
-        full,
-        list_names(ds, "patch"),
-        list_names(ds, "origin"),
-        strict=True,
-    ):
-        text = f"{label} {int(rank)} of {int(full_rank)}"
-        # a random embedding has its patch in its name
-        if origin == "model":
-            text += f" (patch {patch})"
-        texts.append(text)
-    level = f"{float(ds['epsilon'].values[epsilon_index]):g}"
-    return [f"At ε = {level} embedded noise uses so many directions: {listed(texts)}."]
-
-
-def read_models(ds: xr.Dataset) -> list[str]:
-    """Describe average ranks over widths, model by model."""
-    epsilon_index = level_position(ds, None)
-    rank, head = (
-        array(ds, name, "model", epsilon=epsilon_index)
-        for name in ("rank", "head_rank")
-    )
-    widths, heads = (
-        np.asarray(ds[name].values, dtype=float) for name in ("width", "heads")
-    )
-    texts = [
-        f"{name} {num(model_rank)} of {num(width)} directions, {num(head_rank)} a head"
-        f" with {int(count)} heads"
-        for name, model_rank, width, head_rank, count in zip(
-            names(ds, "model"), rank, widths, head, heads, strict=True
-        )
-        if np.isfinite(model_rank)
-    ]
-    level = f"{float(ds['epsilon'].values[epsilon_index]):g}"
-    return [
-        (
-            f"At ε = {level} the average W_Q uses: {listed(texts)}."
-            if texts
-            else f"At ε = {level} none can be told."
-        )
-    ]
-
-
 @panels("vocabulary_plane")
 def _plane(ds: xr.Dataset) -> Iterator[FigurePanel]:
     table = (
@@ -236,13 +129,7 @@ def _plane(ds: xr.Dataset) -> Iterator[FigurePanel]:
         .add_prefix("direction ")
         .assign(value=ds["value"].values)
     )
-    yield FigurePanel(vocabulary_dots(ds), table.reset_index(), read_plane(ds))
-
-
-@panels("spectra_by_patch")
-def _patches(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    table = frame(ds, "epsilon_rank")
-    yield FigurePanel(patch_spectra(ds), table, read_patches(ds))
+    yield FigurePanel(vocabulary_dots(ds), table.reset_index(), [])
 
 
 @panels("ranks_by_model")
@@ -256,5 +143,5 @@ def _model_plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
         "head_rank_low",
         "head_rank_high",
     )
-    yield FigurePanel(model_rank_dots(ds), ranks, read_models(ds))
+    yield FigurePanel(model_rank_dots(ds), ranks, [])
     yield FigurePanel(model_rank_dots(ds, against="heads"), ranks, [])

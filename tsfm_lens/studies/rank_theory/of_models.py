@@ -8,27 +8,22 @@ embeddings. Read :func:`ranks_by_model` first. Probes of one model are in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data import as_series
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.run import Run
 from tsfm_lens.probes.stream_ranks import (
-    embedding_ranks,
     get_vocabulary,
-    signal_families,
 )
-from tsfm_lens.probes.weights import EPSILON, checked_levels, weight_ranks
-from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
+from tsfm_lens.probes.weights import checked_levels, weight_ranks
 
-__all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
+__all__ = ["ranks_by_model", "vocabulary_plane"]
 
 _HEAD = ("kind", "title", "source")
 
@@ -150,121 +145,6 @@ def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
 _FIGURES = "Flow of ranks, figures 4 and 9 (S0-F4, S0-F9)"
 PATCHES = (1, 4, 16, 64)
 NOISE = "white noise"
-
-
-@probe(
-    title="Embedding by patch size",
-    theme="Activations",
-    summary="spectra of embedded noise by patch size, beside random residual MLPs",
-    description=(
-        "A patch of few steps cannot be embedded in many directions: noise is "
-        "embedded by the model, and by residual MLPs of random weights whose "
-        "patches are shorter and longer."
-    ),
-    source="Flow of ranks, figure 3 a",
-    paper=("S0-F3",),
-    needs="series",
-    subject=list_parameters,
-    cost="weights",
-)
-def spectra_by_patch(
-    run: Run | Sequence[Run],
-    *,
-    patches: Sequence[int] = PATCHES,
-    epsilon: float | Iterable[float] = EPSILON,
-    seed: int = 0,
-) -> xr.Dataset:
-    """Compute singular values of noise as models and random MLPs embed it (S0-F3).
-
-    The noise is white, the random embeddings are residual MLPs.
-
-    Args:
-        run: run of a model, or one run of each of several models.
-        patches: steps of a patch of the random embeddings, which are as wide as the
-            first model; no random embeddings if empty.
-        epsilon: ε of the ranks, one or several.
-        seed: seed of the noise and of the random embeddings.
-
-    Returns:
-        Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random,
-        patch 4", …), with coordinates ``patch`` (steps), ``width`` (d) and ``origin``
-        ("model" or "random"). ``singular_value`` (embedding, mode) is NaN beyond the
-        last one, ``rounding_floor`` (embedding) is relative to the largest,
-        ``epsilon_rank`` is (epsilon, embedding), and ``full`` (embedding) is the
-        largest possible rank.
-
-    Raises:
-        InputError: an ε outside (0, 1), or a model that reads text.
-
-    Example:
-        >>> found = rank_theory.spectra_by_patch(run, patches=[2], epsilon=0.01)
-        >>> found["patch"].values.tolist()[1:]
-        [2]
-    """
-    levels = checked_levels(epsilon)
-    if isinstance(run, Run):
-        runs = [run]
-    else:
-        runs = list(run)
-    entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
-    for model_run in runs:
-        lens = model_run.lens
-        if lens.takes_ids:
-            raise InputError(
-                f"{lens.model_id} reads text, which has no patches; give a model of"
-                " series"
-            )
-        noise = {NOISE: signal_families(model_run, seed=seed)[NOISE]}
-        one = embedding_ranks(model_run, signals=noise, epsilon=levels, seed=seed).sel(
-            family=NOISE
-        )
-        values = one["singular_value"].values
-        floor = float(one["rounding_floor"])
-        width = int(one.attrs.get("d_model", lens.wiring.stacks[0].d_model))
-        spans = model_run.encoded.spans[lens.wiring.stacks[0].name]
-        longest = max(
-            stop - start for start, stop in zip(spans.start, spans.stop, strict=True)
-        )
-        entries.append(
-            (lens.model_id, longest, width, "model", values[np.isfinite(values)], floor)
-        )
-    width = entries[0][2]
-    for patch in patches:
-        columns = np.random.default_rng(seed).normal(size=(patch, 2 * width))
-        tokens = ResidualMlpEmbedding.random(width, patch, seed=seed).embed(columns)
-        values = np.linalg.svd(tokens, compute_uv=False)
-        entries.append((f"random, patch {patch}", patch, width, "random", values, 0.0))
-    names, *of_embedding, spectra, floors = zip(*entries, strict=True)
-    modes = max(map(len, spectra))
-    metadata = zip(("patch", "width", "origin"), of_embedding, strict=True)
-    padded = [
-        np.pad(spectrum, (0, modes - len(spectrum)), constant_values=np.nan)
-        for spectrum in spectra
-    ]
-    ranks = [epsilon_rank(spectrum, levels) for spectrum in spectra]
-    data = xr.Dataset(
-        {
-            "singular_value": (("embedding", "mode"), np.stack(padded)),
-            "epsilon_rank": (("epsilon", "embedding"), np.stack(ranks, axis=1)),
-            "full": ("embedding", [len(spectrum) for spectrum in spectra]),
-            "rounding_floor": ("embedding", list(floors)),
-        },
-        coords={
-            "embedding": list(names),
-            **{
-                name: ("embedding", list(values_of_name))
-                for name, values_of_name in metadata
-            },
-            "epsilon": levels,
-        },
-    )
-    title = "Spectra by patch size"
-    source = "Flow of ranks, figure 3 a (S0-F3)"
-    data.attrs = runs[0].describe("spectra_by_patch", title, source, signal_seed=seed)
-    data.attrs["model"] = ", ".join(
-        str(values_of_name.lens.model_id) for values_of_name in runs
-    )
-    return data
 
 
 @probe(

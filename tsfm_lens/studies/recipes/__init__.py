@@ -26,9 +26,8 @@ def low_rank_record(name: str) -> xr.Dataset:
     ``python -m tsfm_lens.studies.recipes.lowrank`` measured them.
 
     Args:
-        name: "attention" for arms of low rank and the dense one; "vocabulary" for ranks
-            of W_Q by the rank of a fixed vocabulary; "spectra" for singular values of
-            W_Q over training. ``low-rank/README.md`` describes the files.
+        name: "attention" for arms of low rank and the dense one; "spectra" for singular
+            values of W_Q over training. ``low-rank/README.md`` describes the files.
 
     Raises:
         UnknownNameError: no such record.

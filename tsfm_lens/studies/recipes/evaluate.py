@@ -2,15 +2,14 @@
 
 ``python -m tsfm_lens.studies.recipes.evaluate FOLDER`` prints it. Read :func:`measure`
 first, which forecasts windows of series with the native pipeline. The functions
-``…_cases`` draw series at random or read them from files, and :func:`covariate_signs`
-tests whether forecasts follow known covariates. This package's hooks take no part.
+``…_cases`` draw series at random or read them from files. This package's hooks take no
+part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any
@@ -21,7 +20,6 @@ import torch
 import typer
 from chronos import ChronosPipeline
 from rich.table import Table
-from scipy.signal import lfilter
 
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import CheckpointError, InputError
@@ -50,15 +48,11 @@ class SkillCase:
         name: label of the series in the table of skill.
         values: of the series, (time,).
         season: length of its season in steps.
-        covariates: known covariates, (covariate, time).
-        sign: of the covariate's effect on the values, 1 or -1; 0 if none was drawn.
     """
 
     name: str
     values: Array
     season: int
-    covariates: Array | None = None
-    sign: int = 0
 
 
 RATIOS = ["/ seasonal naive", "/ last value", "CRPS / seasonal naive"]
@@ -69,15 +63,11 @@ model is better.
 
 @dataclass(frozen=True)
 class ForecastWindow:
-    """One forecast task: a context (time,) and the true values after it (step,).
-
-    Its covariates, (covariate, time), cover both.
-    """
+    """One forecast task: a context (time,) and the true values after it (step,)."""
 
     case: SkillCase
     context: Array
     truth: Array
-    covariates: Array | None
 
 
 def _least_context(case: SkillCase) -> int:
@@ -91,15 +81,8 @@ def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
         end = len(case.values) - index * horizon
         if end - horizon < _least_context(case):
             return
-        if case.covariates is None:
-            covariates = None
-        else:
-            covariates = case.covariates[:, :end]
         yield ForecastWindow(
-            case,
-            case.values[: end - horizon],
-            case.values[end - horizon : end],
-            covariates,
+            case, case.values[: end - horizon], case.values[end - horizon : end]
         )
 
 
@@ -149,7 +132,6 @@ def forecasts(
     *,
     horizon: int,
     seed: int,
-    covariates: bool,
     samples: int | None = None,
 ) -> list[Array]:
     """Forecast the quantiles (step, level) of each task with the native pipeline."""
@@ -165,27 +147,10 @@ def forecasts(
     paths: int = samples or getattr(settings, "num_samples", None) or 1
     batch = max(1, min(BATCH, PATHS // paths))
     for start in range(0, len(tasks), batch):
-        inputs: list[object] = []
-        for task in tasks[start : start + batch]:
-            if covariates and task.covariates is not None:
-                covariates_by_name = {
-                    str(row): values for row, values in enumerate(task.covariates)
-                }
-                inputs.append(
-                    {
-                        "target": task.context,
-                        "past_covariates": {
-                            name: values[:-horizon]
-                            for name, values in covariates_by_name.items()
-                        },
-                        "future_covariates": {
-                            name: values[-horizon:]
-                            for name, values in covariates_by_name.items()
-                        },
-                    }
-                )
-            else:
-                inputs.append(torch.tensor(task.context, dtype=torch.float32))
+        inputs = [
+            torch.tensor(task.context, dtype=torch.float32)
+            for task in tasks[start : start + batch]
+        ]
         quantiles, _ = pipeline.predict_quantiles(
             inputs, prediction_length=horizon, quantile_levels=list(LEVELS), **options
         )
@@ -230,7 +195,6 @@ def window_errors(
     *,
     horizon: int = 24,
     seed: int = 0,
-    covariates: bool = True,
     samples: int | None = None,
 ) -> pd.DataFrame:
     """Measure scaled errors of the model and of naive forecasts.
@@ -244,12 +208,7 @@ def window_errors(
     tasks = [task for case in cases for task in windows(case, horizon)]
     rows = []
     predictions = forecasts(
-        pipeline,
-        tasks,
-        horizon=horizon,
-        seed=seed,
-        covariates=covariates,
-        samples=samples,
+        pipeline, tasks, horizon=horizon, seed=seed, samples=samples
     )
     for task, quantiles in zip(tasks, predictions, strict=True):
         if np.isfinite(task.context).any() and not np.isfinite(quantiles).all():
@@ -327,100 +286,6 @@ def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
     return cases
 
 
-def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase]:
-    """Draw held-out targets with a known covariate.
-
-    The covariate carries half of the variance, a season and noise the rest.
-    """
-    length = 320
-    rng = np.random.default_rng(seed)
-    cases = []
-    for row in range(count):
-        kind = ("events", "weather", "noise")[row % 3]
-        season = int(rng.choice([7, 12, 24]))
-        cycle = _cycle(rng, ("smooth", "wave")[row % 2], season)
-        base = np.resize(cycle, length) + 0.3 * rng.standard_normal(length)
-        if kind == "events":
-            cause = (rng.random(length) < 0.15).astype(float)
-        elif kind == "weather":
-            cause = np.convolve(
-                rng.standard_normal(length + 8), np.ones(9) / 3, "valid"
-            )
-        else:
-            cause = rng.standard_normal(length)
-        cause = (cause - cause.mean()) / cause.std()
-        sign = rng.choice([-1.0, 1.0])
-        level = rng.normal(0, 3)
-        scale = np.exp(rng.normal())
-        values = level + (base / base.std() + sign * cause) * scale
-        cases.append(
-            SkillCase(
-                f"{row}: season of {season} and {kind}",
-                values,
-                season,
-                cause[None],
-                int(sign),
-            )
-        )
-    return cases
-
-
-def _drift(rng: np.random.Generator, length: int, memory: float) -> Array:
-    """Draw a standardised AR(1) series with autocorrelation 1/e at lag ``memory``."""
-    coefficient = np.exp(-1 / memory)
-    # the first steps, which still depend on the start at 0, are cut off
-    shocks = rng.standard_normal(length + int(5 * memory))
-    values = lfilter([1.0], [1.0, -coefficient], shocks)[-length:]
-    return (values - values.mean()) / values.std()
-
-
-def _smooth_day(rng: np.random.Generator, kind: str) -> Array:
-    """Draw a day of 24 hours, a circular moving average of 3 over a cycle."""
-    days = np.tile(_cycle(rng, kind, 24), 3)
-    return np.convolve(days, np.ones(3) / 3, "same")[24:48]
-
-
-def hourly_cases(
-    *, count: int = 48, seed: int = TEST_SEED, heated: bool = False
-) -> list[SkillCase]:
-    """Draw held-out hourly series like those of M4: days of a week, on a drift.
-
-    If `heated`, half of the variance comes from a temperature, a known covariate.
-    """
-    length = 748
-    rng = np.random.default_rng([seed, 24])
-    hour = np.arange(length)
-    cases = []
-    for row in range(count):
-        kind = ("smooth", "wave")[row % 2]
-        noise_scale = rng.choice([0.01, 0.03, 0.1])
-        work, rest = (_smooth_day(rng, kind) for _ in range(2))
-        weekend_strength = rng.choice([0.0, 0.5, 1.0])
-        day_of_week = (hour + rng.integers(168)) // 24 % 7
-        # weight of the weekend's shape in each hour, 0 on other days
-        day_off = weekend_strength * (day_of_week >= 5)
-        workday = np.resize(work, length)
-        weekend = 0.5 * np.resize(work + rest, length) - 0.8
-        base = workday * (1 - day_off) + day_off * weekend
-        base = (
-            base
-            + rng.choice([0.0, 0.1, 0.3]) * _drift(rng, length, 120)
-            + noise_scale * _drift(rng, length, 3)
-        )
-        base = base / base.std()
-        sign = int(rng.choice([-1, 1]))
-        daily_heat = np.sin(2 * np.pi * (hour + rng.uniform(0, 24)) / 24)
-        heat = daily_heat + rng.uniform(0.1, 1.0) * _drift(rng, length, 48)
-        heat = heat / heat.std()
-        values = rng.uniform(3, 30) + base + sign * heat * heated
-        name = f"{row}: {kind} days, noise {noise_scale}"
-        temperature = 15 + rng.uniform(3, 8) * heat
-        cases.append(
-            SkillCase(name, values, 24, temperature[None] if heated else None, sign)
-        )
-    return cases
-
-
 def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
     """Read the real series of one of :data:`REAL_SPLITS`.
 
@@ -449,76 +314,6 @@ def real_cases() -> list[SkillCase]:
         for batch in map(bundled, bundled_names())
         for series_id, values in zip(batch.ids, batch.values, strict=True)
     ]
-
-
-def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWindow:
-    """Return a task with another future of its covariates.
-
-    It is raised by `rise` standard deviations; if `rise` is 0, it is reversed in time.
-    """
-    assert task.covariates is not None
-    changed = task.covariates.copy()
-    future = changed[:, -horizon:]
-    if rise:
-        changed[:, -horizon:] = future + rise * changed.std()
-    else:
-        changed[:, -horizon:] = future[:, ::-1]
-    return replace(task, covariates=changed)
-
-
-def covariate_gain(
-    pipeline: Pipeline, *, count: int = 48, seed: int = TEST_SEED
-) -> dict[str, Any]:
-    """Compute the geometric mean of MASE with known covariates over MASE without.
-
-    Its 95 % interval is that of :func:`interval`.
-    """
-    cases = covariate_cases(count=count, seed=seed)
-    with_them, without = (
-        measure(pipeline, cases, covariates=use) for use in (True, False)
-    )
-    ratios = (with_them["MASE"] / without["MASE"]).to_numpy()
-    return {"ratio": geometric_mean(ratios), "interval": interval(ratios)}
-
-
-def covariate_signs(
-    pipeline: Pipeline, *, count: int = 96, horizon: int = 24, seed: int = TEST_SEED
-) -> dict[str, float]:
-    """Compute how often the forecast moves with a known covariate by the right sign.
-
-    The covariate carries half of the variance; in half of the cases it is the
-    temperature of hours. Its future is reversed, and raised by a standard deviation;
-    the forecast must move the right way both times.
-
-    Returns:
-        The share of such cases among those with a "negative" effect of the covariate,
-        and among those with a "positive" one.
-    """
-    cases = [
-        *covariate_cases(count=count, seed=seed),
-        *hourly_cases(count=count, seed=seed, heated=True),
-    ]
-    tasks = [next(windows(case, horizon)) for case in cases]
-    forecast = partial(forecasts, pipeline, horizon=horizon, seed=0, covariates=True)
-    before = forecast(tasks)
-    signs = np.array([case.sign for case in cases])
-    right = np.ones(len(cases), dtype=bool)
-    for rise in (0.0, 1.0):
-        changed_tasks = [_changed(task, horizon, rise=rise) for task in tasks]
-        for row, (old, new, task, changed_task) in enumerate(
-            zip(before, forecast(changed_tasks), tasks, changed_tasks, strict=True)
-        ):
-            assert task.covariates is not None
-            assert changed_task.covariates is not None
-            change = (changed_task.covariates - task.covariates)[0, -horizon:]
-            # positive if the median moves, over all steps, in the covariate's direction
-            agreement = float((new - old)[:, _MEDIAN] @ change)
-            # a future of events may be its own reverse
-            right[row] &= not change.any() or signs[row] * agreement > 0
-    return {
-        name: float(right[signs == sign].mean())
-        for name, sign in (("negative", -1), ("positive", 1))
-    }
 
 
 def skill_table(title: str, skills: pd.DataFrame) -> Table:
@@ -596,7 +391,6 @@ def main(
     elif real is not None:
         sets = {
             "validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED),
-            "validation: synthetic hours": hourly_cases(seed=VALIDATION_SEED),
         }
         sets |= {
             f"validation: real series ({split})": validation_cases(real, split)
@@ -606,7 +400,6 @@ def main(
         sets = {
             "test: synthetic seasons": synthetic_cases(),
             "test: bundled real series": real_cases(),
-            "test: synthetic hours": hourly_cases(),
         }
     for title, cases in sets.items():
         longest = max(len(case.values) - _least_context(case) for case in cases)
@@ -620,21 +413,6 @@ def main(
             skill_table(
                 title, measure(pipeline, cases, horizon=horizon, samples=samples)
             )
-        )
-    if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":
-        split_name, split_seed = "test", TEST_SEED
-        if real is not None:
-            split_name, split_seed = "validation", VALIDATION_SEED
-        gain = covariate_gain(pipeline, seed=split_seed)
-        low, high = gain["interval"]
-        console().print(
-            f"{split_name}: MASE with known covariates / without: {gain['ratio']:.3f}"
-            f" ({low:.3f} to {high:.3f})"
-        )
-        shares = covariate_signs(pipeline, seed=split_seed)
-        console().print(
-            f"{split_name}: effects of the right sign: "
-            + ", ".join(f"{sign} {share:.1%}" for sign, share in shares.items())
         )
 
 

@@ -1,115 +1,19 @@
-"""Figures of training at low rank: skill, ranks and spectra, with their measurements.
+"""Measurements of training at low rank, and a figure of spectra.
 
-Each figure has a function that draws and one (``read_…``) that writes its sentences.
-Read :func:`low_rank_skill` first. The records are made in
-:mod:`tsfm_lens.studies.recipes.lowrank`.
+The records are made in :mod:`tsfm_lens.studies.recipes.lowrank`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import declare_measurements, figure, frame
-from tsfm_lens.core.stats import CONFIDENCE_TEXT
 from tsfm_lens.studies.curves import curve_sheet
-from tsfm_lens.viz.findings import find_estimate
-from tsfm_lens.viz.select import array, names
-from tsfm_lens.viz.sheet import sheet
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, plain
-from tsfm_lens.viz.words import listed, num, signed
 
-__all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
-
-
-def read_training(ds: xr.Dataset) -> list[str]:
-    """Describe each arm's change of skill, its size and its change of time.
-
-    The change of skill is compared with its variation over seeds.
-    """
-    out = []
-    arms = names(ds, "arm")
-    verdict = find_estimate(ds, "mase_rise", "arm")
-    assert verdict is not None
-    share = array(ds, "stored_ratio", "arm")
-    time = array(ds, "step_time", "arm")
-    for row, arm in enumerate(arms):
-        estimate, low, high = (
-            100 * float(bound[row])
-            for bound in (verdict.size, verdict.low, verdict.high)
-        )
-        if estimate or low != high:
-            units = int(verdict.facts["units"])
-            needed = int(verdict.facts["needed"])
-            unsure = "not significant over seeds"
-            if units < needed:
-                unsure = f"{units} seeds cannot decide, {needed} could"
-            comparison = unsure
-            if verdict.significant[row]:
-                comparison = "significant over seeds"
-            out.append(
-                f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention,"
-                f" moves MASE by {signed(estimate)} % ({signed(low)} to"
-                f" {signed(high)}), {comparison}."
-            )
-    out.append(
-        f"A step of training takes {num(time.min())} to {num(time.max())} of the dense"
-        f" one's CPU time at width {ds.attrs['width']}, where products of matrices are"
-        " not what takes the time."
-    )
-    out.append(
-        f"These are models of {int(array(ds, 'parameters', 'arm').max()):,} numbers"
-        f" after {ds.attrs['steps']} steps; of large ones they say nothing."
-    )
-    return out
-
-
-def read_vocabulary(ds: xr.Dataset) -> list[str]:
-    """Describe the ranks at the end by the vocabulary's, in W_Q and in its change."""
-    numbers = names(ds, "vocabulary")
-    out = []
-    epsilon_index = len(names(ds, "epsilon")) // 2 - 1
-    epsilon = float(ds["epsilon"].values[epsilon_index])
-    for name, text in (
-        ("moved_rank", "what training added to W_Q"),
-        ("rank", "W_Q itself"),
-    ):
-        ranks = array(
-            ds, name, "vocabulary", "seed", "training_step", "layer", "epsilon"
-        )[:, :, -1, :, epsilon_index]
-        means = ranks.mean(axis=1)
-        of_first = listed([num(value) for value in means[:, 0]])
-        out.append(
-            f"At ε = {epsilon:g} {text} has {of_first} directions in the first layer"
-            f" for vocabularies of rank {listed(list(numbers))}, and"
-            f" {num(means[0].mean())} to {num(means[-1].mean())} on average over"
-            " layers."
-        )
-    loss = array(ds, "log_perplexity", "vocabulary", "seed").mean(axis=1)
-    out.append(
-        f"The loss of held-out tokens goes from {num(loss[0])} to {num(loss[-1])} nats."
-    )
-    return out
-
-
-def read_spectra(ds: xr.Dataset) -> list[str]:
-    """Describe the change of each layer's largest and middle singular value."""
-    values = array(
-        ds, "singular_value", "training_step", "layer", "seed", "index"
-    ).mean(axis=2)
-    steps = names(ds, "training_step")
-    largest = values[..., 0]
-    middle = np.median(values, axis=-1)
-    return [
-        f"From step {steps[0]} to step {steps[-1]} the largest singular value of W_Q"
-        " grows"
-        f" {listed([f'{num(factor)} times' for factor in largest[-1] / largest[0]])} in"
-        " the layers of the encoder, the middle one"
-        f" {listed([f'{num(factor)} times' for factor in middle[-1] / middle[0]])}."
-    ]
+__all__ = ["training_spectra"]
 
 
 _MAKER = (
@@ -125,128 +29,10 @@ declare_measurements(
 
 
 @figure(
-    "low_rank_training",
-    "Skill of models trained at low rank over their size and time.",
-    variables=(
-        "mase_rise_size",
-        "stored_ratio",
-        "step_time",
-    ),
-    table=(
-        "mase_rise_size",
-        "mase_rise_low",
-        "mase_rise_high",
-        "wql_rise_size",
-        "wql_rise_low",
-        "wql_rise_high",
-        "log_perplexity_rise_size",
-        "log_perplexity_rise_low",
-        "log_perplexity_rise_high",
-        "parameters",
-        "attention_parameters",
-        "rank_ratio",
-        "stored_ratio",
-        "step_time",
-        "forward_time",
-    ),
-    sentences=read_training,
-)
-def low_rank_skill(ds: xr.Dataset) -> go.Figure:
-    """Draw the loss of skill with attention of low rank, the dense arm being at 0.
-
-    Intervals are 95 %.
-
-    Example:
-        >>> record = recipes.low_rank_record("attention")
-        >>> figures.low_rank_skill(record).layout.meta["title"]
-        'Skill of models trained at low rank, beside the dense one'
-    """
-    table = frame(ds, "mase_rise_size", "mase_rise_low", "mase_rise_high")
-    rise, low, high = (
-        100 * table[f"mase_rise_{part}"] for part in ("size", "low", "high")
-    )
-    drawn = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
-    left, right = drawn
-    share = 100 * ds["stored_ratio"].values
-    time = ds["step_time"].values
-    for panel, x_values in ((left, share), (right, time)):
-        panel.hline(0.0, colour=GREY, dash="dot")
-        for row, arm in enumerate(table["arm"]):
-            at = slice(row, row + 1)
-            whiskers = {
-                "type": "data",
-                "symmetric": False,
-                "array": (high - rise)[at],
-                "arrayminus": (rise - low)[at],
-            }
-            hover = f"{plain(arm)}<br>%{{x:.3g}}, MASE %{{y:+.3g}} %"
-            colour = CATEGORICAL[row % len(CATEGORICAL)]
-            panel.dots(
-                x_values[at], rise[at], arm, hover, colour=colour, error_y=whiskers
-            )
-    left.x("numbers in attention (% of the dense)")
-    right.x("CPU time of a training step (of the dense)")
-    left.y("MASE: rise over the dense (%)")
-    return drawn.finalize(
-        "Skill of models trained at low rank, beside the dense one",
-        f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
-        f"{CONFIDENCE_TEXT} intervals over seeds",
-    )
-
-
-@figure(
-    "vocabulary_ranks",
-    "Ranks of W_Q over the rank of a fixed vocabulary.",
-    variables=(
-        "rank",
-        "moved_rank",
-    ),
-    table=(
-        "rank",
-        "moved_rank",
-    ),
-    sentences=read_vocabulary,
-)
-def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
-    """Draw the number of directions of W_Q over the rank of the vocabulary.
-
-    They are those of W_Q after training, and of its change.
-
-    Example:
-        >>> record = recipes.low_rank_record("vocabulary")
-        >>> figures.vocabulary_ranks(record).layout.meta["title"]
-        'Ranks of W_Q by the rank of a fixed vocabulary'
-    """
-    ranks = ds["vocabulary"].values
-    last = ds[["rank", "moved_rank"]].isel(training_step=-1)
-    last = last.rename(rank="W_Q", moved_rank="what training added to it")
-    table = frame(last.to_array("of").to_dataset(name="rank"), "rank")
-    table["epsilon"] = [f"ε = {level:g}" for level in table["epsilon"]]
-    table["panel"] = table["of"] + ", layer " + table["layer"].astype(str)
-    drawn = curve_sheet(
-        table,
-        "vocabulary",
-        "rank",
-        "epsilon",
-        panel="panel",
-        log="x",
-        axes=("rank of the vocabulary", "directions"),
-        dots=5,
-        reference=("rank of the vocabulary", ranks, ranks),
-    )
-    return drawn.finalize(
-        "Ranks of W_Q by the rank of a fixed vocabulary",
-        f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, mean over seeds",
-        "singular values above ε of the largest",
-    )
-
-
-@figure(
     "training_spectra",
     "Singular values of W_Q at several steps of training.",
     variables=("singular_value",),
     table=("singular_value",),
-    sentences=read_spectra,
 )
 def training_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw singular values of W_Q at several steps of training.

@@ -1,21 +1,17 @@
 """Chronos whose encoder scores by nested blocks of tokens.
 
-``python -m tsfm_lens.studies.recipes.levels --out DIR`` trains every arm, standard
-attention among them, at equal steps, and writes their losses on series of another seed.
-Arms that are done are left as they are, so that a run that was stopped goes on with the
-same command. Read :func:`level_record` first; training itself is in
-:mod:`tsfm_lens.studies.recipes.lowrank`.
+Every arm, standard attention among them, is trained at equal steps, and measured by its
+loss on series of another seed. Read :func:`level_record` first; the queue trains the
+arms (:mod:`tsfm_lens.studies.queue.language`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 import xarray as xr
 
 from tsfm_lens.studies.recipes.corpus import build_corpus
@@ -23,12 +19,10 @@ from tsfm_lens.studies.recipes.lowrank import (
     HELD_OUT_SEED,
     RecipeRun,
     make_run,
-    train_and_measure,
 )
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.training import read_log
-from tsfm_lens.training.command import run_command
 from tsfm_lens.training.losses import token_step_losses
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import LOG
@@ -118,26 +112,3 @@ def level_record(
             "series": len(series),
         },
     )
-
-
-def main(
-    out: Annotated[Path, typer.Option(file_okay=False, help="folder of the runs")],
-    *,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="optimiser steps of each run")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="seeds of each run")] = 3,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
-) -> None:
-    """Train every run, then write their losses as OUT/chronos_levels.nc."""
-    runs = level_runs(steps=steps, seeds=seeds)
-    train_and_measure(
-        runs,
-        out,
-        threads,
-        lambda corpus: {"chronos_levels": level_record(runs, out, corpus)},
-    )
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,4 +1,4 @@
-"""Training at low rank: a small Chronos with attention or vocabulary of given ranks.
+"""Training at low rank: a small Chronos with attention of given ranks.
 
 ``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains and measures every run.
 Read :func:`runs` first, which lists them, then :func:`records`, which compares them
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,7 +24,6 @@ from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.io import check_writable, replacing
-from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.core.stats import mean_interval
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.weights import parameters
@@ -93,9 +92,6 @@ ATTENTION: dict[str, AttentionRank | None] = {
 "constant" has the ranks of the medium schedule and a few more, "shared" the entries of
 "constant"."""
 
-VOCABULARIES = (1, 2, 4, 8, 16, 32)
-"""Ranks of fixed vocabularies."""
-
 
 class RecipeRun(NamedTuple):
     """Run of a recipe: name of the configuration, seed, and the recipe itself.
@@ -126,24 +122,15 @@ def make_run(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeR
     )
 
 
-def runs(
-    *, steps: int | None = None, seeds: int = SEEDS, vocabulary_seeds: int = 1
-) -> list[RecipeRun]:
+def runs(*, steps: int | None = None, seeds: int = SEEDS) -> list[RecipeRun]:
     """List every run, those of seed 0 first, which every comparison needs."""
-    attention = [
+    return [
         make_run(name, seed, steps, attention_rank=rank)
         for seed in range(seeds)
         for name, rank in ATTENTION.items()
     ]
-    vocabularies = [
-        make_run(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
-        for seed in range(vocabulary_seeds)
-        for rank in VOCABULARIES
-    ]
-    return sorted([*attention, *vocabularies], key=lambda run: run.seed > 0)
 
 
-EPSILONS = (0.3, 0.1, 0.03, 0.01)
 N_SPECTRA = 8
 """Checkpoints of which spectra are kept, of the twenty of a run."""
 PER_FAMILY = 16
@@ -319,74 +306,14 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def vocabulary_record(
-    runs: Mapping[int, Mapping[int, tuple[RecipeRun, Path]]],
-) -> xr.Dataset:
-    """Compute ranks of W_Q of the encoder over training.
-
-    They are by the rank of a fixed vocabulary and by seed.
-    """
-    numbers = sorted(runs)
-    seeds = sorted(next(iter(runs.values())))
-    first = runs[numbers[0]][seeds[0]][0]
-    series = draw_held_out(first)
-    steps = first.recipe.stages[-1].horizon
-    spectra = [
-        [_spectra(runs[number][seed][1]) for seed in seeds] for number in numbers
-    ]
-    ranks = [
-        np.stack(
-            [
-                [
-                    np.moveaxis(epsilon_rank(getattr(spectrum, part), EPSILONS), 0, -1)
-                    for spectrum in row
-                ]
-                for row in spectra
-            ]
-        )
-        for part in ("full", "change")
-    ]
-    perplexity = []
-    for number in numbers:
-        lenses = [_last(runs[number][seed][1]) for seed in seeds]
-        losses = [
-            quality(lens.run(series, steps, holdout=True), lens)[
-                "log_perplexity"
-            ].values[0]
-            for lens in lenses
-        ]
-        perplexity.append(losses)
-    dims = ("vocabulary", "seed", "training_step", "layer", "epsilon")
-    coords = {
-        "vocabulary": numbers,
-        "seed": seeds,
-        "training_step": spectra[0][0].steps,
-        "epsilon": list(EPSILONS),
-    }
-    attrs = _attributes(
-        "vocabulary_ranks", "Ranks of W_Q by the rank of a fixed vocabulary", first
-    )
-    return xr.Dataset(
-        {
-            "rank": (dims, ranks[0].astype(np.int16)),
-            "moved_rank": (dims, ranks[1].astype(np.int16)),
-            "log_perplexity": (dims[:2], np.array(perplexity)),
-        },
-        coords=coords,
-        attrs=attrs,
-    )
-
-
 def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
     """Compute singular values of W_Q of the encoder over training.
 
     They are (seed, training_step, layer, index).
     """
     spectra = {seed: _spectra(folder) for seed, (_, folder) in runs.items()}
-    values = np.stack([spectrum.full for spectrum in spectra.values()]).astype(
-        np.float32
-    )
-    steps = next(iter(spectra.values())).steps
+    values = np.stack([full for _, full in spectra.values()]).astype(np.float32)
+    steps, _ = next(iter(spectra.values()))
     arm = next(iter(runs.values()))[0]
     return xr.Dataset(
         {"singular_value": (("seed", "training_step", "layer", "index"), values)},
@@ -397,18 +324,8 @@ def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
     )
 
 
-class _Spectra(NamedTuple):
-    """Singular values (step, layer, j) of W_Q, and of its change in training.
-
-    ``steps`` are the checkpoints of the record.
-    """
-
-    steps: list[int]
-    full: np.ndarray
-    change: np.ndarray
-
-
-def _spectra(folder: Path) -> _Spectra:
+def _spectra(folder: Path) -> tuple[list[int], np.ndarray]:
+    """Return the checkpoints of a record, and W_Q's (step, layer, j) there."""
     history = TrainingHistory(folder)
     checkpoints = sorted(history)
     steps = [
@@ -432,11 +349,7 @@ def _spectra(folder: Path) -> _Spectra:
             for lens in map(history.__getitem__, steps)
         ]
     )
-    full, change = (
-        np.linalg.svd(matrix, compute_uv=False)
-        for matrix in (weights, weights - weights[:1])
-    )
-    return _Spectra(steps, full, change)
+    return steps, np.linalg.svd(weights, compute_uv=False)
 
 
 def _last(folder: Path) -> Lens:
@@ -474,29 +387,6 @@ def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -
     return trainer.run(quiet=quiet)
 
 
-def train_and_measure(
-    every: list[RecipeRun],
-    out: Path,
-    threads: int,
-    measure: Callable[[Corpus], Mapping[str, xr.Dataset]],
-) -> None:
-    """Train the runs that have not ended, then write their results.
-
-    ``measure`` gives them by name of the file. A signal stops the training.
-    """
-    torch.set_num_threads(threads)
-    check_writable(out)
-    corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
-    for run in every:
-        if not trained(run, out, corpus):
-            console().print("stopped; the same command goes on")
-            raise typer.Exit(130)
-    for name, record in measure(corpus).items():
-        with replacing(out / f"{name}.nc") as part:
-            record.to_netcdf(part, engine="scipy")
-        console().print(f"{out / name}.nc: {record.attrs['title']}")
-
-
 def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
     """Compute the results of the finished runs below `out`, by the name of their file.
 
@@ -505,20 +395,12 @@ def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.D
     by_name: dict[str, dict[int, tuple[RecipeRun, Path]]] = {}
     for run in every:
         by_name.setdefault(run.name, {})[run.seed] = run, out / run.folder
-    vocabularies = {
-        rank: by_name[f"vocabulary {rank}"]
-        for rank in VOCABULARIES
-        if f"vocabulary {rank}" in by_name
-    }
-    result = {
+    return {
         "attention": attention_record(
             {name: by_name[name] for name in ATTENTION if name in by_name}, corpus
         ),
         "spectra": spectra_record(by_name[DENSE]),
     }
-    if vocabularies:
-        result["vocabulary"] = vocabulary_record(vocabularies)
-    return result
 
 
 def main(
@@ -530,14 +412,21 @@ def main(
     seeds: Annotated[
         int, typer.Option(min=1, help="seeds of each rank of attention")
     ] = SEEDS,
-    vocabulary_seeds: Annotated[
-        int, typer.Option(min=1, help="seeds of each fixed vocabulary")
-    ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
-    """Train every run, then write attention.nc, vocabulary.nc and spectra.nc to OUT."""
-    every = runs(steps=steps, seeds=seeds, vocabulary_seeds=vocabulary_seeds)
-    train_and_measure(every, out, threads, lambda corpus: records(every, out, corpus))
+    """Train every run, then write attention.nc and spectra.nc to OUT."""
+    torch.set_num_threads(threads)
+    check_writable(out)
+    every = runs(steps=steps, seeds=seeds)
+    corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
+    for run in every:
+        if not trained(run, out, corpus):
+            console().print("stopped; the same command goes on")
+            raise typer.Exit(130)
+    for name, record in records(every, out, corpus).items():
+        with replacing(out / f"{name}.nc") as part:
+            record.to_netcdf(part, engine="scipy")
+        console().print(f"{out / name}.nc: {record.attrs['title']}")
 
 
 if __name__ == "__main__":

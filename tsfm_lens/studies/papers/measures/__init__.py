@@ -2,12 +2,11 @@
 
 from tsfm_lens.studies.papers.measures import (  # noqa: F401
     definitions,
-    heads,
     induction,
-    layers,
     lens_records,
     low_rank,
     models,
+    published,
     rank_records,
     samformer,
     structured,

@@ -21,23 +21,13 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.studies.experiments.grid import record
-from tsfm_lens.studies.papers.context import (
-    MEASURES,
-    Context,
-    from_record,
-    judge_parts,
-)
+from tsfm_lens.studies.papers.context import from_record
 from tsfm_lens.studies.papers.measures.induction import (
     HeadScores,
     inducing,
     overlap_verdict,
     proportions,
     threshold_verdicts,
-)
-from tsfm_lens.studies.papers.measures.layers import (
-    SMALLEST_GAIN,
-    ablatable_parts,
-    split_thirds,
 )
 from tsfm_lens.studies.papers.values import MeasuredValues
 from tsfm_lens.studies.papers.verdicts import (
@@ -50,8 +40,10 @@ from tsfm_lens.studies.papers.verdicts import (
     ClaimPart,
     Tested,
     Verdict,
+    judge_parts,
     undecided,
 )
+from tsfm_lens.sweep.planner.recipes import middle_third, read_recipe
 
 HEADED = ("bolt-nano", "chronos-nano")
 MODELS = {**{name: name for name in HEADED}, "ztxtech/fracast-0": "fracast"}
@@ -70,6 +62,34 @@ PUBLISHED = ("timesfm-28", "timesfm-51", "toto-29", "bolt-60", "bolt-released")
 MILD = 0.11
 """Rise of MASE above which no heavy ablation of table 1 comes: 10.71 % at most."""
 TWINS = "more so than in untrained twins"
+SMALLEST_GAIN = 1.0
+"""Percent of the error by which a layer must improve the forecast to count.
+
+The paper tolerates as much where it ablates heads (heads@1pp).
+"""
+RELEASED = {
+    "S3-F6": "timesfm-28",
+    "S3-F13": "timesfm-51",
+    "S3-F14": "toto-29",
+    "S3-F15": "bolt-60",
+}
+"""Recipes whose heads and MLPs are counted, by item."""
+METRICS = {
+    "MASE": "MASE",
+    "NRMSE": "NRMSE",
+    "sMAPE": "SMAPE",
+    "CRPS": "CRPS",
+    "MSIS": "MSIS",
+}
+RECIPES = {
+    "TimesFM 2.5, 28 % of heads, 2 MLPs": "timesfm-28",
+    "Toto, 29 % of heads": "toto-29",
+    "Toto, 29 % of heads, 1 MLP": "toto-29-1mlp",
+    "Toto, 43 % of heads": "toto-43",
+    "Chronos-Bolt, 28 % of heads, 6 MLPs": "bolt-28-6mlp",
+    "Chronos-Bolt, 42 % of heads, 6 MLPs": "bolt-42-6mlp",
+}
+"""Recipes of the rows of tables 1 and 4; the paper leaves some open."""
 
 
 # --- records --------------------------------------------------------------------------
@@ -114,11 +134,7 @@ def _result(models: Sequence[str], data: xr.Dataset) -> MeasuredValues:
 
 
 def _prefixed(model: str, parts: Sequence[ClaimPart]) -> list[ClaimPart]:
-    start = "the middle layers move the forecast less "
-    return [
-        replace(part, words=f"{model} {part.words.removeprefix(start)}")
-        for part in parts
-    ]
+    return [replace(part, words=f"{model} {part.words}") for part in parts]
 
 
 def _over_series(parts: Sequence[ClaimPart]) -> Verdict:
@@ -142,6 +158,37 @@ def beyond_twins(model: str, own: float, twins: np.ndarray, of: str) -> Tested:
         outcome = FAILS
     why = f"{reached} of {len(twins)} untrained twins reach it"
     return Tested(model, of, outcome, p=high, why=why)
+
+
+def split_thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
+    """Split the layers into those before, in and after the middle third."""
+    middle = middle_third(n_layers)
+    return list(range(middle[0])), middle, list(range(middle[-1] + 1, n_layers))
+
+
+def _layers_label(layers: Sequence[int]) -> str:
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    return f"layers {layers[0]} to {layers[-1]}"
+
+
+def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
+    """Compare the middle layers with all earlier, all later, the first and the last.
+
+    ``distance`` is (layer, seed, window).
+    """
+    before, middle, after = split_thirds(len(distance))
+    middle_distance = distance[middle].mean(0)
+    # in a small model the first layer is the only earlier one, and counts once
+    rest = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
+    return [
+        ClaimPart(
+            f"than {_layers_label(layers)}",
+            distance[list(layers)].mean(0) - middle_distance,
+            "Spearman distance",
+        )
+        for layers in rest
+    ]
 
 
 # --- layers ---------------------------------------------------------------------------
@@ -252,7 +299,7 @@ def ranges() -> MeasuredValues:
         _changes(result, data, rows)
     why = (
         "it compares Chronos-Bolt with Toto: both checkpoints (0.8 and 0.6 GB) and"
-        " GIFT-Eval, 97 data sets, are needed; `--model` runs it"
+        " GIFT-Eval, 97 data sets, are needed"
     )
     result.claims["half_mlps"] = undecided(why, "change of MASE")
     return result
@@ -485,15 +532,47 @@ from_record("S3-T1")(lambda: _heavy(PUBLISHED, ["CRPS"]))
 from_record("S3-T4")(lambda: _heavy(PUBLISHED, ["NRMSE", "sMAPE", "CRPS", "MSIS"]))
 
 
-def _figure(item: str) -> MeasuredValues:
+def _figure(recipe: str) -> MeasuredValues:
     """Add the counts of the released lists to what is measured here."""
     result = _heavy()
-    counts = MEASURES[item](Context())
-    return replace(result, values={**counts.values, **result.values})
+    percent, n_mlps = released_share(recipe)
+    counts = {"heads": percent, "MLPs ablated": float(n_mlps)}
+    return replace(result, values={**counts, **result.values})
 
 
-for _item in ("S3-F6", "S3-F13", "S3-F14", "S3-F15"):
-    from_record(_item)(partial(_figure, _item))
+for _item, _name in RELEASED.items():
+    from_record(_item)(partial(_figure, _name))
+
+
+def released_share(name: str) -> tuple[float, int]:
+    """Count the heads that a recipe ablates, in percent of all, and its MLPs.
+
+    A layer is ablated down to heads@1pp, the smallest number of heads that keeps the
+    error within one percent, as the paper's authors released it.
+    """
+    recipe = read_recipe(name)
+    lists = recipe.lists
+    # a recipe that is measured on the model would have none
+    assert lists is not None
+    named_layers = {
+        layer
+        for group in recipe.layers_at
+        if isinstance(group.layers, tuple)
+        for layer in group.layers
+    }
+    count = 0
+    for group in recipe.layers_at:
+        # without numbers, a group of these recipes is "others": all unnamed layers
+        layers = (
+            group.layers
+            if isinstance(group.layers, tuple)
+            else set(range(len(lists.kept))) - named_layers
+        )
+        # a group keeps its extra heads beside the released number
+        count += sum(
+            max(lists.n_heads - lists.kept[layer] - group.extra, 0) for layer in layers
+        )
+    return 100 * count / (lists.n_heads * len(lists.kept)), len(recipe.mlps)
 
 
 @from_record("S3-F16", "S3-F17", "S3-F18", "S3-F19")
@@ -620,7 +699,7 @@ def _twin_scores() -> list[HeadScores]:
 NO_INDUCTION = (
     "no head of chronos-nano is an induction head by the paper's thresholds: a model"
     " that has some is needed, as amazon/chronos-t5-base (200 million parameters,"
-    " 0.8 GB); `--model` runs it"
+    " 0.8 GB)"
 )
 
 
@@ -722,7 +801,7 @@ def patches() -> MeasuredValues:
     )
     why = (
         "a head 7 and a layer 3 are needed, which no embedded model has:"
-        " amazon/chronos-bolt-small (48 million parameters, 0.2 GB); `--model` runs it"
+        " amazon/chronos-bolt-small (48 million parameters, 0.2 GB)"
     )
     result.claims["ablated_last"] = undecided(why, "stable rank of the weights")
     return result

@@ -1,17 +1,13 @@
 """Measures of what the paper on the flow of ranks prints of models.
 
-Models are opened one after another, so that only one is in memory. Read
-:class:`ResultTable` first, which collects values by model and builds the claims that
-compare models; each function below it is one figure. Ranks and angles are computed by
-:mod:`tsfm_lens.probes`.
+Models are opened one after another, so that only one is in memory. Each function is one
+figure. Read :func:`_with_settings` first, which passes the models on and notes what
+they are measured on. Ranks and angles are computed by :mod:`tsfm_lens.probes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise, product
-from typing import TypeVar
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -19,30 +15,20 @@ import xarray as xr
 from scipy.stats import kendalltau
 
 from tsfm_lens import compress
-from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
-from tsfm_lens.probes.weights import random_angle, weight_matrices
-from tsfm_lens.studies.papers.context import (
-    Context,
-    MeasuredValues,
-    judge_parts,
-    measure,
-)
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes import embedding_ranks, flow_of_ranks
+from tsfm_lens.probes.weights import weight_matrices
+from tsfm_lens.studies.papers.context import MeasuredValues, measure
 from tsfm_lens.studies.papers.verdicts import (
-    NO_LEVEL,
+    WINDOW,
     ClaimPart,
     Tested,
     Verdict,
-    combine_tests,
     exactly,
-    undecided,
-)
-from tsfm_lens.studies.rank_theory.of_models import (
-    ranks_by_model,
-    spectra_by_patch,
-    vocabulary_plane,
+    judge_parts,
 )
 
-T = TypeVar("T")
 EPSILON = (0.1, 0.01, 0.001)
 # a power, a factor
 ALMOST_LINEAR = 0.8
@@ -51,105 +37,49 @@ ROUNDING = 1e-12  # in double precision, relative
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 FAMILIES = ("sinusoids", "white noise")
 _LEVELS = {"ε": ", ".join(f"{level:g}" for level in EPSILON)}
-_NO_SERIES = "no model of series is given"
 
 
-@dataclass
-class ResultTable(MeasuredValues):
-    """Measured values, model by model."""
+def _with_settings(
+    result: MeasuredValues, runs: Iterator[Run], *, text: bool = True
+) -> Iterator[tuple[str, Run]]:
+    """Yield runs with the names of their models, in turn, and note their settings.
 
-    text: set[str] = field(default_factory=set)
-    family: dict[str, str] = field(default_factory=dict)
+    Raises:
+        InputError: a model of text, unless ``text``.
+    """
+    for run in runs:
+        name = run.lens.model_id
+        if run.lens.takes_ids and not text:
+            raise InputError(f"{name} reads tokens of text, expected a model of series")
+        for key, value in _settings(run).items():
+            previous = result.settings.get(key, value)
+            if previous != value:
+                value = f"{previous}; {value}"
+            result.settings[key] = value
+        yield name, run
 
-    def each(
-        self,
-        contexts: Iterator[Context],
-        *,
-        series: bool = False,
-        text: bool = True,
-        levels: bool = True,
-    ) -> Iterator[tuple[str, Context]]:
-        """Yield models by name, in turn, and note their settings."""
-        for context in contexts:
-            name = context.model.model_id
-            is_text = context.model.takes_ids
-            self.family[name] = context.model.wiring.architecture
-            if series:
-                label = context.settings()
-            else:
-                label = {}
-            if is_text:
-                self.text.add(name)
-                if context.stand_in and series:
-                    label["series"] = "random ids of tokens"
-            for key, value in label.items():
-                previous = self.settings.get(key)
-                self.settings[key] = (
-                    value if previous in (None, value) else f"{previous}; {value}"
-                )
-            if text or not is_text:
-                yield name, context
-        if levels:
-            self.settings |= _LEVELS
 
-    def apart(self, by_model: Mapping[str, Mapping[float, float]], of: str) -> Verdict:
-        """Test that models of text have larger values than models of series, at each ε.
-
-        Every model of text is compared with every model of series.
-        """
-        parts = [
-            exactly(f"{one} over {other}", value > by_model[other][level], of, level)
-            for one in by_model
-            for other in by_model
-            for level, value in by_model[one].items()
-            if one in self.text and other not in self.text
-        ]
-        return _exact_verdict(parts, "models of series and of text are both needed", of)
-
-    def steps(
-        self,
-        of: Mapping[str, tuple[float, Mapping[float, float]]],
-        what: str,
-        quantity: str,
-        *,
-        falling: bool = False,
-        within: float = 0.0,
-    ) -> Verdict:
-        """Test that a quantity rises, falls, or stays within a factor, at each ε.
-
-        Models of one architecture are compared in the order of ``what``.
-        """
-        parts = []
-        for family, level in product(
-            dict.fromkeys(self.family[name] for name in of), EPSILON
-        ):
-            sorted_values = sorted(
-                (at, values[level])
-                for name, (at, values) in of.items()
-                if self.family[name] == family
-            )
-            means = {
-                size: float(
-                    np.mean([value for at, value in sorted_values if at == size])
-                )
-                for size, _ in sorted_values
-            }
-            for (one, before), (other, after) in pairwise(means.items()):
-                ratio = after / before
-                if within:
-                    true = max(ratio, 1 / ratio) <= within
-                elif falling:
-                    true = ratio < 1
-                else:
-                    true = ratio > 1
-                parts.append(
-                    exactly(
-                        f"{family}, {what} {one:g} to {other:g}", true, quantity, level
-                    )
-                )
-        return _exact_verdict(
-            parts, f"no architecture has models here that differ in {what}", quantity
+def _settings(run: Run) -> dict[str, str]:
+    """Describe series and forecasts by the keys of the items' settings."""
+    adapter = run.lens.adapter
+    if run.lens.takes_ids:
+        series = "random ids of tokens"
+    else:
+        series = "windows of Lorenz and Roessler made here"
+    settings = {
+        "series": series,
+        "windows": str(len(run.batch)),
+        "context": str(max(run.batch.lengths)),
+        "horizon": str(run.horizon),
+    }
+    if adapter.readout == "token":
+        default = getattr(adapter, "samples", 0) or getattr(
+            getattr(adapter, "settings", None), "num_samples", 0
         )
+        settings["samples"] = str(default)
+    settings["seeds"] = "none needed, nothing that is measured is drawn"
+    settings["intervals over"] = f"{len(run.batch)} windows"
+    return settings
 
 
 def _by_level(values: xr.DataArray) -> dict[float, float]:
@@ -174,25 +104,19 @@ def _deeper(name: str, ranks: np.ndarray) -> list[Tested]:
     ]
 
 
-def _exact_verdict(parts: Sequence[Tested], why: str, of: str) -> Verdict:
-    """Build a verdict of parts that need no draws, or say why there are none."""
-    if parts:
-        return Verdict(tuple(parts))
-    return undecided(why, of)
-
-
 @measure("S0-TSVD")
-def truncate_matrices(contexts: Iterator[Context]) -> MeasuredValues:
+def truncate_matrices(runs: Iterator[Run]) -> MeasuredValues:
     """Truncate every attention matrix at its ε-rank, and count what is left.
 
     The share is given in both readings of "ratio": of ranks, and of entries.
     """
-    table = ResultTable()
+    table = MeasuredValues(settings=dict(_LEVELS))
     misses = 0
-    for name, context in table.each(contexts):
+    for run in runs:
+        name = run.lens.model_id
         weights = [
             matrix.weight.double().cpu()
-            for matrix in weight_matrices(context.model, parts=ATTENTION)
+            for matrix in weight_matrices(run.lens, parts=ATTENTION)
         ]
         spectra = {
             str(index): torch.linalg.svdvals(weight).numpy()
@@ -223,20 +147,19 @@ def truncate_matrices(contexts: Iterator[Context]) -> MeasuredValues:
 
 
 def _add_ratios(
-    table: ResultTable, quantity: str, suffix: str, ratio: compress.Ratio
+    table: MeasuredValues, quantity: str, suffix: str, ratio: compress.Ratio
 ) -> None:
     table.add(quantity + suffix, ratio.ranks)
     table.add(f"{quantity}, of entries of the factors", ratio.factors)
 
 
 @measure("S0-METR")
-def scores(contexts: Iterator[Context]) -> MeasuredValues:
+def scores(runs: Iterator[Run]) -> MeasuredValues:
     """Score a model against itself, and truncated to a quarter of its ranks."""
-    table = ResultTable()
+    table = MeasuredValues()
     same = {"same_mase": 0.0, "same_wql": 0.0}
-    for name, context in table.each(contexts, series=True, text=False, levels=False):
-        run = context.run
-        itself = compress.quality(run, context.model)
+    for name, run in _with_settings(table, runs, text=False):
+        itself = compress.quality(run, run.lens)
         smaller, _ = compress.compressed(compress.calibration_run(run), 0.25)
         quarter = compress.quality(run, smaller)
         for error in ("mase", "wql"):
@@ -275,107 +198,13 @@ def _farthest(reference: float, *values: float) -> float:
     )
 
 
-@measure("S0-F2")
-def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure ranks of embedded families of signals.
-
-    Of a vocabulary, the share in its two leading directions is measured too.
-    """
-    table = ResultTable()
-    shares = {}
-    planes = {}
-    for name, context in table.each(contexts, series=True):
-        ranks = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
-        for level, family in product(EPSILON, map(str, ranks["family"].values)):
-            one = ranks.sel(epsilon=level, family=family)
-            # rounding hides the others
-            if bool(one["told"]):
-                table.add(
-                    f"{name}: {level:g}-rank of {family}, of {int(one['full'])}",
-                    one["epsilon_rank"],
-                )
-        of_signals = ranks.drop_sel(family=["vocabulary", "zero"], errors="ignore")
-        share = (of_signals["epsilon_rank"] / of_signals["full"]).where(
-            of_signals["told"]
-        )
-        shares[name] = _by_level(share.max("family"))
-        if "vocabulary" in ranks["family"]:
-            plane = vocabulary_plane(context.model)
-            planes[name] = {NO_LEVEL: float(plane["neighbour_ratio"])}
-            text = (
-                "distance of neighbouring tokens over that of others, on two directions"
-            )
-            table.add(f"{name}: {text}", planes[name][NO_LEVEL])
-            table.add(
-                f"{name}: share of the vocabulary's squares along two directions",
-                plane["share"].sum(),
-            )
-    table.claims["faster"] = table.apart(shares, "share of directions")
-    table.claims["structured"] = table.apart(
-        planes, "distance of neighbours over that of others"
-    )
-    return table
-
-
-@measure("S0-F3")
-def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure ranks of embedded noise by patch size, and angles between its tokens.
-
-    Mean angles of random lines are added for comparison.
-    """
-    table = ResultTable()
-    by_patch = {}
-    tokens = []
-    for name, context in table.each(contexts, series=True, text=False):
-        embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
-        spectra = spectra_by_patch(context.run, epsilon=EPSILON, seed=context.seed)
-        for index, (label, patch) in enumerate(
-            zip(spectra["embedding"].values, spectra["patch"].values, strict=True)
-        ):
-            of_model = str(label) == name
-            embedder = "" if of_model else "random MLP of "
-            ranks = _by_level(spectra["epsilon_rank"][:, index])
-            for level, rank in ranks.items():
-                quantity = f"{level:g}-rank of noise, {embedder}patch {patch}"
-                table.add(f"{name}: {quantity}", rank)
-            if of_model:
-                k = float(patch)
-                width = context.model.wiring.stacks[0].d_model
-                by_patch[name] = (
-                    k,
-                    {level: rank / width for level, rank in ranks.items()},
-                )
-        angles = embedding["mean_angle"]
-        random = float(embedding.attrs["random_angle"])
-        for family in FAMILIES:
-            table.add(
-                f"{name}: mean angle of tokens, {family}", angles.sel(family=family)
-            )
-        table.add(
-            f"{name}: mean angle of random lines in {k:g} dimensions",
-            random_angle(int(k)),
-        )
-        table.add(
-            f"{name}: mean angle of random lines in {embedding.attrs['d_model']}"
-            " dimensions",
-            random,
-        )
-        below = float(angles.sel(family="white noise")) < random
-        tokens.append(
-            exactly(name, below, "mean angle of noise below that of random lines")
-        )
-    table.claims["by_patch"] = table.steps(by_patch, "patch", "share of directions")
-    table.claims["smaller_space"] = _exact_verdict(tokens, _NO_SERIES, "mean angle")
-    return table
-
-
 @measure("S0-F13")
-def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
+def embedded_noise(runs: Iterator[Run]) -> MeasuredValues:
     """Measure ranks of single signals of noise and of sinusoids, over signals."""
-    table = ResultTable()
+    table = MeasuredValues()
     parts = []
-    for name, context in table.each(contexts, series=True, text=False):
-        embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
+    for name, run in _with_settings(table, runs, text=False):
+        embedding = embedding_ranks(run, epsilon=EPSILON, seed=run.seed)
         for family in FAMILIES:
             for level, rank in _by_level(
                 embedding["signal_rank_estimate"].sel(family=family)
@@ -392,65 +221,25 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
             )
             # any signal of noise against any sinusoid: they are drawn independently
             parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
-    table.claims["random_higher"] = (
-        judge_parts("pair", *parts) if parts else undecided(_NO_SERIES, "rank")
-    )
-    return table
-
-
-@measure("S0-F4")
-def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure average ranks of W_Q by width."""
-    table = ResultTable()
-    shares = {}
-    for name, context in table.each(contexts):
-        ranks = ranks_by_model([context.model], epsilon=EPSILON).isel(model=0)
-        width = float(ranks["width"])
-        table.add(f"{name}: d", width)
-        for level, rank in _by_level(ranks["rank"]).items():
-            table.add(f"{name}: mean {level:g}-rank of W_Q", rank)
-            table.add(f"{name}: mean {level:g}-rank of W_Q over d", rank / width)
-        shares[name] = (width, _by_level(ranks["rank"] / width))
-    of_text = [pair for name, pair in shares.items() if name in table.text]
-    of_series = {name: pair for name, pair in shares.items() if name not in table.text}
-    linear = []
-    for level in EPSILON if len({width for width, _ in of_text}) > 1 else ():
-        widths, rank_shares = np.array([(width, of[level]) for width, of in of_text]).T
-        power = float(np.polyfit(np.log(widths), np.log(rank_shares * widths), 1)[0])
-        table.add(
-            f"power of d that the {level:g}-rank of W_Q in language models grows with",
-            power,
-        )
-        linear += (
-            [exactly("", power >= ALMOST_LINEAR, "power of d", level)]
-            if np.isfinite(power)
-            else []
-        )
-    table.claims["stays_low"] = table.steps(
-        of_series, "width", "share of the full rank", falling=True
-    )
-    table.claims["linear"] = _exact_verdict(
-        linear, "language models of two widths or more are needed", "power of d"
-    )
+    table.claims["random_higher"] = judge_parts("pair", *parts)
+    table.settings |= _LEVELS
     return table
 
 
 @measure("S0-F5", "S0-F6")
-def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
+def ranks_by_layer(runs: Iterator[Run]) -> MeasuredValues:
     """Measure ranks of W_Q and of the input of every layer.
 
     Inputs are those of the series and of the constant zero signal.
     """
-    table = ResultTable()
+    table = MeasuredValues()
     weights = []
     inputs = []
-    clusters = range(0)
-    for name, context in table.each(contexts, series=True):
-        run = context.run
+    for name, run in _with_settings(table, runs):
         flow = flow_of_ranks(run, epsilon=EPSILON, apart=len(run.batch))
         streams = {"series": flow}
-        if not context.model.takes_ids:
-            zeros = context.model.run(
+        if not run.lens.takes_ids:
+            zeros = run.lens.run(
                 [np.zeros(max(run.batch.lengths))],
                 run.horizon,
                 num_samples=run.num_samples,
@@ -492,104 +281,9 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
                 )
             )
         weights += _deeper(name, flow["weight_rank"].sel(epsilon=list(EPSILON)).values)
-        clusters = range(flow.sizes["series"])
     table.claims = {
         "deeper_weights": Verdict(tuple(weights)),
-        "deeper_input": combine_tests(inputs, clusters),
+        "deeper_input": judge_parts(WINDOW, *inputs),
     }
-    return table
-
-
-@measure("S0-F9")
-def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure mean ranks of W_Q and its heads by number of heads.
-
-    Angles say whether the rows of one head lie together.
-    """
-    table = ResultTable()
-    full = {}
-    single = {}
-    blocks = []
-    for name, context in table.each(contexts):
-        ranks = ranks_by_model([context.model], epsilon=EPSILON).isel(model=0)
-        heads = float(ranks["heads"])
-        full[name], single[name] = (
-            (heads, _by_level(ranks["rank"] / ranks["width"])),
-            (heads, _by_level(ranks["head_rank"])),
-        )
-        angles = row_angles(context.model, seed=context.seed).isel(layer=0)
-        numbers = {
-            "heads": heads,
-            **{
-                f"mean {level:g}-rank of W_Q": rank
-                for level, rank in _by_level(ranks["rank"]).items()
-            },
-            **{
-                f"mean {level:g}-rank of W_Q of one head": rank
-                for level, rank in single[name][1].items()
-            },
-            "mean angle of rows within a head, first layer": angles["within"],
-            "mean angle of rows of different heads, first layer": angles["between"],
-        }
-        for quantity, number in numbers.items():
-            table.add(f"{name}: {quantity}", number)
-        blocks.append(
-            exactly(
-                name,
-                bool(angles["closer_significant"]),
-                "angle between heads less that within",
-            )
-        )
-    table.claims = {
-        "more_heads": table.steps(full, "heads", "share of the full rank"),
-        "head_constant": table.steps(
-            single, "heads", "mean rank of a head", within=CONSTANT_WITHIN
-        ),
-        "blocks": Verdict(tuple(blocks)),
-    }
-    return table
-
-
-@measure("S0-F10")
-def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure shares of relative singular values above ε, layer by layer.
-
-    The matrices are W_Q and the first one of the MLP.
-    """
-    table = ResultTable()
-    shares = {}
-    deeper = []
-    less = []
-    for name, context in table.each(contexts):
-        stack = context.model.wiring.stacks[0].name
-        ranks = weight_ranks(
-            context.model, stack=stack, epsilon=EPSILON, parts=["W_Q", "W_in"]
-        )
-        share = ranks["rank_share"]
-        kind = ranks["layer_kind"].values
-        parts = ranks["part"].values
-        queries = share[:, (parts == "W_Q") & (kind == kind[0])]
-        hidden = share[:, parts == "W_in"]
-        shares[name] = _by_level(queries.median("matrix"))
-        of_hidden = _by_level(hidden.median("matrix"))
-        for level, row in zip(EPSILON, queries.values, strict=True):
-            for layer, value in enumerate(row):
-                table.add(f"{name}: share of W_Q above {level:g}, layer {layer}", value)
-            table.add(
-                f"{name}: share of the MLP's first matrix above {level:g}, median"
-                " layer",
-                of_hidden[level],
-            )
-        if name not in table.text:
-            deeper += _deeper(name, queries.values)
-            of = "share above ε, less that of the MLP's"
-            less += [
-                exactly(name, shares[name][level] < of_hidden[level], of, level)
-                for level in EPSILON
-            ]
-    table.claims = {
-        "weights_faster": table.apart(shares, "share above ε"),
-        "deeper_weights": _exact_verdict(deeper, _NO_SERIES, "rank and layer"),
-        "less_than_mlp": _exact_verdict(less, _NO_SERIES, "share above ε"),
-    }
+    table.settings |= _LEVELS
     return table

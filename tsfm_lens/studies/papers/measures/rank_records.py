@@ -15,7 +15,7 @@ import xarray as xr
 from scipy.stats import kendalltau
 
 from tsfm_lens.studies.experiments.grid import record
-from tsfm_lens.studies.papers.context import from_record, judge_parts
+from tsfm_lens.studies.papers.context import from_record
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS, TABLE_3
 from tsfm_lens.studies.papers.measures.models import (
     ALMOST_LINEAR,
@@ -27,6 +27,7 @@ from tsfm_lens.studies.papers.verdicts import (
     POSITIVE,
     ClaimPart,
     Verdict,
+    judge_parts,
     judged_trends,
 )
 

@@ -22,12 +22,17 @@ from tsfm_lens.studies.papers.context import (
     MeasuredValues,
     describe_seeds,
     from_record,
-    judge_parts,
     measure,
 )
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
-from tsfm_lens.studies.papers.verdicts import LEVEL, POSITIVE, ClaimPart, Verdict
+from tsfm_lens.studies.papers.verdicts import (
+    LEVEL,
+    POSITIVE,
+    ClaimPart,
+    Verdict,
+    judge_parts,
+)
 from tsfm_lens.studies.queue.driver import PLAN
 from tsfm_lens.studies.samformer.models import oracle_loss
 

@@ -27,10 +27,15 @@ from tsfm_lens.studies.papers.context import (
     MeasuredValues,
     describe_seeds,
     from_record,
-    judge_parts,
     measure,
 )
-from tsfm_lens.studies.papers.verdicts import POSITIVE, ClaimPart, Verdict, exactly
+from tsfm_lens.studies.papers.verdicts import (
+    POSITIVE,
+    ClaimPart,
+    Verdict,
+    exactly,
+    judge_parts,
+)
 from tsfm_lens.studies.queue.driver import PLAN
 from tsfm_lens.studies.train_config import TrainConfig
 

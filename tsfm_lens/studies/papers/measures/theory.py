@@ -22,10 +22,13 @@ from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
-    judge_parts,
     measure,
 )
-from tsfm_lens.studies.papers.verdicts import POSITIVE, ClaimPart
+from tsfm_lens.studies.papers.verdicts import (
+    POSITIVE,
+    ClaimPart,
+    judge_parts,
+)
 from tsfm_lens.studies.rank_theory.compression import residual_layer
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 

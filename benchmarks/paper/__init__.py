@@ -1,1 +1,0 @@
-"""The paper's reported numbers, on the checkpoints that can be reached."""
