@@ -26,7 +26,13 @@ from tsfm_lens.core.registry import measurements
 from tsfm_lens.core.verdict import RULES
 from tsfm_lens.report.build import draw_results
 
-panels = draw_results(planted.in_report())
+# those that state an interval or a test
+tested = {
+    name: ds
+    for name, ds in planted.in_report().items()
+    if any(str(variable).endswith("_significant") for variable in ds)
+}
+panels = draw_results(tested)
 texts = [text for each in panels.values() for panel in each for text in panel.sentences]
 texts += [str(panel.figure.to_json()) for each in panels.values() for panel in each]
 texts += [entry.description for entry in measurements().values()]
