@@ -109,13 +109,10 @@ def imports(texts: Mapping[str, str]) -> list[Import]:
 def _imports(module: str, text: str, texts: Mapping[str, str]) -> Iterator[Import]:
     within = []
     for node in nodes(text):
-        form = ""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            form = "in a function"
+            within.append(("in a function", _lines(node)))
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            form = "for types"
-        if form:
-            within.append((form, range(node.lineno, (node.end_lineno or 0) + 1)))
+            within.append(("for types", _lines(node)))
     for node in nodes(text):
         form = ""
         names: list[str] = []
@@ -136,6 +133,11 @@ def _imports(module: str, text: str, texts: Mapping[str, str]) -> Iterator[Impor
             if target and target != module:
                 line = getattr(node, "lineno", 0)
                 yield Import(module, target, form or _form(within, line), line)
+
+
+def _lines(node: ast.stmt | ast.expr) -> range:
+    """The lines of a piece of code."""
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _form(within: list[tuple[str, range]], line: int) -> str:
