@@ -44,11 +44,6 @@ def test_a_probe_and_its_figure(tmp_path: Path) -> None:
     # with what is compiled, which counts as fresh by the times of the files
     shutil.copytree(ROOT / "tsfm_lens", tmp_path / "tsfm_lens")
     write_modules("Add a probe", tmp_path)
-    # a probe without a figure is drawn by its dimensions
-    asked = "first_jump bolt-nano --data bundled:nile --horizon 6 --format html"
-    run_commands(tmp_path, f"figure {asked} --out plain")
-    assert list((tmp_path / "plain").glob("first_jump*.html"))
-
     write_modules("Add a figure", tmp_path)
     (walk,) = find_blocks("Add a figure", "sh")
     commands = [line.removeprefix("tsfm-lens ") for line in walk.splitlines()]

@@ -240,6 +240,13 @@ def test_every_probe_of_a_run_stands_beside_its_models() -> None:
             assert known == listed, measurement.kind
 
 
+# these are run as a whole in tests/compress and tests/explain
+SHORTER = {
+    "compress": ["--method", "weighted", "--keep", "0.25"],
+    "explain": ["--sections", "input_attribution"],
+}
+
+
 @pytest.mark.parametrize("command", agents.COMMANDS.splitlines())
 def test_the_commands_for_language_models_run(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +255,7 @@ def test_the_commands_for_language_models_run(
     (tmp_path / "sweep.yaml").write_text(agents.SWEEP)
     program, *arguments = shlex.split(command)
     assert program == "tsfm-lens"
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, arguments + SHORTER.get(arguments[0], []))
     assert result.exit_code == 0, result.output
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import nbformat
 import numpy as np
 import pandas as pd
+import pytest
 from sitepages.notebooks import PLOTLY
 
 import tsfm_lens
@@ -282,6 +283,7 @@ def test_six_components_are_enough_on_most_days() -> None:
     assert np.isin(weekday, (0, 6))[~after].all()
 
 
+@pytest.mark.exhaustive
 def test_a_circuit_of_both_stacks_has_more_components() -> None:
     """The search that the notebook names, in both stacks."""
     path = EXAMPLES / "3-six-of-27-components-are-enough.ipynb"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,9 @@ from pathlib import Path
 
 import house
 import pytest
+
+from tsfm_lens.core.stats import CONFIDENCE
+from tsfm_lens.core.verdict import RULES
 
 ALONE = """
 import importlib, pkgutil, sys
@@ -117,6 +122,24 @@ def test_structure_stays_within_bounds() -> None:
         for name, bound in house.BOUNDS.items()
         if measures[name] > bound
     } == {}
+
+
+def test_no_text_states_the_confidence_itself() -> None:
+    """The confidence of intervals is one constant, which texts are formatted with."""
+    percent = re.compile(rf"\b{100 * CONFIDENCE:g} ?%")
+    stated = []
+    for module, text in house.sources().items():
+        nodes = house.nodes(text)
+        docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        stated += [
+            f"{module}:{node.lineno}"
+            for node in nodes
+            if isinstance(node, ast.Constant)
+            and id(node) not in docs
+            and percent.search(str(node.value))
+        ]
+    assert stated == []
+    assert percent.search(str(RULES))
 
 
 def test_the_core_stands_without_studies_and_extras(tmp_path: Path) -> None:

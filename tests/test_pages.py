@@ -88,6 +88,9 @@ def run_commands(page: Path) -> int:
     for mention in documented_commands.mentions(page):
         text = documented_commands.split_command(mention)
         if mention.whole and any(Path(word).exists() for word in text[1:]):
+            if text[1] == "explain":
+                # every section of an explanation is computed in tests/explain
+                text += ["--sections", "input_attribution"]
             result = CliRunner().invoke(app, text[1:])
             assert result.exit_code == 0, f"{mention.place}: {result.output}"
             number += 1
@@ -96,6 +99,8 @@ def run_commands(page: Path) -> int:
 
 COMMANDS = {"own-csv": 2, "cluster": 3, "score-your-method": 2}
 """Commands that run, by the page whose blocks write their files."""
+LONG = ("fine-tuned-models", "models-on-one-axis")
+"""Pages that train or remove much, which the site runs as well when it is built."""
 PAGES = [
     page for folder in (*FOLDERS, ".") for page in sorted((DOCS / folder).glob("*.md"))
 ]
@@ -114,7 +119,15 @@ def measurements_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}"
+    "page",
+    [
+        pytest.param(
+            page,
+            marks=[pytest.mark.exhaustive] if page.stem in LONG else [],
+            id=f"{page.parent.name}/{page.stem}",
+        )
+        for page in PAGES
+    ],
 )
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

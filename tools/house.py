@@ -107,20 +107,14 @@ def imports(texts: Mapping[str, str]) -> list[Import]:
 
 
 def _imports(module: str, text: str, texts: Mapping[str, str]) -> Iterator[Import]:
-    forms: dict[int, str] = {}
+    within = []
     for node in nodes(text):
-        if (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            and id(node) not in forms
-        ):
-            forms |= {id(inner): "in a function" for inner in ast.walk(node)}
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            within.append(("in a function", _lines(node)))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            within.append(("for types", _lines(node)))
     for node in nodes(text):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            forms |= {
-                id(inner): "for types" for line in node.body for inner in ast.walk(line)
-            }
-    for node in nodes(text):
-        form = forms.get(id(node), "at module level")
+        form = ""
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -134,12 +128,22 @@ def _imports(module: str, text: str, texts: Mapping[str, str]) -> Iterator[Impor
             form = "by string"
             if isinstance(node.args[0], ast.Constant):
                 names = [str(node.args[0].value)]
-            else:
-                names = []
         for name in names:
             target = _module(name, texts)
             if target and target != module:
-                yield Import(module, target, form, getattr(node, "lineno", 0))
+                line = getattr(node, "lineno", 0)
+                yield Import(module, target, form or _form(within, line), line)
+
+
+def _lines(node: ast.stmt | ast.expr) -> range:
+    """The lines of a piece of code."""
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _form(within: list[tuple[str, range]], line: int) -> str:
+    """The innermost of the pieces of code, in their order, that hold a line."""
+    forms = [form for form, lines in within if line in lines]
+    return (forms or ["at module level"])[-1]
 
 
 def _last_name(function: ast.expr) -> str:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -112,20 +110,6 @@ def test_report_writes_page_and_prints_path(
         assert heading in page
     assert "held out as the truth" in page
     assert "write the report" in result.stderr
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys\nsys.argv = ['tsfm-lens', '--help']\nfrom tsfm_lens.cli import"
-        " main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code,"
-        " end.code\nheavy = {'torch', 'transformers', 'plotly', 'pandas', 'xarray',"
-        " 'numpy'} & set(sys.modules)\nassert not heavy, heavy"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "report" in done.stdout
 
 
 def test_compare_shows_where_tuned_models_differ(waves: str, tmp_path: Path) -> None:

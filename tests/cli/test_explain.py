@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli.common import app
 
+MASKING = ("input_attribution", "input_routes", "deletion_curves")
 HOURS = 48
 AHEAD = 12
 OPTIONS = (
@@ -57,7 +58,8 @@ def test_page_is_written_with_any_future(ahead: int, tmp_path: Path) -> None:
         *OPTIONS,
         "--horizon",
         "12",
-        *(() if ahead else ("--sections", "forecast,covariate_use")),
+        "--sections",
+        "forecast,covariate_use" + (f",{','.join(MASKING)}" if ahead else ""),
     ]
     done = run(
         "chronos2-nano",
@@ -109,9 +111,9 @@ def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
         str(tmp_path),
     ]
     done = run("bolt-nano", *texts)
-    reported = json.loads(run("bolt-nano", *texts, "--json").stdout)
     assert done.exit_code == 0, done.output
-    assert done.stdout.strip() == reported["page"] == str(tmp_path / "index.html")
+    assert done.stdout.strip() == str(tmp_path / "index.html")
+    reported = json.loads((tmp_path / "explanation.json").read_text())
     assert reported["verdict"] == ("" if sections == "forecast" else "holds")
     lines = ["", *done.stderr.splitlines()]
     if reported["verdict"]:
@@ -126,7 +128,7 @@ def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
         assert reported["reasons"] == []
 
 
-@pytest.mark.parametrize("item", ["", "A", "B"])
+@pytest.mark.parametrize("item", ["", "B"])
 def test_terminal_is_about_the_item_that_is_asked_for(
     item: str, tmp_path: Path
 ) -> None:
@@ -218,7 +220,7 @@ def test_what_if_comes_first_on_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("where", "expected"),
-    [((), (0, 12)), (("--until", "6"), (0, 6)), (("--from", "-5"), (-5, 12))],
+    [((), (0, 12)), (("--from", "-5", "--until", "6"), (-5, 6))],
 )
 def test_changes_start_at_forecast_by_default(
     where: tuple[str, ...], expected: tuple[int, int], tmp_path: Path
@@ -314,9 +316,7 @@ def test_answers_can_be_all_that_is_asked_for(tmp_path: Path) -> None:
         assert (tmp_path / "page" / "numbers" / f"{kind}.nc").stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("cure", "item"), [("rows", "A"), ("all rows", "B"), ("past", "B")]
-)
+@pytest.mark.parametrize(("cure", "item"), [("rows", "A"), ("past", "B")])
 def test_cures_of_forecasts_without_common_steps_work(
     cure: str, item: str, tmp_path: Path
 ) -> None:
@@ -337,8 +337,7 @@ def test_cures_of_forecasts_without_common_steps_work(
             pd.read_csv(path).dropna().to_csv(path, index=False)
         options = " ".join(OPTIONS).replace("--known", "--past").split()
     else:
-        further = 1 if cure == "rows" else AHEAD
-        known_until(data, earlier, late=AHEAD, further=further)
+        known_until(data, earlier, late=AHEAD, further=1)
     done = run("chronos2-nano", "--data", data, *options, *texts)
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "page" / "explanation.json").read_text())

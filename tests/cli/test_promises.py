@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,22 +84,6 @@ def test_interrupted_writing_names_whole_files(
     assert done.exit_code == 130
     assert done.output.splitlines()[-1] == f"interrupted; files written: {small}"
     tsfm_lens.load(str(small))
-
-
-def test_signal_ends_process_without_traceback() -> None:
-    # a shell that starts it in the background may have it ignore the signal
-    script = (
-        "import os, signal, sys, tsfm_lens\nfrom tsfm_lens.cli import main\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "tsfm_lens.load = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
-        f"sys.argv = {['tsfm-lens', 'forecast', 'bolt-nano', *NILE]}\nmain()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 128 + signal.SIGINT, done.stderr
-    assert done.stderr.splitlines()[-1] == NOTHING
-    assert "Traceback" not in done.stderr
 
 
 def test_json_holds_the_numbers(tmp_path: Path) -> None:

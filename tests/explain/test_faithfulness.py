@@ -207,7 +207,7 @@ def test_one_wrong_input_is_found_out() -> None:
     """The covariate's own controls see what all inputs together hide: it moves a small
     part of the forecast.
     """
-    cases = 4
+    cases = 2
     counts = accepted("planted", cases)
     assert counts.pop("true") == cases
     assert len(counts) == 6

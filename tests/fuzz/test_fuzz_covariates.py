@@ -77,7 +77,7 @@ def batches(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
 
 
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from library_forecasts import NATIVE, answer, assert_is, count_draws
-from tiny_lenses import lens_of
+from tiny_lenses import archetypes, lens_of
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 
-ARCHITECTURES = sorted(NATIVE)
+ARCHITECTURES = archetypes(sorted(NATIVE))
 NAN = float("nan")
 BY_ITEM = ("moirai-1.1", "moirai-2", "timesfm-3", "timestral", "toto-1", "toto-2")
 

@@ -25,7 +25,7 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.testing import assert_close
 
-PATCHES = (1, 2, 4, 8, 16, 32)
+PATCHES = (1, 8, 32)
 LAG = 64
 HORIZON = 48
 CONTEXT = 160

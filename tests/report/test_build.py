@@ -16,7 +16,7 @@ import planted
 from browsing import Page
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.report import build, build_report
-from tsfm_lens.report.build import download, draw_results
+from tsfm_lens.report.build import download
 from tsfm_lens.testing import assert_close
 
 PROVENANCE = {"model": "toy", "seed": "3"}
@@ -44,7 +44,7 @@ def table(link: dict[str, str | None]) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(gzip.decompress(raw) if "gzip" in kind else raw))
 
 
-def test_figures_have_plot_reading_and_table(found, counts, results):
+def test_figures_have_plot_reading_and_table(found, counts, panels):
     """Every figure has a plot, a reading and a table."""
     anchors = [attrs["id"] or "" for attrs in found.all("figure")]
     drawn = {
@@ -56,12 +56,12 @@ def test_figures_have_plot_reading_and_table(found, counts, results):
     assert len(found.specs) == figures
     assert all(spec["data"] for spec in found.specs)
     # the first sentence of a chapter stands alone, all of them in the text
-    panels = draw_results(results)
     reported = [
         label for item in panels.values() for panel in item for label in panel.sentences
     ]
     # the linked view is the chapter of the states of heads
-    tables_behind = len(panels.pop("head_states"))
+    chapters = {name: item for name, item in panels.items() if name != "head_states"}
+    tables_behind = len(panels["head_states"])
     text = " ".join(found.text.split())
     assert [
         label
@@ -71,7 +71,7 @@ def test_figures_have_plot_reading_and_table(found, counts, results):
     # of a chapter with figures of single series, one for each of them
     leading = [
         {panel.series for panel in item} - {""} if item[0].series else {""}
-        for item in panels.values()
+        for item in chapters.values()
     ]
     assert (
         len([p for p in found.all("p") if p.get("class") == "main"])
@@ -88,14 +88,7 @@ def test_every_series_has_figures_or_note(tmp_path):
     """
     ids = [f"river-{position}" for position in range(10)]
     every = planted.in_report(ids)
-    kinds = (
-        "forecast",
-        "lens",
-        "ablation_effects",
-        "attribution",
-        "head_states",
-        "attention_patterns",
-    )
+    kinds = ("forecast", "attribution", "head_states", "attention_patterns")
     found = page({kind: every[kind] for kind in kinds}, tmp_path)
     for position, kind in enumerate(kinds, start=1):
         figures = [
@@ -113,9 +106,9 @@ def test_every_series_has_figures_or_note(tmp_path):
         for attrs in found.all("p")
         if attrs.get("class") == "note" and "data-series" in attrs
     ]
-    # lens, ablation and attribution leave out two series; attention is of one
-    assert sorted(notes) == sorted([*3 * ids[8:], *ids[1:]])
-    assert found.text.count("it draws 8 series") == 6
+    # attribution leaves out two series; attention is of one
+    assert sorted(notes) == sorted([*ids[8:], *ids[1:]])
+    assert found.text.count("it draws 8 series") == 2
 
 
 def test_shared_statements_appear_once(results, tmp_path):

@@ -297,7 +297,10 @@ def test_two_results_stand_side_by_side(registered: None) -> None:
 
 
 def test_variables_are_drawn_or_refused() -> None:
-    """With numbers alone and few dimensions, none is refused."""
+    """With numbers alone and few dimensions, none is refused; one variable of each
+    kind is drawn: by its dimensions, its type, and whether it was tested.
+    """
+    seen = set()
     for name, ds in planted.everything().items():
         for variable in getattr(ds, "data_vars", ()):
             values = ds[variable]
@@ -306,6 +309,11 @@ def test_variables_are_drawn_or_refused() -> None:
                 continue
             if not values.size or variable == "context":
                 continue
+            tested = f"{variable}_significant" in ds
+            form = (*sizes, values.dtype.kind, tested)
+            if form in seen:
+                continue
+            seen.add(form)
             fig = viz.generic.draw_variable(ds, str(variable))
             assert fig.data, (name, variable)
             assert unexplained(fig) == [], (name, variable)

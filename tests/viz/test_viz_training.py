@@ -5,8 +5,6 @@ tabulate and read them.
 from __future__ import annotations
 
 from functools import cache
-from html import unescape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import xarray as xr
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.core import registry
-from tsfm_lens.report.build import build_report, draw_results
+from tsfm_lens.report.build import draw_results
 from tsfm_lens.training import Watch, attention_norms, together
 from tsfm_lens.viz.printing import COLUMNS
 
@@ -75,7 +73,7 @@ WHICH = ("one", "several", "norms", "several norms")
 
 
 @pytest.mark.parametrize("which", WHICH)
-def test_chapters_are_drawn_and_fit_columns(which: str, tmp_path: Path) -> None:
+def test_chapters_are_drawn_and_fit_columns(which: str) -> None:
     """Every chapter is drawn, has a table and a reading, and fits a column."""
     ds = result(which)
     kind = ds.attrs["kind"]
@@ -91,8 +89,6 @@ def test_chapters_are_drawn_and_fit_columns(which: str, tmp_path: Path) -> None:
         assert viz.for_print(panel.figure).layout.meta["width_mm"] in COLUMNS.values()
     for figure in registry.find(kind).figures:
         assert figure.draw(ds).data
-    build_report({kind: ds}, tmp_path, title=which, provenance={})
-    assert panels[0].sentences[0] in unescape((tmp_path / "index.html").read_text())
 
 
 def test_measures_are_drawn_as_they_are() -> None:
