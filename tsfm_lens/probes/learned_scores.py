@@ -79,7 +79,7 @@ def learned_scores(
 
     - "attribution": the mean of -∂L/∂m over constant masks, without training;
     - "single effects": the loss without each unit alone, if there are no more units
-      than steps, as parts behind a saturated gate have no gradient;
+      than four times the steps, as parts behind a saturated gate have no gradient;
     - "pooled loss": a training from the best of those, looked at every few steps;
     - "loss of each series": another one, by the mean of the quotients of all series.
 
@@ -361,8 +361,8 @@ def train_scores(
     for method, scores in known.items():
         look(method, 0, scores)
     look("attribution", 0, attribute(learning, count))
-    # at most as many forecasts as a training has
-    if count <= steps:
+    # a step of either training costs as much as two forecasts
+    if count <= 4 * steps:
         look("single effects", 0, measure_single(learning, count))
     start = trained.best.scores
     start = start / start.abs().max().clamp_min(torch.finfo(start.dtype).tiny)
