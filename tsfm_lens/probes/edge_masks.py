@@ -74,7 +74,7 @@ def _source(writer: Writer) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ReadingBranch:
     """Branch that is a part, or whose heads are.
 
     Attributes:
@@ -138,7 +138,7 @@ class EdgeMasks:
         branches: dict[Component, dict[int | None, int]] = {}
         for number, site in enumerate(sites):
             branches.setdefault(site.branch, {})[site.head] = number
-        self.readers: list[_Reader] = []
+        self.readers: list[_ReadingBranch] = []
         used: dict[str | None, int] = {}
         for branch, members in branches.items():
             writer = _writer(lens, branch)
@@ -155,7 +155,7 @@ class EdgeMasks:
                 # the keys of all layers are one stream, of which each head has a copy
                 first = used.get(source, 0)
                 used[source] = first + len(members)
-            self.readers.append(_Reader(branch, writer, members, first))
+            self.readers.append(_ReadingBranch(branch, writer, members, first))
         self.copies = 1 + max(
             reader.first + len(reader.members) for reader in self.readers
         )
@@ -172,7 +172,7 @@ class EdgeMasks:
         """
         run = self.run
         count = len(run.batch)
-        forward = _Forward(self, mask)
+        forward = _MaskedForward(self, mask)
         with (
             run.lens.hooks(forward.hooks()),
             run.lens.running(count * self.copies),
@@ -181,7 +181,7 @@ class EdgeMasks:
         return run.read(output[-count:], run.encoded)
 
 
-class _Forward:
+class _MaskedForward:
     """One forward under a mask: its hooks, and what the parts have written so far."""
 
     def __init__(self, masks: EdgeMasks, mask: Tensor) -> None:
@@ -261,11 +261,13 @@ class _Forward:
         own: Tensor = by_copy[copies, :, :, heads]
         return own.movedim(0, 2).repeat(self.masks.copies, 1, 1, 1)
 
-    def note(self, reader: _Reader, value: Tensor, hook: HookPoint) -> None:
+    def note(self, reader: _ReadingBranch, value: Tensor, hook: HookPoint) -> None:
         """Note by how much a branch differs from its base."""
         self.add(reader, self.change(value, hook)[None])
 
-    def note_heads(self, reader: _Reader, value: Tensor, hook: HookPoint) -> None:
+    def note_heads(
+        self, reader: _ReadingBranch, value: Tensor, hook: HookPoint
+    ) -> None:
         """Note by how much what heads write differs from their base."""
         lens = self.masks.run.lens
         branch = reader.branch
@@ -284,7 +286,7 @@ class _Forward:
         plain = value[-self.count :]
         return plain - self.masks.bases[str(hook.name)](plain, self.state)
 
-    def add(self, reader: _Reader, changes: Tensor) -> None:
+    def add(self, reader: _ReadingBranch, changes: Tensor) -> None:
         """Note changes (sender, series, pos, d_model) of a reader's parts."""
         stack = reader.branch.stack
         self.senders.setdefault(stack, []).extend(reader.members.values())
