@@ -96,11 +96,11 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             " together, beside those of random orders.",
         ),
         Question(
-            "Which of hundreds of hidden units matter?",
+            "Which of hundreds of hidden units or connections matter together?",
             "learned_scores",
             "Scores are those of one of several rankings, chosen on series that were"
             " held out. Of tens of components a circuit found by removal is as good and"
-            " sooner there.",
+            " sooner there. A mask of connections runs all series once for each head.",
         ),
         Question(
             "Which connections between components matter?",

@@ -1,9 +1,10 @@
 """Learned scores: units ranked by masks that are trained over all budgets.
 
-:func:`learned_scores` scores heads, MLPs or hidden units: a soft mask keeps the best k
-of them, for a random k in every step, and the scores follow the gradient of what the
-forecast loses. :class:`MaskLoss` is that loss and :func:`train_scores` the training;
-``tuned_weights`` uses both for rows of weights.
+:func:`learned_scores` scores heads, MLPs, hidden units or edges: a soft mask keeps the
+best k of them, for a random k in every step, and the scores follow the gradient of what
+the forecast loses. :class:`MaskLoss` is that loss and :func:`train_scores` the
+training; ``tuned_weights`` uses both for rows of weights, and ``edge_masks`` masks
+edges.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.arguments import is_count
 from tsfm_lens.models.noise import cached_flat_contexts, forecast_rounding, ranges
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.edge_masks import EdgeMasks, edge_coords, list_edges
 from tsfm_lens.probes.given import check_option
 from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.sites import PatchSite, list_nodes, site_coords
@@ -67,9 +69,9 @@ def learned_scores(
     """Score units by a soft mask that is trained to keep the forecast at every budget.
 
     In each step a number k of units is drawn, and the mask m = σ((s - τ) / T) of the
-    scores s has the sum k. An activation becomes m h + (1 - m) h_base. The loss is
-    ‖ŷ(m) - ŷ‖² / ‖ŷ(0) - ŷ‖², with errors as shares of the range of each series and
-    both sums over series.
+    scores s has the sum k. An activation becomes m h + (1 - m) h_base; of an edge, only
+    for its receiver. The loss is ‖ŷ(m) - ŷ‖² / ‖ŷ(0) - ŷ‖², with errors as shares of
+    the range of each series and both sums over series.
 
     Half of the series, drawn by seed, are held out. The best units are kept there and
     all others replaced, for circuits of every size, and those scores are returned whose
@@ -77,20 +79,27 @@ def learned_scores(
 
     - "attribution": the mean of -∂L/∂m over constant masks, without training;
     - "single effects": the loss without each unit alone, if there are no more units
-      than steps, as parts behind a saturated gate have no gradient;
+      than four times the steps, as parts behind a saturated gate have no gradient;
     - "pooled loss": a training from the best of those, looked at every few steps;
     - "loss of each series": another one, by the mean of the quotients of all series.
 
     For the few components of a small model, :func:`minimal_circuit` is as good and
     quicker. Learned scores are for units that are too many to be removed one by one.
 
+    An edge is that of :func:`path_patching`: from a part to a later one that reads its
+    stream, or to the output. The stream keeps all writes, and a part reads it less what
+    masked edges carry. A mask that cuts one edge is a patched path; one that cuts
+    several sets each receiver in turn to what it then computes.
+
     Args:
         run: the run that shows the behaviour, in one forward pass.
         corrupted: a run of the same series without the behaviour; if given, its
             activations are the base.
-        units: "components" (heads and MLPs), or "neurons", the hidden units of MLPs.
-        nodes: heads and branches to score, or the MLPs whose neurons; those of the
-            output stack if None.
+        units: "components" (heads and MLPs), "neurons", the hidden units of MLPs, or
+            "edges". Of edges, all series run once for each head that reads other
+            edges: of a large model, name few nodes.
+        nodes: heads and branches to score, or the MLPs whose neurons, or between which
+            and the output edges lead; those of the output stack if None.
         how: base of the mask without ``corrupted``: "zero", or "mean" over the series
             of the run at each position.
         steps: of Adam in each of the two trainings, with a rate of 0.05.
@@ -98,7 +107,8 @@ def learned_scores(
         progress: called with (done, of), in steps of both trainings.
 
     Returns:
-        Dataset of kind "learned_scores" over ``component``, or ``neuron``:
+        Dataset of kind "learned_scores" over ``component``, ``neuron`` or ``edge``,
+        which has its ``sender`` and ``receiver``:
 
         - ``score`` (component): less that of the lowest, as only differences matter.
         - ``kept`` (size, series): 1 - loss of the best units of each size, of held-out
@@ -113,7 +123,9 @@ def learned_scores(
     Raises:
         InputError: fewer than two series; series of one group, which see each other; a
             model without derivatives; a horizon beyond one pass; no MLP is named for
-            neurons; replacing all units changes no forecast.
+            neurons; of edges, a branch beside its heads, or heads before a norm;
+            replacing all units changes no forecast; a corrupted run that is no pair of
+            the run.
         UnknownNameError: no such component.
 
     Source:
@@ -126,13 +138,7 @@ def learned_scores(
         >>> dict(found["kept"].sizes)
         {'size': 4, 'series': 1}
     """
-    if units == "edges":
-        raise InputError(
-            "units='edges' has no mask, as parts read one stream; exact are"
-            " path_patching(clean, corrupted), or with screen=0.1 of a tenth of the"
-            " paths; choose 'components' or 'neurons' here"
-        )
-    check_option("units", units, ("components", "neurons"))
+    check_option("units", units, ("components", "neurons", "edges"))
     check_option("how", how, ("zero", "mean"))
     if corrupted is not None and how != "zero":
         raise InputError(
@@ -145,19 +151,22 @@ def learned_scores(
         )
         corrupted = pair.source
     sites = list_nodes(run.lens, nodes, "nodes")
-    places = _list_places(run, sites, units)
+    dim = units.removesuffix("s")
+    loss: Callable[..., MaskLoss]
+    if units == "edges":
+        coords = edge_coords(sites, list_edges(run.lens, sites))
+        loss = partial(_edge_loss, sites=sites)
+    else:
+        places = _list_places(run, sites, units)
+        coords = site_coords(sites)
+        if units == "neurons":
+            coords = _neuron_coords(sites, places)
+        loss = partial(_activation_loss, places=places)
     learning, held_out = (
-        _activation_loss(part, corrupted, how, places, rows)
-        for part, rows in divide(run, 2, seed)
+        loss(part, corrupted, how, rows=rows) for part, rows in divide(run, 2, seed)
     )
-    count = sum(len(place.units) for place in places)
-    trained = train_scores(learning, held_out, count, steps, seed, progress)
+    trained = train_scores(learning, held_out, len(coords[dim]), steps, seed, progress)
     part = held_out.run
-    dim = "component"
-    coords = site_coords(sites)
-    if units == "neurons":
-        dim = "neuron"
-        coords = _neuron_coords(sites, places)
     if corrupted is not None:
         how = "corrupted"
     data = part.dataset().assign_coords(coords)
@@ -362,8 +371,8 @@ def train_scores(
     for method, scores in known.items():
         look(method, 0, scores)
     look("attribution", 0, attribute(learning, count))
-    # at most as many forecasts as a training has
-    if count <= steps:
+    # a step of either training costs as much as two forecasts
+    if count <= 4 * steps:
         look("single effects", 0, measure_single(learning, count))
     start = trained.best.scores
     start = start / start.abs().max().clamp_min(torch.finfo(start.dtype).tiny)
@@ -575,6 +584,37 @@ class _Softened:
         return mix
 
 
+def _list_bases(
+    run: Run,
+    corrupted: Run | None,
+    how: str,
+    points: Sequence[str],
+    rows: Sequence[int],
+) -> list[Intervention]:
+    """Return interventions whose values stand for a mask of 0, by hook point."""
+    if corrupted is not None:
+        source = corrupted.select(rows).record(points)
+        return [PatchFrom(point, source) for point in points]
+    if how == "mean":
+        source = run.record(points)
+        return [Mean(point, source) for point in points]
+    return [Zero(point) for point in points]
+
+
+def _edge_loss(
+    run: Run,
+    corrupted: Run | None,
+    how: str,
+    sites: Sequence[PatchSite],
+    rows: Sequence[int],
+) -> MaskLoss:
+    """Return the loss of a run whose edges are masked."""
+    points = list(dict.fromkeys(site.point for site in sites))
+    bases = _list_bases(run, corrupted, how, points, rows)
+    masks = EdgeMasks(run, sites, dict(zip(points, bases, strict=True)))
+    return MaskLoss(run, masks.forecast, len(masks.edges))
+
+
 def _activation_loss(
     run: Run,
     corrupted: Run | None,
@@ -584,15 +624,7 @@ def _activation_loss(
 ) -> MaskLoss:
     """Return the loss of a run whose activations are masked."""
     points = [place.point for place in places]
-    bases: list[Intervention]
-    if corrupted is not None:
-        source = corrupted.select(rows).record(points)
-        bases = [PatchFrom(point, source) for point in points]
-    elif how == "mean":
-        source = run.record(points)
-        bases = [Mean(point, source) for point in points]
-    else:
-        bases = [Zero(point) for point in points]
+    bases = _list_bases(run, corrupted, how, points, rows)
     count = sum(len(place.units) for place in places)
     forecast = partial(_forecast_masked, run, places, bases)
     return MaskLoss(run, forecast, count)

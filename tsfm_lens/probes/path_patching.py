@@ -161,7 +161,7 @@ def path_patching(
     else:
         receiver_sites = []
     pair = sender_contrast(clean, corrupted, sender_sites, direction=direction)
-    is_path = _find_paths(clean.lens, sender_sites, receiver_sites)
+    is_path = find_paths(clean.lens, sender_sites, receiver_sites)
     kept = is_path
     if screen is not None:
         check_share(screen, "screen")
@@ -204,7 +204,7 @@ def path_patching(
     return result.assign_attrs(screen=float(screen))
 
 
-def _find_paths(
+def find_paths(
     lens: Lens, senders: Sequence[PatchSite], receivers: Sequence[PatchSite]
 ) -> np.ndarray:
     """Return whether each receiver comes after each sender, (sender, receiver).
@@ -406,7 +406,7 @@ def edge_attribution(
     axes = ("sender", "receiver", "series")
     # every sender reaches the output
     possible = np.pad(
-        _find_paths(lens, sites, sites), ((0, 0), (0, 1)), constant_values=True
+        find_paths(lens, sites, sites), ((0, 0), (0, 1)), constant_values=True
     )
     # NaN keeps impossible edges out of the tests; their score of 0 is put back after
     result = pair.test_effects(

@@ -26,7 +26,7 @@ measurement(
     "learned_scores",
     title="Learned scores",
     theme="Causes",
-    summary="heads, MLPs or hidden units, scored by a mask trained over all budgets",
+    summary="heads, MLPs, hidden units or edges, scored by a mask trained over budgets",
     description=(
         "A soft mask keeps the best units of a random number in every step, and its "
         "scores follow the gradient of what the forecast loses. Series that were held "

@@ -136,11 +136,14 @@ def _shapley(case: EvaluationCase) -> Ranking:
     return Ranking(tuple(map(str, components)), np.abs(values) / len(orders))
 
 
-def _learned(case: EvaluationCase) -> Ranking:
+def _learned(case: EvaluationCase, units: str) -> Ranking:
     """Score by masks that are trained where the altered run replaces what is masked."""
-    data = learned_scores(case.clean, case.corrupted, nodes=case.components)
-    names = tuple(map(str, data["component"].values))
-    return Ranking(names, data["score"].values.astype(float))
+    data = learned_scores(
+        case.clean, case.corrupted, units=units, nodes=case.components
+    )
+    scores = data["score"]
+    names = tuple(map(str, data[scores.dims[0]].values))
+    return Ranking(names, scores.values.astype(float))
 
 
 for _level in (PARTS, EDGES, INPUTS):
@@ -166,4 +169,5 @@ for _name, _known in (
 ):
     _rival(_name, PARTS, partial(_by_edges, rank=METHODS[_known].rank))
 _rival("Shapley values", PARTS, _shapley)
-_rival("learned masks", PARTS, _learned)
+for _level, _units in ((PARTS, "components"), (EDGES, "edges")):
+    _rival("learned masks", _level, partial(_learned, units=_units))
