@@ -4,6 +4,7 @@ shipped results.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -240,7 +241,7 @@ def test_transfer_of_rates_is_recognised(
         },
         {"kind": "transfer_runs", "steps": 4, "inputs": 6},
     )
-    planted(monkeypatch, data)
+    monkeypatch.setattr(measures, "rate_errors", lambda: data)
     found = reproduce("s2-mupx")
     text = "best rate at the largest width over that at the smallest, {}"
     assert [ours(found, text.format(kind)) for kind in best] == [0.25, 1.0, 2.0]
@@ -258,6 +259,31 @@ def test_transfer_of_rates_is_recognised(
         for name in found["quantity"].values
         if str(name).startswith("lowest error, μP, MLR")
     ]
+
+
+def test_rates_are_those_of_the_queue_once_all_its_runs_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until the last run is done, the smaller record that ships is read."""
+    arms = list(experiments.transfer_arms())
+    seeds = measures.PLAN["rates"]["seeds"]
+    errors = np.arange(len(arms) * len(seeds)).reshape(len(arms), -1)
+    cells = [f"{arm}, seed {seed}" for arm in arms for seed in seeds]
+    queued = xr.Dataset(
+        {"validation_mse": (("arm", "seed"), errors)},
+        {"arm": arms, "seed": seeds, "cell": cells},
+    )
+    shipped = xr.Dataset()
+    records = {"queue/transfer_rates": queued, "transfer": shipped}
+    monkeypatch.setattr(measures, "record", records.__getitem__)
+    found = measures.rate_errors()
+    for name, of_arm in zip(arms, errors, strict=True):
+        title, width, rate = re.fullmatch(r"(.*), D = (\d+), (.*)", name).groups()
+        chosen = {"parametrisation": title, "width": int(width), "rate": float(rate)}
+        np.testing.assert_array_equal(found["mse"].sel(chosen), of_arm)
+    assert found.attrs["steps"] == 40 * measures.PLAN["rates"]["epochs"]
+    records["queue/transfer_rates"] = queued.isel(cell=slice(1, None))
+    assert measures.rate_errors() is shipped
 
 
 def test_both_forms_take_steps_in_turn() -> None:
@@ -295,17 +321,21 @@ def test_printed_size_ratios_follow_from_ranks() -> None:
 
 
 def language_records(gain: float, seeds: int = 6) -> tuple[xr.Dataset, dict[str, Any]]:
-    """Models whose loss is a power law of their operations, of MLR attention less."""
+    """Models whose loss is a power law of their operations.
+
+    That of MLR attention is less than of standard attention, that of windows lowest.
+    """
     plan: dict[str, Any] = {
-        "arms": ["standard", "MLR"],
+        "arms": ["standard", "MLR", "window"],
         "widths": [32, 64],
         "seeds": [*range(seeds)],
     }
     titles = [f"{arm}, D = {width}" for arm in plan["arms"] for width in plan["widths"]]
-    operations = np.array([8.0, 32.0, 6.0, 24.0])
-    noise = 1e-4 * np.random.default_rng(0).standard_normal((4, seeds))
+    operations = np.array([8.0, 32.0, 6.0, 24.0, 4.0, 16.0])
+    noise = 1e-4 * np.random.default_rng(0).standard_normal((6, seeds))
     losses = np.log(2 * operations**-0.1)[:, None] + noise
-    losses[2:] -= gain
+    losses[2:4] -= gain
+    losses[4:] -= 2 * abs(gain)
     columns = {
         "validation": (("arm", "seed"), np.exp(losses)),
         **{
@@ -325,7 +355,8 @@ def language_records(gain: float, seeds: int = 6) -> tuple[xr.Dataset, dict[str,
 def test_losses_are_compared_at_equal_operations(gain: float, outcome: str) -> None:
     """Fewer operations at the same width are no gain, a lower curve is one."""
     result = measures.compare_losses(*language_records(gain))
-    claim = result.claims["lower_loss"]
+    assert result.claims["lower than window"].outcome == "does not hold"
+    claim = result.claims["lower than standard"]
     assert claim.outcome == outcome
     (part,) = claim.parts
     assert part.interval is not None
@@ -336,5 +367,5 @@ def test_losses_are_compared_at_equal_operations(gain: float, outcome: str) -> N
 def test_no_verdict_before_all_models_are_trained() -> None:
     """One missing cell keeps the verdict back, and the item says what is open."""
     data, plan = language_records(0.01)
-    with pytest.raises(InputError, match="1 of 24 models"):
+    with pytest.raises(InputError, match="1 of 36 models"):
         measures.compare_losses(data.isel(cell=slice(1, None)), plan)

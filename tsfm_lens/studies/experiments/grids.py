@@ -353,15 +353,28 @@ def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
     They are NaN where a run has not ended.
     """
-    data = gathered(arms, out)
-    by_name = {arm.name: arm.config for arm in arms}
-    configs = [by_name[str(name)] for name in data["arm"].values]
-    titles = [str(name).rsplit(", D = ", 1)[0] for name in data["arm"].values]
-    coords = {
-        "parametrisation": titles,
-        "width": [config.model.options["width"] for config in configs],
-        "rate": [config.optimizer.learning_rate for config in configs],
-    }
+    sizes = _sizes(arms[0].config)
+    return errors_by_rate(gathered(arms, out)).assign_attrs(sizes)
+
+
+def errors_by_rate(data: xr.Dataset) -> xr.Dataset:
+    """Split the arms of runs of :func:`transfer_arms` into what they differ in.
+
+    Args:
+        data: gathered runs, whose arms are named as there.
+
+    Returns:
+        ``mse`` on held-out prompts (parametrisation, width, rate, seed), NaN where a
+        run is missing.
+    """
+    titles, widths, rates = [], [], []
+    for name in data["arm"].values:
+        of_width, _, rate = str(name).rpartition(", ")
+        title, _, width = of_width.rpartition(", D = ")
+        titles.append(title)
+        widths.append(int(width))
+        rates.append(float(rate))
+    coords = {"parametrisation": titles, "width": widths, "rate": rates}
     cells = data["validation_mse"].assign_coords(
         {name: ("arm", values) for name, values in coords.items()}
     )
@@ -376,5 +389,5 @@ def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         name="mse"
     )
     return results.assign_attrs(
-        _sizes(configs[0]), kind="transfer_runs", title="Learning rates across widths"
+        kind="transfer_runs", title="Learning rates across widths"
     )

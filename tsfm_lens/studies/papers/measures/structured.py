@@ -21,6 +21,7 @@ from tsfm_lens.compress.timing import ratios
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.studies import structured
 from tsfm_lens.studies.experiments.grid import record
+from tsfm_lens.studies.experiments.grids import errors_by_rate, transfer_arms
 from tsfm_lens.studies.experiments.running import prepare
 from tsfm_lens.studies.papers.context import (
     Context,
@@ -37,7 +38,7 @@ from tsfm_lens.studies.papers.verdicts import (
     judge_parts,
 )
 from tsfm_lens.studies.queue.driver import PLAN
-from tsfm_lens.studies.train_config import TrainConfig
+from tsfm_lens.studies.train_config import InContextData, TrainConfig
 
 DRAWS = 20
 ROUNDS = 12
@@ -268,13 +269,25 @@ def chronos() -> MeasuredValues:
     return result
 
 
-@from_record("S2-F5")
-def rates() -> MeasuredValues:
-    """Measure figure 5: the rate of the lowest error at every width."""
+def rate_errors() -> xr.Dataset:
+    """Read the errors by learning rate: the queue's, once all its runs are done."""
+    plan = PLAN["rates"]
+    arms = transfer_arms()
     try:
         data = record("queue/transfer_rates")
     except UnknownNameError:
-        data = record("transfer")
+        return record("transfer")
+    if data.sizes["cell"] < len(arms) * len(plan["seeds"]):
+        return record("transfer")
+    prompts = next(iter(arms.values())).data
+    assert isinstance(prompts, InContextData)
+    return errors_by_rate(data).assign_attrs(steps=prompts.epoch * plan["epochs"])
+
+
+@from_record("S2-F5")
+def rates() -> MeasuredValues:
+    """Measure figure 5: the rate of the lowest error at every width."""
+    data = rate_errors()
     widths = data["width"].values.tolist()
     settings = {
         "widths": ", ".join(map(str, widths)),
@@ -318,10 +331,10 @@ def language_models() -> MeasuredValues:
 
 
 def compare_losses(data: xr.Dataset, plan: Mapping[str, Any]) -> MeasuredValues:
-    """Compare the loss of MLR attention with that of standard attention.
+    """Compare the loss of MLR attention with that of the other kinds of attention.
 
-    A power law through the widths of standard attention gives its loss at the
-    operations of MLR attention. The widths of a seed are one unit of the test.
+    A power law through the widths of another kind gives its loss at the operations of
+    MLR attention. The widths of a seed are one unit of the test.
 
     Raises:
         InputError: models of the plan are missing, so that no verdict is given yet.
@@ -341,15 +354,17 @@ def compare_losses(data: xr.Dataset, plan: Mapping[str, Any]) -> MeasuredValues:
     operations = operations + data["operations_rest"]
     titles = {arm: [f"{arm}, D = {width}" for width in widths] for arm in arms}
     losses = data["validation"].sel(seed=seeds).transpose("arm", "seed")
-    # (width, seed) losses over (width,) operations, as logarithms
-    (cost, loss), (cost_of_levels, loss_of_levels) = (
-        [np.log(values.sel(arm=titles[arm]).values) for values in (operations, losses)]
-        for arm in ("standard", "MLR")
-    )
-    slope, start = np.polyfit(cost, loss, 1)
-    law = slope * cost_of_levels[:, None] + start
-    margins = (law - loss_of_levels).mean(0)
-    part = ClaimPart("", margins, "logarithm of the ratio of losses")
+    # (width,) and (width, seed) by kind of attention
+    costs = {arm: np.log(operations.sel(arm=titles[arm]).values) for arm in arms}
+    logarithms = {arm: np.log(losses.sel(arm=titles[arm]).values) for arm in arms}
+    parts = {}
+    for arm in arms:
+        if arm == "MLR":
+            continue
+        slope, start = np.polyfit(costs[arm], logarithms[arm], 1)
+        law = slope * costs["MLR"][:, None] + start
+        margins = (law - logarithms["MLR"]).mean(0)
+        parts[arm] = ClaimPart("", margins, "logarithm of the ratio of losses")
     names = ("tokens", "layers", "steps")
     settings = {
         "data": str(data.attrs["text"]),
@@ -358,7 +373,9 @@ def compare_losses(data: xr.Dataset, plan: Mapping[str, Any]) -> MeasuredValues:
         "seeds": describe_seeds(data, len(seeds)),
         "intervals over": "seeds",
     }
-    claims = {"lower_loss": judge_parts("seed", part)}
+    claims = {
+        f"lower than {arm}": judge_parts("seed", part) for arm, part in parts.items()
+    }
     result = MeasuredValues(settings=settings, claims=claims)
     for title in chain(*titles.values()):
         of_arm = losses.sel(arm=title).values
