@@ -27,6 +27,7 @@ from tsfm_lens.studies.bench.models import (
     TWIN,
     SealedModel,
     bench_names,
+    draw_again,
     fetch,
     sealed_models,
     separating_names,
@@ -87,6 +88,24 @@ def test_a_fetched_model_is_the_planted_one_without_truth(
         assert_array_equal(run.point, one.case.clean.point)
     # the true parts are no names of their own, and stand in no order
     assert card["nodes"] == list(map(str, sealed.case.components))
+
+
+def test_circuits_are_measured_on_series_drawn_after_the_answer(
+    sealed: SealedModel, tmp_path: Path
+) -> None:
+    """CPR and CMD are of new series at every call, unless their seed is given."""
+    file = tmp_path / "answer.json"
+    answer(sealed, ["zero ablation"]).write(file)
+    first, second = (score_files([file], SEED).iloc[0] for _ in range(2))
+    assert first["draw"] != second["draw"]
+    assert first["cpr"] != second["cpr"]
+    assert first["auroc"] == second["auroc"]
+    again = score_files([file], SEED, int(first["draw"])).iloc[0]
+    assert again["cpr"] == first["cpr"]
+    expect_error("seed is", score_files, [file], SEED, -1)
+    drawn = draw_again(sealed, 1).clean.batch.values
+    for new, old in zip(drawn, sealed.case.clean.batch.values, strict=True):
+        assert not np.array_equal(new, old)
 
 
 def test_a_seed_makes_the_same_seal_again(sealed: SealedModel) -> None:

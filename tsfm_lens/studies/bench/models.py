@@ -22,6 +22,7 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.io import write_atomically
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.component import Component
+from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import check_seed
 from tsfm_lens.probes.sites import later_branches
@@ -62,7 +63,7 @@ from tsfm_lens.zoo.planted import (
     read_period_before,
     split_head,
 )
-from tsfm_lens.zoo.planted.card import seal_of
+from tsfm_lens.zoo.planted.card import Card, seal_of
 from tsfm_lens.zoo.planted.planting import SEPARATING, save_weights
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
@@ -277,10 +278,21 @@ def _run_planted(
     if condition == UNTRAINED:
         lens = untrained(planted, seed)
     options = {"series": N_SERIES, "seed": seed, **options}
-    case = evaluation_case(lens, planted.card, **options)
+    return seal_model(name, _draw_case(name, lens, planted.card, **options), condition)
+
+
+def _draw_case(name: str, lens: Lens, card: Card, **options: Any) -> EvaluationCase:
+    case = evaluation_case(lens, card, **options)
     if name.startswith("dead-"):
         case = _with_dead_units(case)
-    return seal_model(name, case, condition)
+    return case
+
+
+def draw_again(sealed: SealedModel, draw: int) -> EvaluationCase:
+    """Run a model on series of another seed than those that were fetched with it."""
+    case = sealed.case
+    name = sealed.card["model"]
+    return _draw_case(name, case.lens, case.card, series=N_SERIES, seed=draw)
 
 
 @lru_cache(maxsize=1)

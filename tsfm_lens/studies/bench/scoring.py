@@ -7,6 +7,7 @@ methods of the package are compared alike.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.probes import circuit_curve
 from tsfm_lens.probes.given import check_seed
-from tsfm_lens.studies.bench.models import SealedModel, sealed_models
+from tsfm_lens.studies.bench.models import SealedModel, draw_again, sealed_models
 from tsfm_lens.studies.bench.submission import Submission, read_submission
 from tsfm_lens.studies.method_scores.methods import PARTS
 from tsfm_lens.studies.method_scores.scores import has_answer, score_ranking
+from tsfm_lens.studies.method_scores.series import EvaluationCase
 
 COLUMNS = (
     "file",
@@ -38,6 +40,7 @@ COLUMNS = (
     "cmd",
     "cpr_removed",
     "cmd_removed",
+    "draw",
     "forwards",
     "seconds",
 )
@@ -46,14 +49,20 @@ MANY = 64
 """Parts from which circuits of some sizes alone are measured, on fewer series."""
 SIZES = 10
 FEW_SERIES = 2
+DRAWS = 10**6
+"""Seeds that the scorer draws from."""
 
 
-def score_submission(submission: Submission, sealed: SealedModel) -> pd.DataFrame:
+def score_submission(
+    submission: Submission, sealed: SealedModel, *, draw: int | None = None
+) -> pd.DataFrame:
     """Compare an answer with the truth.
 
     Args:
         submission: the answer.
         sealed: the model that it is about.
+        draw: seed of the series that circuits are measured on; those that were fetched
+            with the model if None.
 
     Returns:
         A row for each level with scores, in the columns :data:`COLUMNS`. CPR and CMD
@@ -69,7 +78,11 @@ def score_submission(submission: Submission, sealed: SealedModel) -> pd.DataFram
     """
     rows = score_answer(submission, sealed)
     if submission.nodes:
-        for name, area in _areas(submission, sealed).items():
+        case = sealed.case
+        if draw is not None:
+            case = draw_again(sealed, draw)
+            rows["draw"] = np.where(rows["level"] == PARTS, draw, np.nan)
+        for name, area in _areas(submission, sealed.nodes, case).items():
             rows[name] = np.where(rows["level"] == PARTS, area, np.nan)
     return rows.assign(model=submission.model, condition=sealed.condition).reindex(
         columns=[name for name in COLUMNS if name != "file"]
@@ -108,14 +121,16 @@ def score_answer(
     return pd.DataFrame(rows).assign(method=submission.method, **cost)
 
 
-def _areas(submission: Submission, sealed: SealedModel) -> dict[str, float]:
+def _areas(
+    submission: Submission, nodes: Iterable[str], case: EvaluationCase
+) -> dict[str, float]:
     """Return the areas under the curves of circuits that the nodes' scores choose."""
     given = submission.nodes
     ranking = {}
-    for name in sealed.nodes:
+    for name in nodes:
         score = given.get(name)
         ranking[name] = float("nan") if score is None else score
-    runs = [sealed.case.clean, sealed.case.corrupted]
+    runs = [case.clean, case.corrupted]
     most = None
     if len(ranking) >= MANY:
         most = SIZES
@@ -133,21 +148,28 @@ def _areas(submission: Submission, sealed: SealedModel) -> dict[str, float]:
     return areas
 
 
-def score_files(files: str | Path | Iterable[str | Path], seed: int) -> pd.DataFrame:
+def score_files(
+    files: str | Path | Iterable[str | Path], seed: int, draw: int | None = None
+) -> pd.DataFrame:
     """Score files of answers.
 
     Args:
         files: one for each model and method, or a single one.
         seed: the one that the models were fetched with.
+        draw: seed of the series that circuits are measured on. If None it is drawn now,
+            so that no answer can have been made for these series.
 
     Returns:
         A row for each file and level; see :func:`score_submission`.
 
     Raises:
-        InputError: a file is wrong, and the message names it; or there is none, or the
+        InputError: a file is wrong, and the message names it; or there is none, or a
             seed is none.
     """
     check_seed(seed)
+    if draw is None:
+        draw = secrets.randbelow(DRAWS)
+    check_seed(draw)
     tables = []
     # a single path is iterable, too
     if isinstance(files, str | Path):
@@ -156,7 +178,7 @@ def score_files(files: str | Path | Iterable[str | Path], seed: int) -> pd.DataF
         submission = read_submission(file)
         try:
             sealed = _find_model(submission, seed)
-            table = score_submission(submission, sealed)
+            table = score_submission(submission, sealed, draw=draw)
         except LensError as error:
             raise InputError(f"answer {str(file)!r}: {error}") from error
         tables.append(table.assign(file=str(file)))

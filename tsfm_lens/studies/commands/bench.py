@@ -93,13 +93,19 @@ def score(
         list[Path], typer.Argument(metavar="FILE…", help="Answers, one a model.")
     ],
     seed: Seed = 0,
+    draw: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Seed of new series for circuits; drawn now if not given."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare answers with the truth."""
     from tsfm_lens.studies.bench.scoring import score_files
 
     _hide_library_progress()
-    table = score_files(files, seed)
+    table = score_files(files, seed, draw)
     if not as_json:
         table = table.drop(columns="file")
     _print_table(table, as_json, digits=3)
