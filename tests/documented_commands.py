@@ -169,8 +169,8 @@ def split_command(mention: Mention) -> list[str]:
     Within a sentence the program may be left out: ``figure --list``, ``--seed 1``.
     """
     text = re.sub(r"\$\((\w+)\)", r"\1", mention.text)
-    # make's own functions, which repeat an option for each of several values
-    text = re.sub(r"\$\((?:addprefix|foreach)[^)]*?(--\w+ )[^)]*\)", r"\1X", text)
+    # functions of make, which give an option for each value, or if one is set
+    text = re.sub(r"\$\((?:addprefix|foreach|if)[^)]*?(--\w+ )[^)]*\)", r"\1X", text)
     program = _PROGRAM.search(text)
     if program is not None:
         return _shell_words(text[program.start(1) :])
