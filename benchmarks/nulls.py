@@ -7,8 +7,9 @@ documentation. A row that is in the file is not measured again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ import xarray as xr
 from tsfm_lens import probes
 from tsfm_lens.core.nulls import DRAWS, claimed
 from tsfm_lens.hooks.component import writers
-from tsfm_lens.models import Lens
+from tsfm_lens.models import Lens, Run
 from tsfm_lens.models.twins import make_twin
 from tsfm_lens.studies.dictionaries.__main__ import Rows
 from tsfm_lens.studies.method_scores.page import markdown, replace_section
@@ -35,8 +36,10 @@ COPIES = 10
 """Untrained copies of each planted direction; every fifth has new weights."""
 FEW = (0, 1, 4)
 """Numbers of untrained copies whose components are ablated."""
+PLANTED = "planted"
 SHUFFLED = "weights in random order"
 NEW = "new weights"
+SERIES = 16
 TWINS = 24
 TIME = 128
 SHORT = 64
@@ -90,140 +93,112 @@ def trend_pair(
 PAIRS: dict[str, Any] = {"gate": gate_pair, "trend": trend_pair}
 
 
-def count_claims(data: xr.Dataset, name: str, planted: np.ndarray) -> dict[str, int]:
+def count_claims(data: xr.Dataset, name: str, planted: xr.DataArray) -> dict[str, int]:
     """Count the claims of a page, and those of its planted members.
 
     Args:
         data: result with draws, and perhaps with twins.
         name: of the effect.
-        planted: whether a member was planted, in the shape of the members.
+        planted: true of members that were planted.
 
     Returns:
         ``claims`` of the page without twins, and ``claims_twins`` with them; of
         ``planted`` members, how many are ``significant``, of these how many ``beyond``
         their draws, and of these how many ``learned``, where there are twins.
     """
-    significant = planted & data[f"{name}_significant"].values
-    beyond = claimed(data.drop_vars(f"{name}_learned", errors="ignore"), name).values
-    counts = {
-        "claims": beyond.sum(),
-        "planted": planted.sum(),
-        "significant": significant.sum(),
-        "beyond": (planted & beyond).sum(),
+    learned = f"{name}_learned"
+    beyond = claimed(data.drop_vars(learned, errors="ignore"), name)
+    marks = {
+        "claims": beyond,
+        "planted": planted,
+        "significant": planted & data[f"{name}_significant"],
+        "beyond": planted & beyond,
     }
-    if f"{name}_learned" in data:
-        learned = claimed(data, name).values
-        counts["claims_twins"] = learned.sum()
-        counts["learned"] = (planted & learned).sum()
-    return {key: int(count) for key, count in counts.items()}
+    if learned in data:
+        marks["claims_twins"] = claimed(data, name)
+        marks["learned"] = planted & marks["claims_twins"]
+    return {key: int(mark.sum()) for key, mark in marks.items()}
 
 
-def component_page(
-    lens: Lens, card: Card, number: int | None, stack: str, series: int
-) -> xr.Dataset:
+def component_page(lens: Lens, card: Card, stack: str) -> xr.Dataset:
     """Ablate heads and MLPs of a stack, beside draws and with twins."""
-    if number is not None:
-        lens = make_twin(lens, number)
     length = max(SHORT, card.context[0])
-    contexts = draw_contexts(card.rule, series, (length, length), seed=card.seed)
+    contexts = draw_contexts(card.rule, SERIES, (length, length), seed=card.seed)
     run = lens.run(list(contexts), card.horizon, rollout=False, twins=TWINS)
-    return probes.ablation_effects(
-        run, components=writers(lens.wiring, stack), nulls=DRAWS
-    )
+    parts = writers(lens.wiring, stack)
+    return probes.ablation_effects(run, components=parts, nulls=DRAWS)
 
 
-def direction_page(
-    lens: Lens, card: Card, number: int | None, series: int
-) -> xr.Dataset:
-    """Exchange the direction of a planted property, beside draws."""
+def pair_of_runs(lens: Lens, card: Card) -> list[Run]:
+    """Run a model on series with a planted property, and on others without."""
     rng = np.random.default_rng(card.seed)
-    pairs = [PAIRS[card.mechanism](card.rule, rng) for _ in range(series)]
-    runs = [lens.run(list(batch), card.horizon) for batch in zip(*pairs, strict=True)]
-    # a run of a twin may have pairs of equal forecasts, another one is refused then
-    if number is not None:
-        runs = [run.twin(number) for run in runs]
-    return probes.direction(*runs, tokens=READ, doses=[-1, 1], nulls=DRAWS)
+    pairs = [PAIRS[card.mechanism](card.rule, rng) for _ in range(SERIES)]
+    return [lens.run(list(batch), card.horizon) for batch in zip(*pairs, strict=True)]
 
 
 def measure_page(
-    mechanism: str,
-    architecture: str,
-    seed: int,
-    number: int | None,
-    what: str,
-    *,
-    series: int,
+    mechanism: str, architecture: str, seed: int, copy: int | None, what: str
 ) -> dict[str, object]:
     """Measure one page of a planted model, or of its untrained copy of a number."""
     planted = plant(mechanism, architecture, seed=seed)
     lens, card = planted.lens(), planted.card
-    condition = "planted"
-    if number is not None:
-        condition = SHUFFLED
-        if NEW in make_twin(lens, number).model_id:
-            condition = NEW
+    subject, condition = lens, PLANTED
+    if copy is not None:
+        subject = make_twin(lens, copy)
+        condition = NEW if NEW in subject.model_id else SHUFFLED
     if what == DIRECTION:
-        data = direction_page(lens, card, number, series)
-        name = "agreement"
-        members = data["change"].values == "interchange"
+        runs = pair_of_runs(lens, card)
+        # a run of a copy may have pairs of equal forecasts, which others may not
+        if copy is not None:
+            runs = [run.twin(copy) for run in runs]
+        data = probes.direction(*runs, tokens=READ, doses=[-1, 1], nulls=DRAWS)
+        name, members = "agreement", data["change"] == "interchange"
     else:
-        data = component_page(lens, card, number, what, series)
+        data = component_page(subject, card, what)
         name = "mean_shift"
-        members = np.isin(data["component"].values, card.components("mechanism"))
+        members = data["component"].isin(card.components("mechanism"))
+    # nothing was planted in an untrained copy
+    true = members & (copy is None)
     return {
-        "model": f"{mechanism} in {architecture}",
+        "mechanism": mechanism,
+        "architecture": architecture,
         "seed": seed,
         "condition": condition,
         "what": what,
-        "series": series,
-        # nothing was planted in an untrained copy
-        **count_claims(data, name, members & (number is None)),
+        **count_claims(data, name, true),
     }
 
 
-def pages(
-    seeds: int, copies: Sequence[int], directions: int
-) -> Iterator[tuple[str, str, int, int | None, str]]:
-    """Name what every page is of: mechanism, architecture, seed, copy and kind."""
-    for mechanism in PAIRS:
-        for seed in range(directions):
-            for number in (None, *range(COPIES)):
-                yield mechanism, ARCHITECTURES[0], seed, number, DIRECTION
-    for architecture in ARCHITECTURES:
-        for mechanism, other in mechanisms():
-            if other != architecture:
-                continue
-            for seed in range(seeds):
-                for stack in STACKS:
-                    for number in (None, *copies):
-                        yield mechanism, architecture, seed, number, stack
+def pages(seeds: int, directions: int) -> Iterator[tuple[Any, ...]]:
+    """List what pages are of: mechanism, architecture, seed, copy, and kind."""
+    bolt = ARCHITECTURES[:1]
+    copies = (None, *range(COPIES))
+    yield from product(PAIRS, bolt, range(directions), copies, [DIRECTION])
+    for name in ARCHITECTURES:
+        planted = [mechanism for mechanism, other in mechanisms() if other == name]
+        yield from product(planted, [name], range(seeds), (None, *FEW), STACKS)
 
 
 def table(rows: pd.DataFrame) -> list[list[str]]:
     """Count claims over pages: rows of a table, the heading first."""
     found = [HEADS]
-    kinds = rows["model"].str.partition(" in ")[2] + ", " + rows["what"]
-    for kind, group in rows.groupby(kinds):
+    for kind, group in rows.groupby(["architecture", "what"]):
         condition = group["condition"]
-        untrained = group[condition != "planted"]
+        # of what was not compared with twins nothing is known to be learned
+        parts = group.loc[condition == PLANTED, PARTS].sum(min_count=1)
         cells = [
-            str(kind),
             share_of_pages(group.loc[condition == SHUFFLED, "claims"]),
             share_of_pages(group.loc[condition == NEW, "claims"]),
-            share_of_pages(untrained["claims_twins"]),
+            share_of_pages(group.loc[condition != PLANTED, "claims_twins"]),
+            *(f"{count:g}".replace("nan", "") for count in parts),
         ]
-        # what was not compared with twins has no number of learned parts
-        parts = group.loc[condition == "planted", PARTS].sum(min_count=1)
-        cells += [f"{count:g}".replace("nan", "") for count in parts]
-        found.append(cells)
+        found.append([", ".join(kind), *cells])
     return found
 
 
 def share_of_pages(claims: pd.Series) -> str:
     """Say how many pages claim anything, of those that were measured."""
     measured = claims.dropna()
-    if measured.empty:
-        return ""
     return f"{(measured > 0).sum()} of {len(measured)}"
 
 
@@ -231,37 +206,15 @@ def main(
     out: Annotated[Path, typer.Option(help="CSV file, one row a page")],
     page: Annotated[Path, typer.Option(help="page whose table is written anew")],
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="models of each mechanism")] = 1,
-    copy: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="number of an untrained copy of each model, once for each; every"
-            f" fifth has new weights; by default {FEW}"
-        ),
-    ] = None,
-    directions: Annotated[
-        int, typer.Option(min=1, help="planted directions of each mechanism")
-    ] = 5,
-    series: Annotated[int, typer.Option(min=10, help="series of each page")] = 16,
+    seeds: Annotated[int, typer.Option(help="models of each mechanism")] = 1,
+    directions: Annotated[int, typer.Option(help="directions of each kind")] = 5,
 ) -> None:
     """Measure how often effects beyond their draws are claimed, and write a table."""
     rows = Rows(out)
-    for mechanism, architecture, seed, number, what in pages(
-        seeds, copy or FEW, directions
-    ):
-        condition = "planted" if number is None else f"untrained {number}"
-        rows.add(
-            f"{mechanism} in {architecture} {seed}, {condition}, {what}",
-            partial(
-                measure_page,
-                mechanism,
-                architecture,
-                seed,
-                number,
-                what,
-                series=series,
-            ),
-        )
+    for key in pages(seeds, directions):
+        mechanism, architecture, seed, copy, what = key
+        name = f"{mechanism} in {architecture}, seed {seed}, copy {copy}, {what}"
+        rows.add(name.replace("copy None", PLANTED), partial(measure_page, *key))
     replace_section(page, START, STOP, markdown(table(rows.rows)) + "\n")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
@@ -30,7 +29,7 @@ def test_claims_are_counted_with_and_without_twins(twins: bool) -> None:
     if twins:
         data = data.merge(page(learned=[False, True, True, True]))
         expected |= {"claims_twins": 1, "learned": 0}
-    planted = np.array([True, True, True, False])
+    planted = xr.DataArray([True, True, True, False], dims="member")
     assert nulls.count_claims(data, "x", planted) == expected
 
 

@@ -474,7 +474,7 @@ def compare_with_twins(
     options = {name: value for name, value in options.items() if name != "progress"}
     # draws of a twin would be compared with nothing
     if "nulls" in inspect.signature(probe).parameters:
-        options["nulls"] = 0
+        options = {**options, "nulls": 0}
     # one twin at a time, since each is as large as the model
     twin_args = ([_make_twin(arg, number) for arg in args] for number in range(count))
     try:
