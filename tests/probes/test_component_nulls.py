@@ -153,6 +153,25 @@ def test_direct_effects_stand_beside_draws_with_later_parts_frozen() -> None:
     assert "2 random directions" in " ".join(read_effects(data))
 
 
+def test_twins_are_compared_without_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of twins are those of a result without draws; only the model has some."""
+    lens = load("bolt-nano")
+    options = {"components": ["decoder.*.mlp"]}
+    plain = probes.ablation_effects(lens.run(SERIES, 6, twins=2), **options)
+    made = []
+    draw = zero_ablation.forecast_nulls
+
+    def count(run: Run, *args: Any) -> Any:
+        made.append(run.original)
+        return draw(run, *args)
+
+    monkeypatch.setattr(zero_ablation, "forecast_nulls", count)
+    data = probes.ablation_effects(lens.run(SERIES, 6, twins=2), nulls=2, **options)
+    assert made == [None]
+    assert data["mean_shift_nulls"].sizes["null"] == 2
+    assert data["mean_shift_twins"].equals(plain["mean_shift_twins"])
+
+
 def test_nulls_of_other_ablations_and_rollouts_are_refused() -> None:
     """The message says which draws there are."""
     run = load("bolt-nano").run(SERIES, 6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from benchmarks.nulls import PAIRS, READ
 from refusals import expect_error
 from tsfm_lens import load, probes
 from tsfm_lens.core.nulls import claimed
@@ -17,45 +18,8 @@ from tsfm_lens.probes.direction import _subject, pair_by_label
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.direction import read_direction
 from tsfm_lens.zoo.planted import plant
-from tsfm_lens.zoo.planted.rules import Gate, LinearTrend
 
-TIME = 128
 SEEDS = (0, pytest.param(1, marks=pytest.mark.exhaustive))
-REG = [-1]
-"""Position of the token from which the decoder of the planted models reads."""
-
-
-def gate_pair(rule: Gate, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A series whose last two periods agree, and one in which they do not.
-
-    The other has the values of the first, some in another order, so that level and
-    spread are the same.
-    """
-    period = rule.period
-    while True:
-        opened = rng.uniform(0.5, 2.0) * rng.standard_normal(TIME)
-        last = rng.standard_normal(period)
-        opened[-2 * period :] = np.tile(last, 2)
-        shut = opened.copy()
-        shut[-2 * period : -period] = rng.permutation(last)
-        if rule.margin(opened) > 0.05 and rule.margin(shut) < -0.05:
-            return opened, shut
-
-
-def trend_pair(
-    rule: LinearTrend, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """A series that rises, and the same with its early values in another place."""
-    rising = rng.standard_normal(TIME)
-    end = TIME - rule.lag
-    early = slice(end - rule.width, end)
-    rising[early] = rising[-rule.width :].mean() - rng.normal(1, 0.2, rule.width)
-    level = rising.copy()
-    level[: rule.width], level[early] = rising[early], rising[: rule.width]
-    return rising, level
-
-
-PAIRS: dict[str, Any] = {"gate": gate_pair, "trend": trend_pair}
 
 
 @cache
@@ -105,7 +69,7 @@ def test_planted_direction_is_exchanged_as_its_rule_says(
     data = probes.direction(
         having,
         lacking,
-        tokens=REG,
+        tokens=READ,
         method=method,
         counterfactual=expected(mechanism, having, lacking, rule),
         doses=[-1, 1],
@@ -131,7 +95,7 @@ def test_twins_have_no_planted_direction(mechanism: str, seed: int) -> None:
     having, lacking, _ = planted_pair(mechanism, seed)
     found = [
         probes.direction(
-            having.twin(number), lacking.twin(number), tokens=REG, doses=[-1, 1]
+            having.twin(number), lacking.twin(number), tokens=READ, doses=[-1, 1]
         )
         for number in range(5)
     ]
@@ -143,7 +107,7 @@ def test_twins_have_no_planted_direction(mechanism: str, seed: int) -> None:
 def test_slope_of_doses_is_that_of_the_readout() -> None:
     """A trend is linear in its slope: each dose moves the forecast in proportion."""
     having, lacking, _ = planted_pair("trend", 0)
-    data = probes.direction(having, lacking, tokens=REG)
+    data = probes.direction(having, lacking, tokens=READ)
     # positive doses lead to the run that has the property
     assert (data["dose_recovered"].sel(dose=3.0) > 0).all()
     per_dose = data["dose_recovered"] / data["dose"]
@@ -155,7 +119,7 @@ def test_discriminant_is_the_solution_of_its_equation() -> None:
     """Within-group covariance times the discriminant is the difference of the means."""
     having, lacking, _ = planted_pair("gate", 0)
     point = "encoder_blocks.2.hook_resid_post"
-    data = probes.direction(having, lacking, tokens=REG, method="lda", nulls=0)
+    data = probes.direction(having, lacking, tokens=READ, method="lda", nulls=0)
     groups = [
         run.record([point])[point][:, -1].double().numpy() for run in (lacking, having)
     ]
@@ -171,7 +135,7 @@ def test_activations_end_at_their_mahalanobis_distance() -> None:
     """At the doses returned, the distance is that within which 99 % lie."""
     having, lacking, _ = planted_pair("gate", 0)
     point = "encoder_blocks.2.hook_resid_post"
-    subject = _subject(having, lacking, None, REG)
+    subject = _subject(having, lacking, None, READ)
     base, source = (
         run.record([point])[point][:, -1].double().numpy() for run in (lacking, having)
     )

@@ -9,6 +9,7 @@ several results together. The statistics themselves are in :mod:`.stats`.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import warnings
@@ -471,6 +472,9 @@ def compare_with_twins(
         return result
     # a caller's progress counts the result alone, and not its twins
     options = {name: value for name, value in options.items() if name != "progress"}
+    # draws of a twin would be compared with nothing
+    if "nulls" in inspect.signature(probe).parameters:
+        options = {**options, "nulls": 0}
     # one twin at a time, since each is as large as the model
     twin_args = ([_make_twin(arg, number) for arg in args] for number in range(count))
     try:

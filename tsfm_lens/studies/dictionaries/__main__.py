@@ -6,7 +6,7 @@ row that is in the tables is not measured again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ class Rows:
         if path.exists():
             self.rows = pd.read_csv(path, index_col="of")
 
-    def add(self, name: str, measure: Callable[[], dict[str, float]]) -> None:
+    def add(self, name: str, measure: Callable[[], Mapping[str, object]]) -> None:
         """Measure a row, unless the table has it."""
         if name in self.rows.index:
             return
