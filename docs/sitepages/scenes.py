@@ -10,6 +10,7 @@ from functools import cache
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import Figure, Measurement, find
 from tsfm_lens.models import Lens, load
+from tsfm_lens.viz.generic import draw_variable
 
 HORIZON = 24
 
@@ -246,7 +247,7 @@ def find_home(figure: Figure) -> str:
 
 def find_function(figure: Figure) -> str:
     """The name of the function that draws a figure."""
-    if figure.variable:
+    if figure.variable or figure.function is draw_variable:
         return "plot"
     return figure.name
 
