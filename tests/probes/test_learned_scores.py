@@ -67,6 +67,16 @@ def by_differences(function: Any, at: torch.Tensor) -> torch.Tensor:
     return (ahead - behind) / (2 * STEP)
 
 
+def check_gradient(loss: MaskLoss, count: int) -> None:
+    """Hold that the gradient of a mask is its difference quotient."""
+    mask = torch.linspace(0.2, 0.8, count, dtype=torch.float64)
+    leaf = mask.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss.mean(leaf), [leaf])
+    with torch.no_grad():
+        numeric = by_differences(loss.mean, mask)
+    assert float((gradient - numeric).abs().max()) < STEP * float(gradient.abs().max())
+
+
 @pytest.mark.parametrize("budget", [1, 4, 7])
 def test_masks_have_their_budget_and_its_gradient(budget: int) -> None:
     """The mask sums to the budget, keeps the order of the scores, and has the gradient
@@ -219,12 +229,7 @@ def test_the_gradient_of_a_mask_of_edges_is_that_of_finite_differences() -> None
     nodes = ["encoder.1.mlp", "decoder.0.cross_attn.1", "decoder.1.self_attn.0"]
     loss = _edge_loss(run, None, "zero", list_nodes(lens, nodes, "nodes"), range(2))
     count = len(list_edges(lens, list_nodes(lens, nodes, "nodes")))
-    mask = torch.linspace(0.2, 0.8, count, dtype=torch.float64)
-    leaf = mask.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss.mean(leaf), [leaf])
-    with torch.no_grad():
-        numeric = by_differences(loss.mean, mask)
-    assert float((gradient - numeric).abs().max()) < STEP * float(gradient.abs().max())
+    check_gradient(loss, count)
 
 
 def test_planted_edges_have_the_highest_scores() -> None:
@@ -263,12 +268,7 @@ def test_the_gradient_of_a_mask_is_that_of_finite_differences() -> None:
     run = lens.run(bundled("co2", "elnino").tail(40), 4)
     loss = loss_of(run, "components", ["decoder.*.cross_attn.*", "decoder.*.mlp"])
     count = len(list_nodes(lens, ["decoder.*.cross_attn.*", "decoder.*.mlp"], "nodes"))
-    mask = torch.linspace(0.2, 0.8, count, dtype=torch.float64)
-    leaf = mask.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss.mean(leaf), [leaf])
-    with torch.no_grad():
-        numeric = by_differences(loss.mean, mask)
-    assert float((gradient - numeric).abs().max()) < STEP * float(gradient.abs().max())
+    check_gradient(loss, count)
 
 
 class Squared:

@@ -17,6 +17,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.ranks import epsilon_rank, relative_spectrum
+from tsfm_lens.core.stats import CONFIDENCE
 from tsfm_lens.studies.rank_theory.compression import (
     AttentionWeights,
     compression_bound,
@@ -100,7 +101,8 @@ def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float,
     """
     sample = np.random.default_rng(seed).integers(0, len(y), size=(RESAMPLED, len(y)))
     slopes = fit_slope(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
-    low, high = np.quantile(slopes, (0.025, 0.975))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(slopes, (tail, 1 - tail))
     return float(fit_slope(x, np.sqrt((y**2).mean(axis=0)))), float(low), float(high)
 
 
