@@ -1,5 +1,6 @@
 """Series without variation are left out of every statistic over series, and counted;
-nothing else changes.
+nothing else changes. A flat forecast of a context that varies is left out of distances
+of shapes alone.
 """
 
 from __future__ import annotations
@@ -10,27 +11,38 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from numpy.testing import assert_allclose, assert_array_equal
 
 import tsfm_lens
 from refusals import expect_error
-from tiny_lenses import lens_of
+from tiny_lenses import lens_of, tiny
 from tsfm_lens.core.estimates import add_estimates, estimated_effects, with_twins
 from tsfm_lens.models import Run
-from tsfm_lens.models.noise import cached_flat_contexts, flat_series, forecast_rounding
+from tsfm_lens.models.noise import (
+    cached_flat_contexts,
+    flat_forecasts,
+    forecast_rounding,
+    ranges,
+)
 from tsfm_lens.probes import (
     ablation_effects,
     ablation_recipes,
+    activation_patching,
+    attention_sinks,
     attribution,
     causal_effects,
     context_parroting,
+    head_parroting,
     layer_gain,
     logit_lens,
     seasonality_bias,
     stream_shares,
 )
 from tsfm_lens.report.cards import make_cards
+from tsfm_lens.studies.bench.models import sealed_models
+from tsfm_lens.studies.bench.planted import score_methods
 from tsfm_lens.sweep.statistics.scores import forecast_distances
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import ablation_forecasts
@@ -135,7 +147,7 @@ def test_flat_series_change_no_statement(
 def test_flat_series_alone_give_no_statement(name: str) -> None:
     """Of flat series alone nothing is told but that they are flat."""
     run = make_run(name, "alone")
-    assert flat_series(run).all()
+    assert flat_forecasts(run).all()
     for probe in (ablation_effects, attribution, gain):
         found = probe(run)
         for effect in estimated_effects(found):
@@ -157,32 +169,166 @@ def test_flatness_depends_on_the_model() -> None:
     rows = [*varied(), *list(FLAT.values())[:4]]
     for factor, level in ((1e3, 0.0), (1e-3, 0.0), (1.0, 20.0)):
         run = bolt.run([factor * row + level for row in rows], 6)
-        assert flat_series(run).tolist() == [False] * 3 + [True] * 4
+        assert cached_flat_contexts(run).tolist() == [False] * 3 + [True] * 4
     row = 1000 + 0.5 * NOISE
-    assert flat_series(chronos.run([row], 6, num_samples=2)).all()
-    assert not flat_series(bolt.run([row], 6)).any()
+    assert cached_flat_contexts(chronos.run([row], 6, num_samples=2)).all()
+    assert not flat_forecasts(bolt.run([row], 6)).any()
 
 
 def test_flat_forecasts_do_not_mark_contexts() -> None:
     """What is kept of a run is the same before and after others have read it."""
     run = tsfm_lens.load("bolt-nano").run(varied(), 6)
     run.point[1] = 7.0
-    assert flat_series(run).tolist() == [False, True, False]
-    for kept in (cached_flat_contexts(run), forecast_rounding(run), flat_series(run)):
+    marks = flat_forecasts(run)
+    assert marks.tolist() == [False, True, False]
+    for kept in (cached_flat_contexts(run), forecast_rounding(run), marks):
         with pytest.raises(ValueError, match="read-only"):
             kept[:] = 1
     assert not cached_flat_contexts(run).any()
 
 
-def test_twins_omit_the_same_flat_series() -> None:
-    """An untrained twin leaves out the series that its original leaves out."""
+def test_twins_omit_the_same_flat_forecasts() -> None:
+    """An untrained twin leaves out the shapes that its original leaves out."""
     run = tsfm_lens.load("bolt-nano").run(varied(), 6)
     run.point[1] = 7.0
     control = run.twin(0)
     assert np.ptp(control.point[1]) > 0.1
-    assert flat_series(control).tolist() == [False, True, False]
+    assert flat_forecasts(control).tolist() == [False, True, False]
     found = ablation_effects(control, components="decoder.0.mlp")
-    assert found["mean_shift_p"].attrs["units"] == 2
+    assert found["spearman_distance_p"].attrs["units"] == 2
+    assert found["mean_shift_p"].attrs["units"] == 3
+    assert read_ablation(found, "spearman_distance")
+
+
+# forecasts without a shape of contexts that vary
+
+HEADS = {
+    "chronos-bolt": {"output_patch_embedding": (9, -1)},
+    "chronos-2": {"output_patch_embedding": (9, -1)},
+    "timesfm-2.5": {
+        "output_projection_point": (-1, 10),
+        "output_projection_quantiles": (-1, 10),
+    },
+}
+"""Output heads of tiny models, and the shape of their rows, -1 for the steps."""
+
+
+@cache
+def level_run(name: str) -> Run:
+    """A run of a model that forecasts a level: every step has the weights of the mean
+    step, or reads the same token before it.
+    """
+    native = tiny(name)
+    model = getattr(native, "model", native)
+    with torch.no_grad():
+        if name == "chronos":
+            ones = torch.ones_like(model.shared.weight)
+            model.decoder.embed_tokens = torch.nn.Embedding.from_pretrained(ones)
+        for head, shape in HEADS.get(name, {}).items():
+            steps = shape.index(-1)
+            for part, parameter in model.get_submodule(head).named_parameters():
+                if part.startswith(("output_layer", "residual_layer")):
+                    rows = parameter.view(*shape, *parameter.shape[1:])
+                    rows.copy_(rows.mean(steps, keepdim=True).expand_as(rows))
+    lens = tsfm_lens.load(native, check=False)
+    return lens.run(
+        # the few bins of the tiny model of tokens do not resolve waves about a level
+        [values - values.mean() for values in varied()],
+        4,
+        holdout=True,
+        rollout=False,
+        num_samples=4 if lens.emits == "token" else None,
+    )
+
+
+def patching(run: Run) -> xr.Dataset:
+    corrupted = run.lens.run(
+        [values[::-1] for values in run.batch.values],
+        4,
+        rollout=False,
+        num_samples=run.num_samples,
+    )
+    return activation_patching(run, corrupted)
+
+
+def parroting(run: Run) -> xr.Dataset:
+    return head_parroting(run, lag=12)
+
+
+LEVELS = ("chronos", *HEADS)
+LEVEL_CASES = [
+    *((name, probe) for name in LEVELS for probe in (ablation_effects, attribution)),
+    *((name, probe) for name in LEVELS for probe in (causal_effects, patching)),
+    *((name, parroting) for name in ("chronos", "chronos-bolt")),
+    ("chronos", gain),
+    ("timesfm-2.5", stream_shares),
+    ("chronos-bolt", attention_sinks),
+    ("chronos-2", seasonality_bias),
+    ("chronos-2", recipes),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "probe"), LEVEL_CASES, ids=lambda item: getattr(item, "__name__", item)
+)
+def test_flat_forecasts_keep_their_place(
+    name: str, probe: Callable[[Run], xr.Dataset]
+) -> None:
+    """Every effect but a distance of shapes is of all series."""
+    run = level_run(name)
+    assert flat_forecasts(run).all()
+    assert not cached_flat_contexts(run).any()
+    found = probe(run)
+    assert not found["flat"].any()
+    for effect in estimated_effects(found):
+        facts = found[f"{effect}_p"].attrs
+        lost = 3 * (effect == "spearman_distance")
+        assert (facts["flat"], facts["flat_forecasts"]) == (lost, lost), effect
+        if found[effect].notnull().any():
+            assert facts["units"] == 3 - lost, effect
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_changes_of_a_level_have_a_size(name: str) -> None:
+    """It is the mean change over the range of context and forecast, as by hand."""
+    run = level_run(name)
+    found = ablation_effects(run)
+    later = slice(run.first_step, None)
+    moved = np.abs(found["forecast"].values - run.point)[..., later].mean(-1)
+    expected = np.median(moved / ranges(run, run.point), axis=1)
+    assert_allclose(found["mean_shift_size"], expected)
+    assert (found["mean_shift_acts"] == 3).any()
+    text = " ".join(read_ablation(found, "spearman_distance"))
+    for words in ("No shapes are compared", "flat", "moves farthest"):
+        assert words in text
+    figure = ablation_forecasts(found)
+    order = np.argsort(-found["mean_shift"].values[:, 0])
+    parts = [
+        str(found["component"].values[at])
+        for at in order
+        if found["kind"].values[at] != "layer"
+    ]
+    assert parts[0] in figure.layout.annotations[0].text
+    assert make_cards({"ablation_effects": found}, {"ablation_effects": "series"})
+
+
+METHODS = (
+    "zero ablation",
+    "mean ablation",
+    "activation patching, denoise",
+    "direct effect, read-out stack",
+    "direct attribution, integrated",
+)
+
+
+def test_a_planted_level_is_found() -> None:
+    """The mean of the recent past is a flat forecast, and the scoring of the package
+    finds the heads that make it.
+    """
+    sealed, _ = sealed_models("local-mean-chronos-bolt", seed=0)
+    found = score_methods(sealed, METHODS)
+    assert found["auroc"].tolist() == [1.0] * len(METHODS)
+    assert (found["claim_precision"] == 1).all()
 
 
 # statements
@@ -242,8 +388,8 @@ def test_flat_windows_are_omitted() -> None:
     assert target == "other times of this series"
 
 
-def test_twins_with_flat_forecasts_are_omitted() -> None:
-    """Untrained twins whose forecasts are flat are no comparison."""
+def test_twins_of_flat_series_are_omitted() -> None:
+    """Untrained twins without a series that counts are no comparison."""
 
     def of_size(size: float, flat: bool) -> xr.Dataset:
         data = effects(np.full((2, 3), size), np.full(3, flat))

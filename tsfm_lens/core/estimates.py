@@ -213,14 +213,15 @@ def add_estimates(
     values: xr.DataArray | None = None,
     over: str = "series",
     contexts: xr.Dataset | None = None,
+    flat_forecasts: np.ndarray | None = None,
 ) -> xr.Dataset:
     """Add to an effect how often it acts, its size, and which members stand out.
 
     Members are the effect's entries along all dimensions but series. The unit of all
     tests is the series: its windows are averaged, and equal series count once. Where
     there is one series, its windows are the units. Covariates are left out, and so are
-    series on which no member has an effect or a floor, and those that the coordinate
-    ``flat`` marks as degenerate, whose number is kept.
+    series on which no member has an effect or a floor, and degenerate ones, whose
+    number is kept. The coordinate ``flat`` marks these, by their contexts.
 
     Args:
         data: result with ``name`` over (…, series).
@@ -239,6 +240,8 @@ def add_estimates(
         over: the dimension whose entries are the sample, in place of "series".
         contexts: dataset in which equal series are found by their context, if ``data``
             has none.
+        flat_forecasts: (series,), true where an effect on the shape of a forecast is
+            not defined, since there is none. These series are degenerate, too.
 
     Returns:
         The result with, by member: ``NAME_acts``, on how many series (and windows) the
@@ -250,8 +253,8 @@ def add_estimates(
         samples in which it is largest. ``NAME_floor`` (series, or as labelled).
         Attributes of ``NAME_p``: ``target``, what the test speaks of, ``units``,
         ``entries`` (series and windows), ``flat``, those left out as degenerate,
-        ``family``, the number of tests, and ``needed``, the fewest units for
-        significance.
+        ``flat_forecasts``, those among them whose context varies, ``family``, the
+        number of tests, and ``needed``, the fewest units for significance.
     """
     # an xr.Variable has no labels, by which arrays would be aligned and entries dropped
     if values is None:
@@ -268,6 +271,9 @@ def add_estimates(
     noise = _by_member(floors, effect)
     scales = _by_member(_labelled(scale, over, sizes[over]), effect)
     degenerate = _degenerate(data, over, sizes[over])
+    n_flat_contexts = degenerate.sum()
+    if flat_forecasts is not None:
+        degenerate |= flat_forecasts & _targets(data, sizes[over])
     # (series,), true where any member has an effect, a floor and a scale
     measured = (np.isfinite(effects) & np.isfinite(noise) & (scales > 0)).any(0)
     if contexts is None:
@@ -324,6 +330,7 @@ def add_estimates(
         "entries": effects.shape[1],
         "sides": 1 + signed,
         "flat": int(degenerate.sum()),
+        "flat_forecasts": int(degenerate.sum() - n_flat_contexts),
         "smallest": smallest,
     }
     # effects judged before are corrected again, since all tests are one family

@@ -1,9 +1,10 @@
 """Uncertainty of a run's forecast when nothing is changed in the model.
 
 Read :func:`noise_floor` first, against which effects are compared: rounding where the
-forecast is deterministic, else the difference between two draws. :func:`flat_series`
-marks the degenerate series that statistics leave out. Uncertainty over series is in
-:mod:`tsfm_lens.core.estimates`.
+forecast is deterministic, else the difference between two draws. Two functions mark
+degenerate series: :func:`cached_flat_contexts` those that all statistics leave out, and
+:func:`flat_forecasts` those without a shape, which statistics of shapes leave out, too.
+Uncertainty over series is in :mod:`tsfm_lens.core.estimates`.
 """
 
 from __future__ import annotations
@@ -196,38 +197,38 @@ def _bin_widths(lens: Lens, encoded: Encoded, levels: list[float]) -> np.ndarray
     )
 
 
-def flat_series(run: Run) -> np.ndarray:
-    """Mark the degenerate series of a run, (series,).
-
-    Either the context has no variation that the model sees, or the forecast is flat.
+def flat_forecasts(run: Run) -> np.ndarray:
+    """Mark the series of a run whose forecast has no shape, (series,).
 
     A flat forecast varies by no more than its :func:`rounding`. It has no order of
-    steps, no scale and no shape, and what is divided by these means nothing. Statistics
-    over series leave such series out, and count them. A twin leaves out what its
-    original does.
+    steps, with which that of another forecast could be compared. The size of a change
+    needs none, so that only statistics of shapes leave such series out. The forecast of
+    a flat context has no shape of its own either. A twin leaves out what its original
+    does.
 
     Returns:
         True for these series, (series,).
     """
-    return _computed_once(run, "flat", lambda: _flat_series(run))
+    return _computed_once(run, "flat forecasts", lambda: _flat_forecasts(run))
 
 
-def _flat_series(run: Run) -> np.ndarray:
+def _flat_forecasts(run: Run) -> np.ndarray:
     flat = cached_flat_contexts(run).copy()
     if run.horizon > 1:
         flat |= np.ptp(run.point, axis=-1) <= forecast_rounding(run)
     if run.original is not None:
         # a twin is compared with its original on the same series
-        flat |= flat_series(run.original)
+        flat |= flat_forecasts(run.original)
     return flat
 
 
 def marked_dataset(run: Run, **coords: Any) -> xr.Dataset:
     """Return the dataset that all results share, with the coordinate ``flat``.
 
-    The coordinate is :func:`flat_series` of the run; ``coords`` are added to it.
+    The coordinate is :func:`flat_contexts` of the run; ``coords`` are added to it.
     """
-    return run.dataset().assign_coords(flat=("series", flat_series(run)), **coords)
+    flat = ("series", cached_flat_contexts(run))
+    return run.dataset().assign_coords(flat=flat, **coords)
 
 
 def keep_above_rounding(

@@ -34,7 +34,7 @@ from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Attention, Stack
 from tsfm_lens.models.noise import (
-    flat_series,
+    cached_flat_contexts,
     marked_dataset,
     noise_floor,
     ranges,
@@ -298,7 +298,7 @@ def _distinct_rows(run: Run, targets: Sequence[int]) -> list[int]:
     If all are flat, all targets are returned.
     """
     labels = digest_series(run.dataset())
-    flat = flat_series(run)
+    flat = cached_flat_contexts(run)
     first_rows = {labels[row]: row for row in reversed(targets) if not flat[row]}
     return sorted(first_rows.values()) or list(targets)
 

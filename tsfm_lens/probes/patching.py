@@ -34,7 +34,7 @@ from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import check_gradients
 from tsfm_lens.models.noise import (
-    flat_series,
+    cached_flat_contexts,
     keep_above_rounding,
     noise_floor,
     ranges,
@@ -443,7 +443,7 @@ class RunPair:
             "clean_forecast": (axes, clean.point),
             "corrupted_forecast": (axes, corrupted.point),
         }
-        flat = flat_series(clean) & flat_series(corrupted)
+        flat = cached_flat_contexts(clean) & cached_flat_contexts(corrupted)
         data = clean.dataset().assign_coords(flat=("series", flat))
         data = data.assign(
             {"corrupted_context": corrupted.dataset()["context"]} | forecasts

@@ -44,6 +44,7 @@ from tsfm_lens.probes.zero_ablation import (
     error_change,
     rank_distance,
     seasonal_scales,
+    shapeless,
 )
 
 __all__ = [
@@ -507,6 +508,11 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
         # the original has no effect on itself, so it is no test
         effect = data[name].where(data["recipe"] != ORIGINAL)
         data = add_estimates(
-            data, name, floor=floor, signed=name == "mae_change", values=effect
+            data,
+            name,
+            floor=floor,
+            signed=name == "mae_change",
+            values=effect,
+            flat_forecasts=shapeless(run, name),
         )
     return data

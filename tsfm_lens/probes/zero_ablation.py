@@ -42,7 +42,7 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.noise import (
     Measure,
     cached_flat_contexts,
-    flat_series,
+    flat_forecasts,
     forecast_rounding,
     marked_dataset,
     noise_floor,
@@ -232,6 +232,7 @@ def ablation_effects(
             # all other measures have no units
             scale=ranges(run, plain) if name == "mean_shift" else 1.0,
             groups=head_or_kind(data),
+            flat_forecasts=shapeless(run, name),
         )
     data["mean_shift_size"].attrs["units"] = "share of the range"
     if nulls:
@@ -344,10 +345,10 @@ def rank_distance(run: Run) -> Measure:
     """Return a function of forecasts: Spearman's distance from the plain ones.
 
     Forecasts are (…, series, step). The distance is NaN for a series of
-    :func:`tsfm_lens.models.noise.flat_series`. A flat forecast where the plain one is
-    not has distance 1: nothing of the order of steps is left.
+    :func:`tsfm_lens.models.noise.flat_forecasts`. A flat forecast where the plain one
+    is not has distance 1: nothing of the order of steps is left.
     """
-    flat = flat_series(run)
+    flat = flat_forecasts(run)
     rounding = forecast_rounding(run)
 
     def distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
@@ -358,6 +359,16 @@ def rank_distance(run: Run) -> Measure:
         return np.where(flat, np.nan, np.where(lost, 1.0, ranked))
 
     return distance
+
+
+def shapeless(run: Run, name: str) -> np.ndarray | None:
+    """Return the series without a shape, (series,), for a distance of shapes.
+
+    Any other measure is defined for them; None is returned for it.
+    """
+    if name == "spearman_distance":
+        return flat_forecasts(run)
+    return None
 
 
 def error_change(run: Run, truth: np.ndarray) -> Measure:

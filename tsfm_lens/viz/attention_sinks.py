@@ -41,7 +41,7 @@ def read_sinks(ds: xr.Dataset) -> list[str]:
     if not len(found):
         largest = "no head has enough queries that see enough keys"
         if np.isfinite(mass).any():
-            largest = "all series are flat, or have a flat forecast"
+            largest = "the contexts of all series are flat"
         if np.isfinite(odds).any():
             at = int(np.nanargmax(odds))
             largest = (

@@ -28,7 +28,7 @@ WORTH_A_WORD = SMALLEST
 _MAX_NAMES = 3  # members in a sentence
 ONCE = re.compile(
     r"Not compared with untrained twins|One series says nothing|\d+ \w+ are too few for"
-    r"|\d+ \w+ (is|are) left out|Nothing is compared"
+    r"|\d+ \w+ (is|are) left out|(Nothing is|No shapes are) compared"
 )
 """Start of a sentence that many results have, and that a page shows once."""
 
@@ -262,14 +262,18 @@ class EffectEstimate:
             noun = "windows"
         else:
             noun = self._noun
-        subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
+        what, nothing = "context", "Nothing is compared"
+        # a distance of shapes is not defined for a flat forecast, other effects are
+        if self.facts.get("flat_forecasts", 0):
+            what, nothing = "context or forecast", "No shapes are compared"
         # all series are flat, and "left out" would be of nothing
         if not entries:
             return [
-                f"Nothing is compared: {subject} flat, or with a flat forecast, and"
-                " there is no other."
+                f"{nothing}: {flat} {noun} {verb(flat, 'have', 'has')} a flat {what},"
+                " and there is no other."
             ]
-        return [f"{subject} left out: flat, or with a flat forecast."]
+        subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
+        return [f"{subject} left out, with a flat {what}."]
 
     def lead(self, flat: int) -> str:
         """Return in how many bootstrap samples of series a member is largest.
@@ -358,8 +362,8 @@ def describe_flat(ds: xr.Dataset, series: int, members: str) -> list[str]:
     if not flat_series(ds)[series]:
         return []
     return [
-        f"{names(ds, 'series')[series]} is flat, or its forecast is, so its {members}"
-        " are not compared."
+        f"The context of {names(ds, 'series')[series]} is flat, so its {members} are"
+        " not compared."
     ]
 
 

@@ -177,7 +177,7 @@ def shown(ids: Sequence[str], limit: int = 3) -> str:
 
 
 def flat_series(ds: xr.Dataset) -> np.ndarray:
-    """Return the series that are flat, or have a flat forecast, (series,).
+    """Return the series whose context is flat, (series,).
 
     None is marked where the result does not say so.
     """

@@ -168,7 +168,7 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
     table = pd.DataFrame({"component": names(ds, "component")})
     for coord in ("stack", "kind", "layer", "head"):
         table[coord] = ds[coord].values
-    # over series whose forecast is not flat, as in the test of the effect
+    # over series that are not flat, as in the test of the effect
     table["median"] = medians(effect[:, varying(ds)])
     for i, name in enumerate(names(ds, "series")):
         table[f"{metric}: {name}"] = effect[:, i]
@@ -198,9 +198,12 @@ def ablated_forecast_table(
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     """Return the heads and MLPs of the largest Spearman distance on a series.
 
-    The strongest comes first; a flat series has none.
+    The strongest comes first. They are those of the largest mean shift where the
+    forecast is flat, so that it has no shape; a flat context has none.
     """
     effect = array(ds, "spearman_distance", "component", series=series)
+    if not np.isfinite(effect).any() and not flat_series(ds)[series]:
+        effect = array(ds, "mean_shift", "component", series=series)
     # a whole layer and the embedding are no single components, and would come first
     kinds = coordinate(ds, "kind")
     single = [
@@ -275,7 +278,7 @@ def ablation_forecasts(
     Args:
         ds: result of kind "ablation_effects".
         components: names to draw; if None the six heads and MLPs of the largest
-            Spearman distance.
+            Spearman distance, or of the largest mean shift where the forecast is flat.
         series: id of the series, or its place counted from 0.
         context_steps: steps of the context that are drawn, a few horizons if None.
 
@@ -295,13 +298,12 @@ def ablation_forecasts(
         check(ds, "ablation_effects", "spearman_distance")
         components = strongest(ds, view.index)
     if not components:
-        flat = (
-            f"the forecast of {view.id} is flat, so that no component is the"
-            " strongest; "
-        )
         reason = "components is empty; "
         if flat_series(ds)[view.index]:
-            reason = flat
+            reason = (
+                f"the context of {view.id} is flat, so that no component is the"
+                " strongest; "
+            )
         example = names(ds, "component")[0]
         raise InputError(f"{reason}name at least one, such as components=[{example!r}]")
     rows = positions(ds, "component", list(components))
