@@ -21,6 +21,8 @@ from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.cli import app
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks import Component
+from tsfm_lens.models import Lens
+from tsfm_lens.studies.bench import models as bench_models
 from tsfm_lens.studies.bench.models import (
     PUBLIC_CARD,
     SERIES,
@@ -44,6 +46,8 @@ from tsfm_lens.studies.bench.submission import (
 )
 from tsfm_lens.studies.bench.table import fill_table, mechanism_of, summarise
 from tsfm_lens.studies.method_scores.methods import PARTS
+from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
+from tsfm_lens.zoo.planted.card import Card
 
 NAME = "cancelling-chronos-bolt"
 SEED = 11
@@ -106,6 +110,35 @@ def test_circuits_are_measured_on_series_drawn_after_the_answer(
     drawn = draw_again(sealed, 1).clean.batch.values
     for new, old in zip(drawn, sealed.case.clean.batch.values, strict=True):
         assert not np.array_equal(new, old)
+
+
+def test_each_model_is_run_once_for_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three models, whose files are in turn, and the twin of one."""
+    names = (NAME, "trend-chronos-bolt", "split-chronos-bolt")
+    models = [sealed_models(name, SEED)[0] for name in names]
+    models += [sealed_models(NAME, SEED)[1], *models]
+    files = [tmp_path / f"{place}.json" for place in range(len(models))]
+    for file, one in zip(files, models, strict=True):
+        nodes = {name: float(at) for at, name in enumerate(one.nodes)}
+        given = Submission(
+            model=str(one.card["model"]), seal=one.seal, method=file.stem, nodes=nodes
+        )
+        given.write(file)
+    alone = [score_files([file], SEED, 3).iloc[0] for file in files]
+    runs = []
+
+    def counted(lens: Lens, card: Card, **options: Any) -> EvaluationCase:
+        runs.append((card.mechanism, options["seed"]))
+        return evaluation_case(lens, card, **options)
+
+    monkeypatch.setattr(bench_models, "evaluation_case", counted)
+    sealed_models.cache_clear()
+    found = score_files(files, SEED, 3)
+    pd.testing.assert_frame_equal(found, pd.DataFrame(alone).reset_index(drop=True))
+    # each model and its twin as they were fetched, and on new series those with a file
+    assert sorted(seed for _, seed in runs) == 4 * [3] + 6 * [SEED]
 
 
 def test_a_seed_makes_the_same_seal_again(sealed: SealedModel) -> None:

@@ -288,6 +288,8 @@ def _draw_case(name: str, lens: Lens, card: Card, **options: Any) -> EvaluationC
     return case
 
 
+# of a model and its twin, like sealed_models
+@lru_cache(maxsize=2)
 def draw_again(sealed: SealedModel, draw: int) -> EvaluationCase:
     """Run a model on series of another seed than those that were fetched with it."""
     case = sealed.case

@@ -154,13 +154,15 @@ def score_files(
     """Score files of answers.
 
     Args:
-        files: one for each model and method, or a single one.
+        files: one for each model and method, or a single one. Each model is run once,
+            however many files are about it.
         seed: the one that the models were fetched with.
         draw: seed of the series that circuits are measured on. If None it is drawn now,
             so that no answer can have been made for these series.
 
     Returns:
-        A row for each file and level; see :func:`score_submission`.
+        A row for each file and level, in the order of the files; see
+        :func:`score_submission`.
 
     Raises:
         InputError: a file is wrong, and the message names it; or there is none, or a
@@ -170,21 +172,24 @@ def score_files(
     if draw is None:
         draw = secrets.randbelow(DRAWS)
     check_seed(draw)
-    tables = []
     # a single path is iterable, too
     if isinstance(files, str | Path):
         files = [files]
-    for file in files:
-        submission = read_submission(file)
+    answers = [(str(file), read_submission(file)) for file in files]
+    if not answers:
+        raise InputError("there are no files to score; give one or more")
+    tables = {}
+    # answers about one model follow each other, so that it is built and run once
+    for place in sorted(range(len(answers)), key=lambda at: answers[at][1].model):
+        file, submission = answers[place]
         try:
             sealed = _find_model(submission, seed)
             table = score_submission(submission, sealed, draw=draw)
         except LensError as error:
-            raise InputError(f"answer {str(file)!r}: {error}") from error
-        tables.append(table.assign(file=str(file)))
-    if not tables:
-        raise InputError("there are no files to score; give one or more")
-    return pd.concat(tables, ignore_index=True)[list(COLUMNS)]
+            raise InputError(f"answer {file!r}: {error}") from error
+        tables[place] = table.assign(file=file)
+    in_order = pd.concat(tables).sort_index().reset_index(drop=True)
+    return in_order[list(COLUMNS)]
 
 
 def _find_model(submission: Submission, seed: int) -> SealedModel:
