@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -10,7 +12,10 @@ from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.data import bundled
+from tsfm_lens.hooks import Component
 from tsfm_lens.probes import ablation_effects, circuit_curve, minimal_circuit
+from tsfm_lens.probes.circuit_curve import _orders_by_score
+from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.circuit_curve import read_curve
 from tsfm_lens.zoo.planted import add_cancelling_pair, draw_contexts, plant
 
@@ -68,6 +73,52 @@ def test_some_sizes_are_those_of_all() -> None:
     close_in_float32(some["recovered"], at, depth=300, magnitude=1.0)
     assert_array_equal(more["size"], every["size"])
     expect_error("most is 0", circuit_curve, run, ranking, most=0)
+
+
+TIED = {
+    "decoder.0.mlp": 1.0,
+    "decoder.1.cross_attn.1": 1.0,
+    "decoder.1.mlp": 1.0,
+    "decoder.0.cross_attn.0": 3.0,
+}
+
+
+def test_equal_scores_have_the_mean_over_their_orders() -> None:
+    """Curves and areas are the means of those of rankings that break the tie in every
+    way, and do not depend on the order in which scores are given.
+    """
+    run = lens_of("chronos-bolt").run(bundled("co2", "elnino").tail(40), 4)
+    found = circuit_curve(run, TIED, draws=1)
+    assert found.attrs["orders"] == 6
+    broken = []
+    for order in permutations(list(TIED)[:3]):
+        scores = TIED | dict(zip(order, (1.3, 1.2, 1.1), strict=True))
+        broken.append(circuit_curve(run, scores, draws=0))
+    for name in ("recovered", "faithfulness", "cpr", "cmd"):
+        mean = np.mean([one[name].values for one in broken], axis=0)
+        close_in_float32(found[name], mean, depth=300, magnitude=1.0)
+    again = circuit_curve(run, dict(reversed(TIED.items())), draws=1)
+    for name in ("recovered", "cmd", "random_cpr"):
+        assert_array_equal(again[name], found[name])
+    assert "6 orders" in str(read_curve(found))
+    assert "equal scores" not in str(read_curve(broken[0]))
+
+
+def test_places_in_a_tie_are_even() -> None:
+    """The mean place of a component is the middle of its tie, by which the areas are
+    exact where effects add up; as they are of one number for all components.
+    """
+    parts = [Component("decoder", 0, "self_attn", head) for head in range(8)]
+    scores = dict(zip(parts, (2, 1, 1, 1, 1, 1, 0, 0), strict=True))
+    orders = _orders_by_score(scores, np.random.default_rng(0))
+    places = [np.mean([order.index(part) for order in orders]) for part in parts]
+    assert places == [0, 3, 3, 3, 3, 3, 6.5, 6.5]
+    assert len({tuple(order) for order in orders}) > 2
+    # an area is a sum over sizes of what has been added before
+    effects = np.random.default_rng(1).normal(size=8)
+    gains = [[effects[parts.index(part)] for part in order] for order in orders]
+    areas = np.cumsum(gains, axis=1).sum(1)
+    assert_close(areas.mean(), (effects * (8 - np.array(places))).sum(), depth=100)
 
 
 def test_rankings_of_a_planted_mechanism_are_told_apart() -> None:

@@ -7,8 +7,9 @@ faithful a set of components is, is measured as for :func:`.circuits.minimal_cir
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby, permutations, product
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from tsfm_lens.probes.sites import component_coords, list_nodes
 __all__ = ["circuit_curve"]
 
 DIRECTIONS = ("best kept", "best removed")
+_EXACT = 24  # orders of equal scores, up to which all are measured
+_DRAWN = 8  # of more orders
 
 Ranking = Mapping[Any, float] | xr.Dataset
 """Scores of components by name, or a result with a variable over ``component``."""
@@ -73,6 +76,11 @@ def circuit_curve(
     which are the empty circuit of a model with 33 components; here it is evaluated at
     every k. MIB also counts edges, and keeps the best only.
 
+    Components of equal scores have no order, so what is returned is the mean over
+    their orders: over all where there are at most 24, else over 8 random ones, each of
+    which comes with its reverse. So no component gains by its place in the model, nor
+    by being tied.
+
     Args:
         run: the run that shows the behaviour.
         ranking: scores of components by name, the larger the more important; or the
@@ -89,7 +97,7 @@ def circuit_curve(
             only without ``corrupted``.
         reference: for "mean" and "resample", see :func:`minimal_circuit`.
         draws: random orders of the same components, for comparison.
-        seed: of these.
+        seed: of these, and of random orders of components with equal scores.
         most: number of sizes besides nothing, evenly spaced, for models with many
             components; every size if None or if there are no more.
         smallest: a series has no verdict if ablating every node changes its forecast by
@@ -110,6 +118,9 @@ def circuit_curve(
         - ``random_cpr``, ``random_cmd`` (direction, draw): their areas.
         - ``score`` (component): of the ranking, the best first.
         - ``refused`` (series): whether the series has no verdict.
+
+        The attribute ``orders`` is the number of orders that the curve of the ranking
+        is a mean over, 1 without equal scores.
 
     Source:
         Mueller et al. 2025 (MIB), section 3; Wang et al. 2022 (faithfulness).
@@ -154,8 +165,7 @@ def circuit_curve(
         scores = single_effects(bench)
     else:
         scores = {node: _score_of(node, given) for node in components}
-    # stable, so that equal nodes stay in the order of the model
-    best_first = sorted(components, key=lambda node: -scores[node])
+    ranked = _orders_by_score(scores, np.random.default_rng([seed, 1]))
     rng = np.random.default_rng(seed)
     random = [
         [components[at] for at in rng.permutation(len(components))]
@@ -164,9 +174,10 @@ def circuit_curve(
     count = len(components)
     spaced = np.linspace(0, count, min(most or count, count) + 1)
     sizes = spaced.round().astype(int).tolist()
-    forecasts = _forecast_curves(bench, [best_first, *random], sizes, progress)
-    return _dataset(bench, best_first, scores, sizes, forecasts).assign_attrs(
+    forecasts = _forecast_curves(bench, [*ranked, *random], sizes, progress)
+    return _dataset(bench, scores, sizes, forecasts, len(ranked)).assign_attrs(
         ranking=_name_ranking(ranking, variable),
+        orders=len(ranked),
         draws=draws,
         seed=seed,
         **bench.parameters,
@@ -264,6 +275,34 @@ def _score_of(node: Component, scores: Mapping[Component, float]) -> float:
     return score
 
 
+def _best_first(scores: Mapping[Component, float]) -> list[Component]:
+    """Return the components of scores, equal ones in the order of the model."""
+    return sorted(scores, key=lambda node: -scores[node])
+
+
+def _orders_by_score(
+    scores: Mapping[Component, float], rng: np.random.Generator
+) -> list[list[Component]]:
+    """Return orders with the best first: one, unless scores are equal.
+
+    All places of a tie are equally frequent, or those of each component in a drawn
+    order and its reverse have the middle of the tie as their mean. So areas are exact
+    for effects that add up, whatever is drawn.
+    """
+    ties = [
+        list(tie) for _, tie in groupby(_best_first(scores), lambda node: scores[node])
+    ]
+    if math.prod(math.factorial(len(tie)) for tie in ties) <= _EXACT:
+        chosen = product(*map(permutations, ties))
+        return [list(chain.from_iterable(order)) for order in chosen]
+    orders = []
+    for _ in range(_DRAWN // 2):
+        drawn = [[tie[at] for at in rng.permutation(len(tie))] for tie in ties]
+        backwards = [order[::-1] for order in drawn]
+        orders += [list(chain.from_iterable(order)) for order in (drawn, backwards)]
+    return orders
+
+
 def _name_ranking(ranking: Any, variable: str) -> str:
     """Say in a word what the components are ranked by."""
     if ranking is None:
@@ -286,14 +325,16 @@ def _forecast_curves(
     """
     between = sizes[1:-1]
     ablated = [
-        set(part)
+        frozenset(part)
         for order in orders
         for part in chain(
             (order[size:] for size in between), (order[:size] for size in between)
         )
     ]
+    # orders of a tie have most of their sets in common
+    places = {part: at for at, part in enumerate(dict.fromkeys(ablated))}
     # in one call, as variants that run side by side share their forwards
-    inner = bench.forecasts(ablated, progress)
+    inner = bench.forecasts(list(places), progress)[[places[part] for part in ablated]]
     shape = bench.full.shape
     forecasts = np.empty((len(orders), 2, len(sizes), *shape))
     forecasts[:, :, 1:-1] = inner.reshape(len(orders), 2, len(between), *shape)
@@ -305,12 +346,16 @@ def _forecast_curves(
 
 def _dataset(
     bench: Bench,
-    order: Sequence[Component],
     scores: Mapping[Component, float],
     sizes: Sequence[int],
     forecasts: np.ndarray,
+    n_ranked: int,
 ) -> xr.Dataset:
-    """Return the curves of a ranking, their areas, and those of random orders."""
+    """Return the curves of a ranking, their areas, and those of random orders.
+
+    Of the forecasts (order, …), the first ``n_ranked`` are of the ranking.
+    """
+    order = _best_first(scores)
     n_nodes = len(order)
     axes = ("direction", "size", "series")
     recovered = xr.DataArray(bench.recovered(forecasts), dims=("draw", *axes))
@@ -321,19 +366,20 @@ def _dataset(
         direction=list(DIRECTIONS),
         size=list(sizes),
         share=("size", share),
-        draw=range(len(forecasts) - 1),
+        draw=range(len(forecasts) - n_ranked),
     )
-    curve = recovered[0]
-    random = recovered[1:].mean("series")
+    curves = recovered[:n_ranked]
+    curve = curves.mean("draw")
+    random = recovered[n_ranked:].mean("series")
     areas = {
         "cpr": curve,
-        "cmd": abs(1 - curve),
+        "cmd": abs(1 - curves).mean("draw"),
         "random_cpr": random,
-        "random_cmd": abs(1 - recovered[1:]).mean("series"),
+        "random_cmd": abs(1 - recovered[n_ranked:]).mean("series"),
     }
     data = data.assign(
         recovered=curve,
-        faithfulness=(axes, bench.faithfulness(forecasts[0])),
+        faithfulness=(axes, bench.faithfulness(forecasts[:n_ranked]).mean(0)),
         score=("component", [scores[node] for node in order]),
         refused=("series", bench.no_verdict),
         random_recovered=random,

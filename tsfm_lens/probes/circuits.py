@@ -8,7 +8,7 @@ several, and three components that can only go together may remain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from itertools import chain, combinations
 from typing import Any
 
@@ -345,7 +345,7 @@ class Bench:
         return attributes
 
     def forecasts(
-        self, sets: Sequence[set[Component]], progress: Progress | None = None
+        self, sets: Sequence[Set[Component]], progress: Progress | None = None
     ) -> np.ndarray:
         """Forecast with each set of nodes ablated, (set, series, step)."""
         ablations = [

@@ -20,6 +20,7 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     """State the areas of both directions, beside those of random orders."""
     kept = ds.sel(direction="best kept")
     removed = ds.sel(direction="best removed")
+    orders = int(ds.attrs.get("orders", 1))
     random = (
         "The CPR of {draws:whole} random orders is {random_kept:min} to"
         " {random_kept:max} with components kept, and {random_removed:min} to"
@@ -33,6 +34,8 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     return summarize(
         ds,
         "Components are ranked by {ranking}; what is left out is {ablation}.",
+        "Some have equal scores: the curves are means over {orders:whole} orders of"
+        " these.",
         "With the best components kept, the area under the share recovered (CPR) is"
         " {cpr_kept}, and that under its distance from 1 (CMD) {cmd_kept}"
         " (medians over series).",
@@ -40,6 +43,7 @@ def read_curve(ds: xr.Dataset) -> list[str]:
         " sooner the forecast is lost.",
         random,
         ablation=ablation_word(ds),
+        orders=orders if orders > 1 else None,
         cpr_kept=kept["cpr"].median("series"),
         cmd_kept=kept["cmd"].median("series"),
         cpr_removed=removed["cpr"].median("series"),
