@@ -383,6 +383,22 @@ def test_linear_forecasts_change_by_new_values(shift: int) -> None:
     assert (f"the past loses its oldest {steps}" in reported) == (shift > 0)
 
 
+def test_the_same_series_twice_have_nothing_new() -> None:
+    """What is said of the start is no number of steps where both forecasts share it."""
+    before, after, _ = pair(0)
+    same = " ".join(read_change(explain.explain_change(before, before)))
+    assert "read the same values" in same
+    assert "nothing is new" in same
+    revised = " ".join(read_change(explain.explain_change(before, after)))
+    assert "start at the same step" in revised
+    assert "same values" not in revised
+    before, after, _ = pair(1)
+    later = " ".join(read_change(explain.explain_change(before, after)))
+    assert "made 1 step before" in later
+    for text in (same, revised, later):
+        assert "0 step" not in text
+
+
 @pytest.mark.parametrize("shift", [1, 3])
 def test_new_values_of_a_series_are_one_part(shift: int) -> None:
     """Stretches of new values together outweigh parts that each is smaller than."""

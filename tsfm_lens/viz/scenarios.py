@@ -411,19 +411,30 @@ def read_change(ds: xr.Dataset) -> list[str]:
         ds,
         "Over the same {steps} the mean forecast of {name} {way} ({statistic})"
         "{made_of}.",
-        "The earlier forecast was made {earlier} before. Single steps move by"
-        " {size:unit} on average.",
+        "{earlier}. Single steps move by {size:unit} on average.",
         "{start}",
         _REDRAWN,
         steps=name_horizon(ds),
         name=name_target(ds),
         way=_say_change(before, after, unit),
         made_of=made_of,
-        earlier=_count_steps(int(ds.attrs["shift"])),
+        earlier=_describe_earlier(ds),
         statistic=_statistic(ds),
         size=np.abs(_middle(ds, "after") - _middle(ds, "before")).mean(),
         start=_describe_start(ds) if origin_acts else None,
     )
+
+
+def _describe_earlier(ds: xr.Dataset) -> str:
+    """Say when the earlier forecast was made, or that both start at the same step."""
+    shift = int(ds.attrs["shift"])
+    if shift:
+        return f"The earlier forecast was made {_count_steps(shift)} before"
+    same = "Both forecasts start at the same step"
+    # the first part is the start; another length of the past is told by itself
+    if ds.sizes["part"] > 1 or int(ds.attrs["lost"]):
+        return same
+    return f"{same} and read the same values, so that nothing is new"
 
 
 def _say_revision(ds: xr.Dataset, part: Contribution) -> str:
