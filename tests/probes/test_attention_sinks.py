@@ -255,6 +255,25 @@ def test_a_short_series_hides_no_sink_of_others() -> None:
     assert np.isfinite(np.asarray(panel.figure.data[0].z, dtype=float)).any()
 
 
+def test_the_start_token_has_a_name() -> None:
+    """It is the first of a decoder of tokens, and stands for no step."""
+    run = tsfm_lens.load("chronos-nano").run([np.cumsum(np.sin(np.arange(96.0)))], 24)
+    found = probes.attention_sinks(run)
+    in_decoder = found["stack"] == "decoder"
+    own = in_decoder & (found["kind"] == "self_attn")
+    first = own & (found["key"] == 0)
+    assert first.any()
+    assert (found["key_special"].where(first, "START") == "START").all()
+    assert (found["key_special"].where(~first, "") != "START").all()
+    (panel,) = find("attention_sinks").draw_panels(found)
+    notes = np.ravel(panel.figure.data[0].customdata).astype(str)
+    assert any(note.startswith("START, ") for note in notes)
+    assert not any(note.startswith("step 0,") for note in notes)
+    # the first token of an encoder is the oldest value
+    first_of_encoder = ~in_decoder & (found["key"] == 0)
+    assert (found["key_special"].where(first_of_encoder, "") == "").all()
+
+
 def test_flat_series_are_named_as_the_reason() -> None:
     run = tsfm_lens.load("bolt-nano").run([np.ones(64)], 6)
     (panel,) = find("attention_sinks").draw_panels(probes.attention_sinks(run))

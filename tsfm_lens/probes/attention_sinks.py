@@ -45,6 +45,8 @@ from tsfm_lens.probes.sites import component_coords, put_value
 
 __all__ = ["attention_sinks"]
 
+START = "START"
+"""Name of the token that a decoder begins with."""
 LEAST_ODDS = 25.0
 """Odds of attention on a token, over those of an even share, from which it is a sink.
 
@@ -116,7 +118,9 @@ def attention_sinks(
           so that attention goes to the other keys, and with the whole head at zero.
 
         The coordinates ``key``, ``key_start``, ``key_stop`` and ``key_special`` are the
-        token and the steps that it covers, from the forecast start. ``odds`` and the
+        token, the steps that it covers, from the forecast start, and its name if it is
+        special, such as "EOS", or "START" of the token that a decoder begins with.
+        ``odds`` and the
         changes come with what :func:`.estimates.add_estimates` adds, the changes
         without a token model's first step.
 
@@ -151,7 +155,7 @@ def attention_sinks(
         key=("component", [head.key for head in heads]),
         key_start=("component", [head.spans.start[head.key] for head in heads]),
         key_stop=("component", [head.spans.stop[head.key] for head in heads]),
-        key_special=("component", [head.spans.special[head.key] for head in heads]),
+        key_special=("component", [_name_special(run, head) for head in heads]),
     )
     axes = ("component", "series")
     for name in ("mass", "even", "odds"):
@@ -290,6 +294,15 @@ def _branches(run: Run) -> list[_Branch]:
         for attention in stack.attentions(layer)
         if attention.over == "time"
     ]
+
+
+def _name_special(run: Run, head: _HeadMass) -> str:
+    """Name a head's token if it stands for no value of the series, else ""."""
+    # a decoder of tokens reads the value before each step; before the first, there is
+    # none of its own
+    if run.tokens_read and head.key == 0 and head.spans.start[0] == 0:
+        return START
+    return head.spans.special[head.key]
 
 
 def _distinct_rows(run: Run, targets: Sequence[int]) -> list[int]:
