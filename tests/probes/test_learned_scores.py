@@ -431,6 +431,9 @@ def test_a_planted_change_of_a_head_carries_the_change() -> None:
     assert found["gain"][-1] == 1
     assert found.attrs["weights"] < 0.2
     assert "of the changed weights" in read_weights(found)[0]
+    # there always is a list, since all rows keep all of the gain
+    whole = tuned_weights(base, tuned, run, carried=1, steps=1)
+    assert found.attrs["rows"] < whole.attrs["rows"] <= whole.sizes["row"]
     expect_error("nothing differs", tuned_weights, base, base, run)
     expect_error("three|3 or more", tuned_weights, base, tuned, run.select([0, 1]))
 

@@ -99,9 +99,9 @@ def tuned_weights(
 
         Coordinates of a row are its ``matrix`` and its ``index`` there, those of a size
         the ``share`` of the changed weights. Attributes: ``rows``, the length of the
-        list, or 0 if no list keeps so much; ``weights``, the share of the changed
-        weights that are in it; ``changed``, their number; ``gain_of``, "error" or
-        "forecast"; ``best_method`` and ``best_step``.
+        list; ``weights``, the share of the changed weights that are in it; ``changed``,
+        their number; ``gain_of``, "error" or "forecast"; ``best_method`` and
+        ``best_step``.
 
     Raises:
         InputError: the models are not of one architecture and size, or equal; fewer
