@@ -102,6 +102,20 @@ def _by_data(*margins: np.ndarray, equal_within: float = 0.0) -> Verdict:
     return judge_parts("run", *parts)
 
 
+def test_intervals_of_attention_stay_in_its_range() -> None:
+    """No mass is above 1, no rank or norm above the channels, no entropy above even."""
+    for name in ("S1-F3", "S1-F6", "S1-F7"):
+        answer = read_answer(find_item(name))
+        assert answer is not None
+        for quantity, (low, high) in answer[0].intervals.items():
+            channels = 8 if "exchange" in quantity else 7
+            highest = {"diagonal mass": 1.0, "entropy": np.log(channels)}
+            measure = quantity.split(" of ")[0]
+            if "λ_max" not in quantity:
+                assert high <= highest.get(measure, channels), quantity
+            assert 0 <= low <= answer[0].values[quantity] <= high, quantity
+
+
 def test_a_verdict_may_depend_on_the_data() -> None:
     """A claim that is reversed on another data set depends on the data."""
     true = np.linspace(1, 2, 12)

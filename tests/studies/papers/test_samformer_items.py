@@ -383,6 +383,29 @@ def test_unfinished_data_sets_have_no_verdict(
     assert verdict(found, "better_mixer_sam") == "undecided"
 
 
+@pytest.mark.parametrize(("times", "outcome"), [(2, "holds"), (0.5, "does not hold")])
+def test_times_are_of_an_epoch(
+    times: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends early is not the faster for it."""
+    arms = ["ETTh1 96 SAMformer", "ETTh1 96 SAMformer sigma reparam"]
+    epochs = np.array([np.arange(20.0, 28.0), np.arange(5.0, 13.0)])
+    seconds = epochs * np.array([[3.0], [3.0 * times]])
+    cells = [f"{arm}, seed {seed}" for arm in arms for seed in range(8)]
+    data = xr.Dataset(
+        {
+            "epochs": (("arm", "seed"), epochs),
+            "processor_seconds": ("cell", seconds.ravel()),
+        },
+        {"arm": arms, "seed": range(8), "cell": cells},
+    )
+    planted(monkeypatch, data)
+    found = reproduce("S1-F11")
+    assert verdict(found, "slower") == outcome
+    text = "processor seconds of an epoch, SAMformer sigma reparam, ETTh1, H = 96"
+    assert_close(ours(found, text), 3 * times, depth=8)
+
+
 def means(cells: Mapping[Cell, Printed]) -> dict[Cell, float]:
     return {cell: value.mean for cell, value in cells.items()}
 

@@ -108,12 +108,27 @@ def by_arm(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
     }
 
 
+# by measure of attention, the most that it can be with a number of channels
+HIGHEST: dict[str, Callable[[int], float]] = {
+    "diagonal mass": lambda channels: 1.0,
+    "numerical rank": float,
+    "nuclear norm": float,
+    "entropy": math.log,
+}
+
+
 def _add_means(
     result: MeasuredValues, values: Mapping[str, np.ndarray], quantity: str
 ) -> None:
-    """Add the mean over seeds of every arm, with its interval."""
+    """Add the mean over seeds of every arm, with its interval in the range."""
+    highest = next(
+        (HIGHEST[name] for name in HIGHEST if name in quantity), lambda _: math.inf
+    )
     for arm, of_seeds in values.items():
-        result.mean(quantity.format(arm=arm), of_seeds, bounds=POSITIVE)
+        data = arm.split(" ", 1)[0]
+        features = PAPERS["samformer"]["datasets"].get(NAMES.get(data, data), {})
+        bounds = (0.0, highest(features.get("features", CHANNELS)))
+        result.mean(quantity.format(arm=arm), of_seeds, bounds=bounds)
 
 
 # --- the toy problem ------------------------------------------------------------------
@@ -461,6 +476,31 @@ def reparam_errors() -> MeasuredValues:
         {arm: v for arm, v in by_arm(data, "test_mse").items() if arm in arms},
         "MSE of {arm}",
     )
+    return result
+
+
+@from_record("S1-F11")
+def epoch_times() -> MeasuredValues:
+    """Measure figure 11 by the processor time of runs, over their epochs."""
+    data = record("queue/samformer_runs")
+    seconds = xr.full_like(data["epochs"], np.nan)
+    for cell, of_run in data["processor_seconds"].to_series().items():
+        arm, _, seed = str(cell).rpartition(", seed ")
+        seconds.loc[{"arm": arm, "seed": int(seed)}] = of_run
+    data = data.assign(epoch_seconds=seconds / data["epochs"])
+    models = (BOTH, "SAMformer")
+    claim = _by_data(
+        data, "epoch_seconds", models, _log_ratio, "logarithm of the ratio of times"
+    )
+    cells = list_cells(data, *models)
+    result = _result(cells, {"slower": claim}, device="CPU, one thread")
+    for cell in cells:
+        for model in models:
+            result.mean(
+                _name(f"processor seconds of an epoch, {model}", cell),
+                _of_seeds(data, "epoch_seconds", cell, model),
+                bounds=POSITIVE,
+            )
     return result
 
 
