@@ -14,7 +14,6 @@ import pytest
 import xarray as xr
 
 from reproductions import ours, parts, row, settings, verdict
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies import experiments, recipes
 from tsfm_lens.studies.experiments import figures, grids
 from tsfm_lens.studies.papers import reproduce as papers
@@ -504,10 +503,3 @@ def test_losses_are_compared_at_equal_operations(gain: float, outcome: str) -> N
     assert part.interval is not None
     assert part.interval.low <= part.interval.estimate <= part.interval.high
     assert abs(part.interval.estimate - gain) < abs(gain) / 10
-
-
-def test_no_verdict_before_all_models_are_trained() -> None:
-    """One missing cell keeps the verdict back, and the item says what is open."""
-    data, plan = language_records(0.01)
-    with pytest.raises(InputError, match="1 of 36 models"):
-        measures.compare_losses(data.isel(cell=slice(1, None)), plan)
