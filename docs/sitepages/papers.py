@@ -1,10 +1,11 @@
 """Verdicts on the claims of each paper, and printed numbers of the first beside ours,
-from the recorded answers of ``reproduce``.
+from the recorded answers of ``reproduce``; and what the queue has still to run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -13,19 +14,46 @@ from sitepages.writing import plain, table, write
 from tsfm_lens.studies.papers.answers import read_answer
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS, Item
 from tsfm_lens.studies.papers.measures.lens_records import METRICS, RECIPES
-from tsfm_lens.studies.papers.verdicts import FAILS, Tested, Verdict
+from tsfm_lens.studies.papers.verdicts import FAILS, UNDECIDED, Tested, Verdict
+from tsfm_lens.studies.queue.driver import RECORDS, Queue, unfinished
+from tsfm_lens.studies.queue.orders import all_cells
 
 MODELS = ("bolt-nano", "chronos-nano")
 HEADER = ("id", "claim", "verdict", "what decides, or why it is open")
 
 
 def write_verdicts() -> None:
-    """Write a table of verdicts for each paper, and one of printed numbers."""
+    """Write a table of verdicts for each paper, one of printed numbers, and one of runs
+    that are planned.
+    """
     for paper, content in PAPERS.items():
         rows = [row for item in content["items"] for row in _rows(item)]
         write(f"{CACHE.name}/verdicts-{paper}.md", table(HEADER, rows) + "\n")
     header = ("recipe", "metric", "printed", *MODELS, "as many parts at random")
     write(f"{CACHE.name}/heavy.md", table(header, _heavy()) + "\n")
+    write(f"{CACHE.name}/unfinished.md", describe_open_runs() + "\n")
+
+
+def describe_open_runs(records: Path = RECORDS) -> str:
+    """Tabulate the records that lack planned runs, with the hours that these need."""
+    queue = Queue(all_cells(Path()), records, records)
+    on = {
+        cell.record: "a GPU" if cell.needs_cuda else "one core"
+        for cell in unfinished(queue)
+    }
+    if not on:
+        return "All planned runs are done."
+    status = queue.status().query("done < cells").reset_index()
+    rows = [
+        [
+            row["record"],
+            f"{row['done']:.0f} of {row['cells']:.0f}",
+            f"{row['hours left']:.1f}",
+            on[row["record"]],
+        ]
+        for row in status.to_dict("records")
+    ]
+    return table(("record", "planned runs that are done", "hours left", "on"), rows)
 
 
 def _rows(item: Item) -> Iterator[list[str]]:
@@ -45,7 +73,7 @@ def _deciding(verdict: Verdict) -> str:
     by_outcome: dict[str, list[str]] = {}
     for part in verdict.parts:
         reason = ""
-        if part.why and part.outcome == FAILS:
+        if part.why and part.outcome in (FAILS, UNDECIDED):
             reason = f" ({part.why})"
         by_outcome.setdefault(part.outcome, []).append(part.name + reason)
     return "; ".join(

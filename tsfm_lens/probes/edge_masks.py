@@ -56,7 +56,7 @@ def edge_coords(sites: Sequence[PatchSite], edges: np.ndarray) -> dict[str, Any]
     names = np.array([*(str(site.target) for site in sites), OUTPUT])
     senders, receivers = names[edges.T]
     return {
-        "edge": [f"{one} > {other}" for one, other in names[edges]],
+        "edge": [f"{one}->{other}" for one, other in names[edges]],
         "sender": ("edge", senders),
         "receiver": ("edge", receivers),
     }

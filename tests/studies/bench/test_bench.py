@@ -22,8 +22,11 @@ from tsfm_lens.cli import app
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens
+from tsfm_lens.probes.edge_masks import edge_coords, list_edges
+from tsfm_lens.probes.patching import parse_sites
 from tsfm_lens.studies.bench import models as bench_models
 from tsfm_lens.studies.bench.models import (
+    CANDIDATES,
     PUBLIC_CARD,
     SERIES,
     TWIN,
@@ -45,7 +48,7 @@ from tsfm_lens.studies.bench.submission import (
     read_submission,
 )
 from tsfm_lens.studies.bench.table import fill_table, mechanism_of, summarise
-from tsfm_lens.studies.method_scores.methods import PARTS
+from tsfm_lens.studies.method_scores.methods import EDGES, PARTS
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.zoo.planted.card import Card
 
@@ -456,6 +459,15 @@ def test_every_rival_scores_candidates(name: str, sealed: SealedModel) -> None:
     given = answer_by(sealed, name, cheap)
     assert set(given.nodes) == set(sealed.nodes)
     assert len(score_submission(given, sealed)) == 1
+
+
+def test_masks_of_edges_have_names_of_candidates(sealed: SealedModel) -> None:
+    """What is learned for an edge can be handed in under the name it was given."""
+    case = sealed.case
+    sites = parse_sites(case.lens, list(map(str, case.components)))
+    coords = edge_coords(sites, list_edges(case.lens, sites))
+    assert len(coords["edge"]) > len(sites)
+    assert set(coords["edge"]) <= set(CANDIDATES[EDGES](case))
 
 
 def test_models_are_in_two_architectures_and_sizes() -> None:

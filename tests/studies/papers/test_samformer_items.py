@@ -4,18 +4,20 @@ and the shipped results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 from scipy import stats
 
-from reproductions import ours, row, settings, verdict, words
+from reproductions import ours, parts, row, settings, verdict, words
 from tsfm_lens.studies.papers import reproduce as papers
 from tsfm_lens.studies.papers.items import PAPERS
-from tsfm_lens.studies.papers.measures import samformer
+from tsfm_lens.studies.papers.measures import planned, samformer
 from tsfm_lens.studies.papers.measures.samformer import (
     HORIZONS,
     TABLES,
@@ -25,6 +27,7 @@ from tsfm_lens.studies.papers.measures.samformer import (
 )
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.reproduce import find_item
+from tsfm_lens.studies.queue.driver import write_record
 from tsfm_lens.studies.samformer.models import make_model, oracle_loss
 from tsfm_lens.testing import assert_close
 from tsfm_lens.testing.tolerance import last_digit
@@ -283,6 +286,124 @@ def test_errors_stand_beside_the_printed_ones(monkeypatch: pytest.MonkeyPatch) -
         " ETTh1, H = 720"
     )
     assert_close(ours(reproduce("S1-T1"), text), off, depth=100, magnitude=10.0)
+
+
+MIXERS = ("SAMformer", "Transformer", "TSMixer", "TSMixer+SAM")
+
+
+def mixer_runs(gains: Mapping[str, float], done: Callable[[str], bool]) -> xr.Dataset:
+    """Runs of all planned cells of these models, of which some are done.
+
+    Args:
+        gains: by data set, the logarithm by which the error of SAMformer is below that
+            of TSMixer, with SAM half of that.
+        done: whether a cell is done, by its name.
+    """
+    rng = np.random.default_rng(2)
+    below = dict(zip(MIXERS, (0.0, -1.0, -1.0, -0.5), strict=True))
+    cells = [
+        cell
+        for cell in planned.planned_cells("samformer_runs")
+        if cell.group.split(" ", 2)[2] in MIXERS
+    ]
+    arms = list(dict.fromkeys(cell.group for cell in cells))
+    errors = np.full((len(arms), 5), np.nan)
+    finished = [cell for cell in cells if done(cell.name)]
+    for cell in finished:
+        name, _, model = cell.group.split(" ", 2)
+        seed = int(cell.name.rpartition(" ")[2])
+        # SAM is better than the transformer by 1 everywhere
+        gain = 1.0 if model == "Transformer" else gains[name]
+        noise = 1e-3 * rng.standard_normal()
+        errors[arms.index(cell.group), seed] = np.exp(noise - gain * below[model])
+    variables = {f"test_{name}": (("arm", "seed"), errors) for name in ("mse", "mae")}
+    seconds = {"processor_seconds": ("cell", [720.0] * len(finished))}
+    coords = {"arm": arms, "seed": range(5), "cell": [cell.name for cell in finished]}
+    return xr.Dataset({**variables, **seconds}, coords).dropna("arm", how="all")
+
+
+@pytest.mark.parametrize(
+    ("gain", "outcome"), [(0.1, "holds"), (-0.1, "does not hold"), (0.0, "undecided")]
+)
+def test_mixers_are_reported_as_they_are(
+    gain: float, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TSMixer may be better than SAMformer; with SAM it is not planned on exchange."""
+    data = mixer_runs(dict.fromkeys(("ETTh1", "ETTh2", "exchange"), gain), bool)
+    write_record(data, tmp_path / "samformer_runs.nc")
+    monkeypatch.setattr(planned, "RECORDS", tmp_path)
+    planted(monkeypatch, data)
+    found = reproduce("S1-T1")
+    assert verdict(found, "better") == "holds"
+    for claim in ("better_mixer", "better_mixer_sam", "mixer_sam_helps"):
+        assert verdict(found, claim) == outcome, claim
+    assert parts(found, "better_mixer") == ["ETTh1", "ETTh2", "Exchange"]
+    assert parts(found, "better_mixer_sam") == ["ETTh1", "ETTh2"]
+    cell = "MSE of TSMixer, ETTh1, H = 96"
+    assert_close(ours(found, cell), np.exp(gain), depth=2**40)
+    assert float(row(found, cell)["paper"]) == 0.398
+    sam = row(found, "MSE of TSMixer+SAM, Exchange, H = 96")
+    assert np.isnan(sam["ours"])
+    assert float(sam["paper"]) == 0.233
+
+
+def test_unfinished_data_sets_have_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set is judged once its planned runs are done; the others say what they
+    need, and a reversal on one that is done stands.
+    """
+    gains = {"ETTh1": 0.1, "ETTh2": 0.1, "exchange": -0.1}
+
+    def done(name: str) -> bool:
+        of_mixer = "TSMixer" in name
+        early = "exchange" in name or name.startswith("ETTh1 96 TSMixer, seed")
+        return not of_mixer or early
+
+    data = mixer_runs(gains, done)
+    write_record(data, tmp_path / "samformer_runs.nc")
+    monkeypatch.setattr(planned, "RECORDS", tmp_path)
+    planted(monkeypatch, data)
+    found = reproduce("S1-T6")
+    assert verdict(found, "better") == "holds"
+    assert verdict(found, "better_mixer") == "does not hold"
+    claim = words("S1-T6", "better_mixer")
+    by_data = {
+        name: found.sel(quantity=f"{claim}: {name}")
+        for name in ("ETTh1", "ETTh2", "Exchange")
+    }
+    assert str(by_data["Exchange"]["verdict"].values) == "does not hold"
+    for name, count in (("ETTh1", 5), ("ETTh2", 0)):
+        assert str(by_data[name]["verdict"].values) == "undecided"
+        assert np.isnan(by_data[name]["estimate"])
+        why = str(by_data[name]["why"].values)
+        assert f"{count} of 20 planned runs" in why
+    # of one arm, five runs took 720 s; the others need what was expected
+    assert re.search(r"need some \d+\.\d hours", why)
+    assert verdict(found, "better_mixer_sam") == "undecided"
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(2, "holds"), (0.5, "does not hold")])
+def test_times_are_of_an_epoch(
+    times: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends early is not the faster for it."""
+    arms = ["ETTh1 96 SAMformer", "ETTh1 96 SAMformer sigma reparam"]
+    epochs = np.array([np.arange(20.0, 28.0), np.arange(5.0, 13.0)])
+    seconds = epochs * np.array([[3.0], [3.0 * times]])
+    cells = [f"{arm}, seed {seed}" for arm in arms for seed in range(8)]
+    data = xr.Dataset(
+        {
+            "epochs": (("arm", "seed"), epochs),
+            "processor_seconds": ("cell", seconds.ravel()),
+        },
+        {"arm": arms, "seed": range(8), "cell": cells},
+    )
+    planted(monkeypatch, data)
+    found = reproduce("S1-F11")
+    assert verdict(found, "slower") == outcome
+    text = "processor seconds of an epoch, SAMformer sigma reparam, ETTh1, H = 96"
+    assert_close(ours(found, text), 3 * times, depth=8)
 
 
 def means(cells: Mapping[Cell, Printed]) -> dict[Cell, float]:

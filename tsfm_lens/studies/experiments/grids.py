@@ -313,13 +313,19 @@ def _sizes(config: TrainConfig) -> dict[str, Any]:
 
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the results of runs in context.
+    """Collect the results of runs in context, described by :func:`with_forms`."""
+    return with_forms(gathered(arms, out), {arm.name: arm.config for arm in arms})
 
-    The oracle's errors (pairs,) and each arm's sizes and ranks are added.
+
+def with_forms(data: xr.Dataset, arms: Mapping[str, TrainConfig]) -> xr.Dataset:
+    """Add the oracle's errors (pairs,) and each arm's sizes and ranks to runs.
+
+    Args:
+        data: gathered runs in context.
+        arms: configurations by the names of the arms, as :func:`in_context_arms` has
+            them.
     """
-    data = gathered(arms, out)
-    by_name = {arm.name: arm.config for arm in arms}
-    configs = [by_name[str(name)] for name in data["arm"].values]
+    configs = [arms[str(name)] for name in data["arm"].values]
     first = configs[0]
     metadata = {
         **_sizes(first),

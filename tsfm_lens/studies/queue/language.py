@@ -39,7 +39,7 @@ from tsfm_lens.studies.structured.forms import (
 )
 from tsfm_lens.studies.structured.models import Encoder, TokenEmbedding
 from tsfm_lens.studies.structured.training import redraw
-from tsfm_lens.studies.train_config import OptimizerFields
+from tsfm_lens.studies.train_config import OptimizerFields, TrainConfig
 from tsfm_lens.training import Plan, Training, read_log
 from tsfm_lens.training.state import LOG, STATE
 
@@ -327,6 +327,12 @@ def level_run(run: RecipeRun, workplace: Workplace) -> xr.Dataset | None:
     return level_record([run], workplace.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
 
 
+def single_token_arms(plan: Mapping[str, Any]) -> dict[str, TrainConfig]:
+    """Return the configurations of regression in context with the paper's tokens."""
+    subset = {name: grids.IN_CONTEXT_ARMS[name] for name in plan["arms"]}
+    return grids.in_context_arms(subset, epochs=plan["epochs"], tokens="single")
+
+
 def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
     """List the cells of the last order.
 
@@ -334,10 +340,8 @@ def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
     and Chronos by levels.
     """
     single, encoders, levels = (plan[name] for name in (SINGLE, ENCODERS, LEVELLED))
-    subset = {name: grids.IN_CONTEXT_ARMS[name] for name in single["arms"]}
-    configs = grids.in_context_arms(subset, epochs=single["epochs"], tokens="single")
     for seed in single["seeds"]:
-        for title, config in configs.items():
+        for title, config in single_token_arms(single).items():
             arm = Arm(title, config.model_copy(update={"seed": seed}))
             yield QueueCell(
                 LAST_ORDER,
@@ -354,8 +358,8 @@ def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
         ).items():
             longer = config.plan.model_copy(update={"epochs": encoders["epochs"]})
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
-            seconds = encoders["seconds"]
             horizon = title.rpartition(" ")[2]
+            seconds = encoders["seconds"][int(horizon)]
             function = partial(grid_run, ENCODERS, arm)
             yield QueueCell(
                 LAST_ORDER,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +26,14 @@ from tsfm_lens.studies.papers.context import (
     measure,
 )
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
+from tsfm_lens.studies.papers.measures.planned import open_data
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.verdicts import (
     LEVEL,
     POSITIVE,
+    UNDECIDED,
     ClaimPart,
+    Tested,
     Verdict,
     judge_parts,
 )
@@ -104,12 +108,27 @@ def by_arm(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
     }
 
 
+# by measure of attention, the most that it can be with a number of channels
+HIGHEST: dict[str, Callable[[int], float]] = {
+    "diagonal mass": lambda channels: 1.0,
+    "numerical rank": float,
+    "nuclear norm": float,
+    "entropy": math.log,
+}
+
+
 def _add_means(
     result: MeasuredValues, values: Mapping[str, np.ndarray], quantity: str
 ) -> None:
-    """Add the mean over seeds of every arm, with its interval."""
+    """Add the mean over seeds of every arm, with its interval in the range."""
+    highest = next(
+        (HIGHEST[name] for name in HIGHEST if name in quantity), lambda _: math.inf
+    )
     for arm, of_seeds in values.items():
-        result.mean(quantity.format(arm=arm), of_seeds, bounds=POSITIVE)
+        data = arm.split(" ", 1)[0]
+        features = PAPERS["samformer"]["datasets"].get(NAMES.get(data, data), {})
+        bounds = (0.0, highest(features.get("features", CHANNELS)))
+        result.mean(quantity.format(arm=arm), of_seeds, bounds=bounds)
 
 
 # --- the toy problem ------------------------------------------------------------------
@@ -286,16 +305,29 @@ def _by_data(
 ) -> Verdict:
     """Test a claim about two models run by run, on each data set that both have.
 
-    ``margin`` takes the values of both models, and is positive where it is true.
+    ``margin`` takes the values of both models, and is positive where it is true. A data
+    set of which planned runs are open is a part without an outcome.
     """
     cells = list_cells(data, *models)
+    waiting = open_data(*models)
     parts = []
-    for dataset in dict.fromkeys(dataset for dataset, _ in cells):
+    for dataset in dict.fromkeys([*(dataset for dataset, _ in cells), *waiting]):
         of_data = [cell for cell in cells if cell[0] == dataset]
         margins = margin(*pairs(data, name, *models, of_data))
+        if dataset in waiting:
+            # it is a test among the others, without a result
+            margins = np.zeros(1)
         label = NAMES.get(dataset, dataset)
         parts.append(ClaimPart("", margins, of, data=label, equal_within=equal_within))
-    return judge_parts("run", *parts or [ClaimPart("", np.empty(0), of)])
+    verdict = judge_parts("run", *parts or [ClaimPart("", np.empty(0), of)])
+    why = {NAMES.get(dataset, dataset): text for dataset, text in waiting.items()}
+    tests = [
+        Tested("", of, UNDECIDED, why=why[test.data], data=test.data)
+        if test.data in why
+        else test
+        for test in verdict.parts
+    ]
+    return replace(verdict, parts=tuple(tests))
 
 
 def _log_ratio(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -447,6 +479,31 @@ def reparam_errors() -> MeasuredValues:
     return result
 
 
+@from_record("S1-F11")
+def epoch_times() -> MeasuredValues:
+    """Measure figure 11 by the processor time of runs, over their epochs."""
+    data = record("queue/samformer_runs")
+    seconds = xr.full_like(data["epochs"], np.nan)
+    for cell, of_run in data["processor_seconds"].to_series().items():
+        arm, _, seed = str(cell).rpartition(", seed ")
+        seconds.loc[{"arm": arm, "seed": int(seed)}] = of_run
+    data = data.assign(epoch_seconds=seconds / data["epochs"])
+    models = (BOTH, "SAMformer")
+    claim = _by_data(
+        data, "epoch_seconds", models, _log_ratio, "logarithm of the ratio of times"
+    )
+    cells = list_cells(data, *models)
+    result = _result(cells, {"slower": claim}, device="CPU, one thread")
+    for cell in cells:
+        for model in models:
+            result.mean(
+                _name(f"processor seconds of an epoch, {model}", cell),
+                _of_seeds(data, "epoch_seconds", cell, model),
+                bounds=POSITIVE,
+            )
+    return result
+
+
 @from_record("S1-F13")
 def by_horizon() -> MeasuredValues:
     """Measure figure 13."""
@@ -557,11 +614,16 @@ def benchmark_errors(*, error: str) -> MeasuredValues:
         result.add(f"difference in standard deviations of both: {text}", deviations)
         result.add(f"p of Welch's test: {text}", comparison.welch)
     result.settings["seeds"] = describe_seeds(data, *seeds)
-    for claim, model in (("better", "Transformer"), ("better_mixer", "TSMixer")):
+    for claim, models in (
+        ("better", ("Transformer", "SAMformer")),
+        ("better_mixer", ("TSMixer", "SAMformer")),
+        ("better_mixer_sam", ("TSMixer+SAM", "SAMformer")),
+        ("mixer_sam_helps", ("TSMixer", "TSMixer+SAM")),
+    ):
         result.claims[claim] = _by_data(
             data,
             f"test_{error.lower()}",
-            (model, "SAMformer"),
+            models,
             _log_ratio,
             "logarithm of the ratio of errors",
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,13 @@ import torch
 import xarray as xr
 
 from tsfm_lens.compress.timing import ratios
-from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.studies import structured
 from tsfm_lens.studies.experiments.grid import record
-from tsfm_lens.studies.experiments.grids import errors_by_rate, transfer_arms
+from tsfm_lens.studies.experiments.grids import (
+    errors_by_rate,
+    transfer_arms,
+    with_forms,
+)
 from tsfm_lens.studies.experiments.running import prepare
 from tsfm_lens.studies.papers.context import (
     Context,
@@ -30,14 +33,22 @@ from tsfm_lens.studies.papers.context import (
     from_record,
     measure,
 )
+from tsfm_lens.studies.papers.measures.planned import queued
 from tsfm_lens.studies.papers.verdicts import (
     POSITIVE,
     ClaimPart,
     Verdict,
     exactly,
     judge_parts,
+    undecided,
 )
 from tsfm_lens.studies.queue.driver import PLAN
+from tsfm_lens.studies.queue.language import (
+    ENCODERS,
+    LEVELLED,
+    SINGLE,
+    single_token_arms,
+)
 from tsfm_lens.studies.train_config import InContextData, TrainConfig
 
 DRAWS = 20
@@ -110,7 +121,47 @@ def _result(
     result = MeasuredValues(values, settings, claims=claims)
     for arm, of_seeds in errors.items():
         result.mean(f"error after the last pair, {arm}", of_seeds, bounds=POSITIVE)
+    longer, waiting = single_tokens()
+    if longer is None:
+        result.notes = (f"with single tokens and more steps: {waiting}",)
+        return result
+    text = f"{longer.attrs['steps']:,} steps with tokens of x or y"
+    for arm, of_seeds in _errors(longer).items():
+        quantity = f"error after the last pair, {text}, {arm}"
+        result.mean(quantity, of_seeds, bounds=POSITIVE)
+    seeds = len(longer["seed"])
+    result.notes = (f"claims on 8 heads at one width are of {text}, {seeds} seeds",)
     return result
+
+
+def single_tokens() -> tuple[xr.Dataset | None, str]:
+    """Load the longer runs with the paper's tokens, or say which of them are open.
+
+    The result is that of :func:`queued`, with the ranks and sizes of its arms.
+    """
+    data, waiting = queued(SINGLE)
+    if data is not None:
+        data = with_forms(data, single_token_arms(PLAN["last"][SINGLE]))
+    return data, waiting
+
+
+def _of_eight_heads(data: xr.Dataset) -> dict[str, Verdict]:
+    """Judge claims on 8 heads by the longer runs, by these ones until all are done."""
+    longer, _ = single_tokens()
+    if longer is not None:
+        data = longer
+    groups = [str(group) for group in data["group"].values]
+    (low,) = (arm for arm in groups if arm.startswith("8 heads, rank"))
+    forms = [
+        (arm.removeprefix("8 heads, "), low, arm)
+        for arm in groups
+        if arm.startswith("8 heads") and arm != low
+    ]
+    full = f"1 head, rank {int(data['width'].max())}"
+    claims = {"eight_fail": _verdict(data, ("", low, full))}
+    if forms:
+        claims["structured_eight"] = _verdict(data, *forms)
+    return claims
 
 
 @from_record("S2-F2")
@@ -124,7 +175,12 @@ def by_rank() -> MeasuredValues:
         for arm in groups[data["rank_ratio"].values < 1]
         if arm.startswith("1 head, rank")
     ]
-    claim = _verdict(data, *((f"{arm}, against full rank", arm, full) for arm in low))
+    claims = {
+        "low_fails": _verdict(
+            data, *((f"{arm}, against full rank", arm, full) for arm in low)
+        ),
+        "eight_fail": _of_eight_heads(data)["eight_fail"],
+    }
     start = data["curve"].isel(epoch=0).values
     values = {
         # the same untrained error in every run, on prompts whose answers have a mean
@@ -134,7 +190,7 @@ def by_rank() -> MeasuredValues:
             structured.oracle_errors(int(data.attrs["inputs"]), data.sizes["pairs"])[-1]
         ),
     }
-    return _result(data, values, {"low_fails": claim})
+    return _result(data, values, claims)
 
 
 @from_record("S2-F3")
@@ -144,36 +200,21 @@ def by_form() -> MeasuredValues:
     A structured form is compared with low rank of the same number of parameters.
     """
     data = record("in_context")
-    full = f"1 head, rank {int(data['width'].max())}"
     sizes = {
         str(arm): int(n)
         for arm, n in zip(
             data["group"].values, data["score_parameters"].values, strict=True
         )
     }
-    eight = next(arm for arm in sizes if arm.startswith("8 heads, rank"))
-    pairs = []
-    of_eight = []
-    for form in (arm for arm in sizes if "MLR" in arm or "BTT" in arm):
-        if form.startswith("8 heads"):
-            of_eight.append((form.removeprefix("8 heads, "), eight, form))
-            continue
-        same_size = [
-            arm
-            for arm in sizes
-            if arm.startswith("1 head, rank") and sizes[arm] == sizes[form]
-        ]
-        pairs += [
-            (f"{form}, against {low_rank.removeprefix('1 head, ')}", low_rank, form)
-            for low_rank in same_size
-        ]
-    statements = {
-        "eight_fail": _verdict(data, ("", eight, full)),
-        "structured": _verdict(data, *pairs),
-    }
-    if of_eight:
-        statements["structured_eight"] = _verdict(data, *of_eight)
-    return _result(data, {}, statements)
+    pairs = [
+        (f"{form}, against {low.removeprefix('1 head, ')}", low, form)
+        for form in sizes
+        if form.startswith(("1 head, MLR", "1 head, BTT"))
+        for low in sizes
+        if low.startswith("1 head, rank") and sizes[low] == sizes[form]
+    ]
+    claims = {"structured": _verdict(data, *pairs), **_of_eight_heads(data)}
+    return _result(data, {}, claims)
 
 
 @from_record("S2-F11")
@@ -199,6 +240,11 @@ def by_width() -> MeasuredValues:
 # --- other trainings ------------------------------------------------------------------
 
 
+def _absolute_errors(data: xr.Dataset) -> dict[str, np.ndarray]:
+    errors = data["test_mae"]
+    return {str(arm): errors.sel(arm=arm).values for arm in errors["arm"].values}
+
+
 @from_record("S2-ETT")
 def forecasts() -> MeasuredValues:
     """Measure figure 14: test errors over those of standard attention.
@@ -206,13 +252,7 @@ def forecasts() -> MeasuredValues:
     Errors are absolute, and compared by the same seed.
     """
     data = record("encoders")
-    errors = {
-        str(arm): data["test_mae"].sel(arm=arm).values for arm in data["arm"].values
-    }
-    margins = errors["standard, T = 96"] - errors["MLR attention 6+2, T = 96"]
-    claim = judge_parts(
-        "seed", ClaimPart("", margins, "absolute error, less that of MLR attention")
-    )
+    errors = _absolute_errors(data)
     seeds = describe_seeds(
         data, *data["test_mae"].notnull().sum("seed").values.tolist()
     )
@@ -222,9 +262,39 @@ def forecasts() -> MeasuredValues:
         "layers": "2",
         "steps": "one epoch",
         "seeds": seeds,
+        "intervals over": "seeds",
     }
-    settings["intervals over"] = "seeds"
-    result = MeasuredValues(settings=settings, claims={"better": claim})
+    result = MeasuredValues(settings=settings)
+    longer, waiting = queued(ENCODERS)
+    if longer is not None:
+        errors |= _absolute_errors(longer)
+        horizons, epochs = (
+            PLAN["last"][ENCODERS][key] for key in ("horizons", "epochs")
+        )
+        settings["steps"] += (
+            f"; at T of {', '.join(map(str, horizons))} {epochs} epochs"
+        )
+        settings["seeds"] += f"; at these {len(longer['seed'])}"
+
+    def gain(form: str, horizon: int) -> np.ndarray:
+        names = (f"{arm}, T = {horizon}" for arm in ("standard", form))
+        standard, other = (np.log(errors[name]) for name in names)
+        return np.asarray(standard - other)
+
+    two, four = "MLR attention 6+2", "MLR attention 4+2+1+1"
+    of = "logarithm of the ratio of absolute errors"
+    result.claims["better"] = judge_parts("seed", ClaimPart("", gain(two, 96), of))
+    if longer is None:
+        result.claims |= dict.fromkeys(("better_336", "grows"), undecided(waiting, of))
+    else:
+        margins = {
+            "better_336": gain(two, 336),
+            "grows": gain(four, 336) - gain(four, 192),
+        }
+        result.claims |= {
+            claim: judge_parts("seed", ClaimPart("", values, of))
+            for claim, values in margins.items()
+        }
     for arm, of_seeds in errors.items():
         standard = errors[f"standard, {arm.rsplit(', ', 1)[1]}"]
         if standard is of_seeds:
@@ -241,7 +311,9 @@ def forecasts() -> MeasuredValues:
 @from_record("S2-CHR")
 def chronos() -> MeasuredValues:
     """Measure figure 15: losses at equal steps, and costs of the scores."""
-    data = record("chronos_levels")
+    data, waiting = queued(LEVELLED)
+    if data is None:
+        data = record("chronos_levels")
     loss = {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values}
     metadata = data.attrs
     settings = {
@@ -254,6 +326,12 @@ def chronos() -> MeasuredValues:
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)
+    of = "logarithm of the ratio of losses"
+    if waiting:
+        result.claims["reaches"] = undecided(waiting, of)
+    else:
+        margins = np.log(loss["standard"]) - np.log(loss["MLR 8+2+2+2+1+1"])
+        result.claims["reaches"] = judge_parts("seed", ClaimPart("", margins, of))
     for arm, of_seeds in loss.items():
         result.mean(f"loss in nats, {arm}", of_seeds, bounds=POSITIVE)
         if arm != "standard":
@@ -270,18 +348,11 @@ def chronos() -> MeasuredValues:
 
 
 def rate_errors() -> xr.Dataset:
-    """Read the errors by learning rate: the queue's, once all its runs are done."""
-    plan = PLAN["rates"]
-    arms = transfer_arms()
-    try:
-        data = record("queue/transfer_rates")
-    except UnknownNameError:
-        return record("transfer")
-    if data.sizes["cell"] < len(arms) * len(plan["seeds"]):
-        return record("transfer")
-    prompts = next(iter(arms.values())).data
+    """Read the errors by learning rate, at six rates of three widths."""
+    prompts = next(iter(transfer_arms().values())).data
     assert isinstance(prompts, InContextData)
-    return errors_by_rate(data).assign_attrs(steps=prompts.epoch * plan["epochs"])
+    steps = prompts.epoch * PLAN["rates"]["epochs"]
+    return errors_by_rate(record("queue/transfer_rates")).assign_attrs(steps=steps)
 
 
 @from_record("S2-F5")
@@ -326,7 +397,7 @@ def rates() -> MeasuredValues:
 
 @from_record("S2-LM")
 def language_models() -> MeasuredValues:
-    """Compare models of characters once the record holds every one that was planned."""
+    """Compare models of characters by their scoring function."""
     return compare_losses(record("queue/language_runs"), PLAN["language"])
 
 
@@ -335,21 +406,8 @@ def compare_losses(data: xr.Dataset, plan: Mapping[str, Any]) -> MeasuredValues:
 
     A power law through the widths of another kind gives its loss at the operations of
     MLR attention. The widths of a seed are one unit of the test.
-
-    Raises:
-        InputError: models of the plan are missing, so that no verdict is given yet.
     """
     arms, widths, seeds = plan["arms"], plan["widths"], plan["seeds"]
-    cells = {
-        f"{arm}, D = {width}, seed {seed}"
-        for arm, width, seed in product(arms, widths, seeds)
-    }
-    missing = cells.difference(map(str, data["cell"].values))
-    if missing:
-        raise InputError(
-            f"{len(missing)} of {len(cells)} models are not trained yet; expected all,"
-            " since no verdict is looked at before"
-        )
     operations = data["operations_scores"] + data["operations_values"]
     operations = operations + data["operations_rest"]
     titles = {arm: [f"{arm}, D = {width}" for width in widths] for arm in arms}
