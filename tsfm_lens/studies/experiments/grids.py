@@ -60,27 +60,20 @@ RATES = tuple(1e-3 * 2**power for power in range(6))
 
 
 def _config(
-    fields: Mapping[str, Any],
-    data: Mapping[str, Any],
-    optimizer: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    options: Mapping[str, Any] | None = None,
-    **more: Any,
+    grid: str, fields: Mapping[str, Any], *, watch: Any = None, **changes: Any
 ) -> TrainConfig:
-    """Return a configuration from what is common and the grid's entry.
+    """Return a configuration from what a grid's arms share, and an entry of it.
 
-    Of options and optimiser, values of the entry replace common ones.
+    ``changes`` of data, optimizer, plan and options replace what is shared, and the
+    entry's own replace both.
     """
-    content = {
-        "model": {
-            "name": fields["model"],
-            "options": {**(options or {}), **fields.get("options", {})},
-        },
-        "data": data,
-        "optimizer": {**optimizer, **fields.get("optimizer", {})},
-        "plan": plan,
-        **more,
-    }
+    content: dict[str, Any] = {"watch": watch}
+    for part in ("data", "optimizer", "plan", "options"):
+        layers = (_FILE["common"][grid], changes, fields)
+        content[part] = {
+            key: value for layer in layers for key, value in layer.get(part, {}).items()
+        }
+    content["model"] = {"name": fields["model"], "options": content.pop("options")}
     return TrainConfig.model_validate(content)
 
 
@@ -98,20 +91,13 @@ def toy_arms(
         >>> experiments.toy_arms()["transformer + SAM"].optimizer.rho
         0.5
     """
+    watched = None
     if watch:
-        more = {
-            "watch": {
-                "every": 3,
-                "measures": ["sharpness", "attention"],
-                "snapshots": True,
-            }
-        }
-    else:
-        more = {}
-    data = {"kind": "toy", **sizes}
-    plan = {"epochs": epochs, "patience": None}
+        measures = ["sharpness", "attention"]
+        watched = {"every": 3, "measures": measures, "snapshots": True}
+    plan = {"epochs": epochs}
     return {
-        name: _config(fields, data, {"learning_rate": 1e-2}, plan, **more)
+        name: _config("toy", fields, data=sizes, plan=plan, watch=watched)
         for name, fields in arms.items()
     }
 
@@ -138,23 +124,17 @@ def benchmark_arms(
         raise unknown_name("benchmark", data, RHO)
     if horizon not in RHO[data]:
         raise unknown_name("horizon", str(horizon), map(str, RHO[data]))
-    source = {
-        "kind": "file",
-        "file": str(file),
-        "split": _FILE["splits"][data],
-        "horizon": horizon,
-    }
+    source = {"file": str(file), "split": _FILE["splits"][data], "horizon": horizon}
     configs = {}
     for name, fields in arms.items():
         rho = 0.0
         if "rho" in fields:
             rho = _FILE["radii"][fields["rho"]][data][horizon]
+        sizes = {}
         if fields["model"] == "tsmixer":
             sizes = _FILE["mixers"][data]
-        else:
-            sizes = {}
         configs[f"{data} {horizon} {name}"] = _config(
-            fields, source, {"learning_rate": 1e-3, "rho": rho}, {}, sizes
+            "benchmarks", fields, data=source, optimizer={"rho": rho}, options=sizes
         )
     return configs
 
@@ -188,21 +168,12 @@ def encoder_arms(
         >>> list(experiments.encoder_arms("ETTh1.csv", horizons=(96,)))[:2]
         ['standard, T = 96', 'MLR attention 6+2, T = 96']
     """
-    options = {"width": 32, "layers": 2, "heads": 4, "d_mlp": 64}
-    optimizer = {"learning_rate": 2e-3, "warm_up": 20}
-    plan = {"epochs": 1, "batch": 32, "patience": None}
-    source = {"kind": "file", "file": str(file), "split": "ett-hourly"}
-    return {
-        f"{title}, T = {steps}": _config(
-            fields,
-            {**source, "length": steps, "horizon": steps},
-            optimizer,
-            plan,
-            options,
-        )
-        for steps in horizons
-        for title, fields in ENCODER_ARMS.items()
-    }
+    configs = {}
+    for steps in horizons:
+        source = {"file": str(file), "length": steps, "horizon": steps}
+        for title, fields in ENCODER_ARMS.items():
+            configs[f"{title}, T = {steps}"] = _config("encoders", fields, data=source)
+    return configs
 
 
 def in_context_arms(
@@ -224,21 +195,15 @@ def in_context_arms(
         >>> list(experiments.in_context_arms())[:2]
         ['1 head, rank 16, D = 16', '8 heads, rank 2, D = 16']
     """
-    prompts = {"kind": "in-context", "inputs": 6, "epoch": 250, **data}
-    optimizer = {
-        "name": "adamw",
-        "learning_rate": 5e-3,
-        "betas": [0.9, 0.95],
-        "warm_up": 100,
-    }
-    common = {**optimizer, "base_width": widths[0]}
-    plan = {"epochs": epochs, "batch": 32, "patience": None}
+    plan = {"epochs": epochs}
+    optimizer = {"base_width": widths[0]}
     configs = {}
     for width in widths:
-        options = {"width": width, "layers": 2, "d_mlp": 2 * width, "tokens": tokens}
+        options = {"width": width, "d_mlp": 2 * width, "tokens": tokens}
+        changes = {"data": data, "plan": plan, "optimizer": optimizer}
         for title, fields in arms.items():
             configs[f"{title}, D = {width}"] = _config(
-                fields, prompts, common, plan, options
+                "in context", fields, options=options, **changes
             )
     return configs
 
@@ -257,31 +222,17 @@ def transfer_arms(
         >>> len(experiments.transfer_arms())
         54
     """
-    prompts = {"kind": "in-context", "inputs": 6, "epoch": 40, "held_out": 512}
-    optimizer = {
-        "name": "adamw",
-        "betas": [0.9, 0.95],
-        "warm_up": 50,
-        "schedule": "constant",
-    }
-    plan = {"epochs": 4, "batch": 32, "patience": None}
     configs = {}
     for title, fields in TRANSFER_ARMS.items():
         base = 0
         if title.startswith("μP"):
             base = widths[0]
         for width in widths:
-            options = {
-                "width": width,
-                "layers": 2,
-                "heads": width // 4,
-                "d_mlp": 2 * width,
-                "tokens": "pairs",
-            }
+            options = {"width": width, "heads": width // 4, "d_mlp": 2 * width}
             for rate in rates:
-                common = {**optimizer, "learning_rate": rate, "base_width": base}
+                optimizer = {"learning_rate": rate, "base_width": base}
                 configs[f"{title}, D = {width}, {rate:g}"] = _config(
-                    fields, prompts, common, plan, options
+                    "transfer", fields, optimizer=optimizer, options=options
                 )
     return configs
 

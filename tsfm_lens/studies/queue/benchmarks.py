@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
 from tsfm_lens.studies.experiments import grids
-from tsfm_lens.studies.experiments.grid import Arm, measured, run_arms
-from tsfm_lens.studies.queue.driver import QueueCell, Workplace
-from tsfm_lens.studies.train_config import TrainConfig
+from tsfm_lens.studies.experiments.grid import Arm, measured, of_seeds, run_arms
+from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace
+
+SETTINGS: Mapping[str, Any] = PLAN["samformer"]
 
 RUNS = "samformer_runs"
 RADII = "samformer_radii"
@@ -36,64 +38,38 @@ def trained(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
     return measured([arm], workplace.folder).assign_attrs(ids=IDS[record])
 
 
-def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
-    """List the cells, seed by seed.
+def benchmark_cells(data: Path) -> Iterator[QueueCell]:
+    """List the cells, seed by seed; ``data`` is the folder of the benchmark files.
 
     Whenever the queue stops, the finished cells can then be compared.
     """
-    for part in plan["runs"]:
-        for seed in plan["seeds"]:
-            for name in part["data"]:
-                for horizon in part["horizons"]:
-                    file = data / plan["files"][name]
-                    arms = grids.benchmark_arms(file, name, horizon)
-                    for arm in part["arms"]:
-                        seconds = expected_seconds(plan, arm, name, horizon)
-                        title = f"{name} {horizon} {arm}"
-                        yield _cell(
-                            part["order"], RUNS, title, arms[title], seed, seconds, file
-                        )
-    yield from _radii(plan, plan["radii"], data)
+    for part in SETTINGS["runs"]:
+        for seed, name, horizon in product(
+            SETTINGS["seeds"], part["data"], part["horizons"]
+        ):
+            file = data / SETTINGS["files"][name]
+            arms = grids.benchmark_arms(file, name, horizon)
+            for arm in part["arms"]:
+                title = f"{name} {horizon} {arm}"
+                seconds = expected_seconds(arm, name, horizon)
+                run = Arm(title, arms[title].model_copy(update={"seed": seed}))
+                yield _cell(part["order"], RUNS, run, seconds, file)
+    radii = SETTINGS["radii"]
+    horizon = radii["horizon"]
+    for seed, name in product(radii["seeds"], radii["data"]):
+        file = data / SETTINGS["files"][name]
+        seconds = expected_seconds("SAMformer", name, horizon)
+        for run in of_seeds(grids.rho_arms(file, name, horizon, radii["rho"]), [seed]):
+            yield _cell(radii["order"], RADII, run, seconds, file)
 
 
-def expected_seconds(
-    plan: Mapping[str, Any], arm: str, data: str, horizon: int
-) -> float:
+def expected_seconds(arm: str, data: str, horizon: int) -> float:
     """Return the processor seconds that a run is expected to take."""
-    epochs = plan["epochs"].get(arm, plan["epochs_of_others"])
-    return float(plan["epoch_seconds"][arm][data][horizon] * epochs)
+    epochs = SETTINGS["epochs"].get(arm, SETTINGS["epochs_of_others"])
+    return float(SETTINGS["epoch_seconds"][arm][data][horizon] * epochs)
 
 
-def _radii(
-    plan: Mapping[str, Any], part: Mapping[str, Any], data: Path
-) -> Iterator[QueueCell]:
-    for seed in part["seeds"]:
-        for name in part["data"]:
-            file = data / plan["files"][name]
-            horizon = part["horizon"]
-            seconds = expected_seconds(plan, "SAMformer", name, horizon)
-            for title, config in grids.rho_arms(
-                file, name, horizon, part["rho"]
-            ).items():
-                yield _cell(part["order"], RADII, title, config, seed, seconds, file)
-
-
-def _cell(
-    order: int,
-    record: str,
-    title: str,
-    config: TrainConfig,
-    seed: int,
-    seconds: float,
-    file: Path,
-) -> QueueCell:
-    arm = Arm(title, config.model_copy(update={"seed": seed}))
-    return QueueCell(
-        order,
-        record,
-        f"{title}, seed {seed}",
-        partial(trained, record, arm),
-        title,
-        seconds,
-        (file,),
-    )
+def _cell(order: int, record: str, arm: Arm, seconds: float, file: Path) -> QueueCell:
+    run = partial(trained, record, arm)
+    more = {"seconds": seconds, "files": (file,)}
+    return QueueCell.seeded(order, record, arm.name, arm.config.seed, run, **more)

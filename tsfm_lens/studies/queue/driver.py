@@ -16,13 +16,14 @@ import shutil
 import signal
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -97,6 +98,19 @@ class QueueCell:
     seconds: float = 0.0
     files: tuple[Path, ...] = ()
     needs_cuda: bool = False
+
+    @classmethod
+    def seeded(
+        cls,
+        order: int,
+        record: str,
+        title: str,
+        seed: int,
+        run: Callable[[Workplace], xr.Dataset | None],
+        **more: Any,
+    ) -> QueueCell:
+        """Return the cell of one seed; those of all seeds of a title cost alike."""
+        return cls(order, record, f"{title}, seed {seed}", run, title, **more)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -194,14 +208,8 @@ def _with_device(record: xr.Dataset) -> xr.Dataset:
 
 
 def _union(*labels: xr.DataArray | None) -> list[object]:
-    return list(
-        dict.fromkeys(
-            value
-            for label in labels
-            if label is not None
-            for value in label.values.tolist()
-        )
-    )
+    known = [part.values.tolist() for part in labels if part is not None]
+    return list(dict.fromkeys(chain.from_iterable(known)))
 
 
 class Queue:
@@ -222,17 +230,11 @@ class Queue:
         self.cells = sorted(cells, key=lambda cell: cell.order)
         self.records = records
         self.state = state
-        keys = [cell.key for cell in cells]
-        twice = (
-            [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
-            if len(set(keys)) < len(keys)
-            else []
-        )
-        if twice:
-            raise InputError(
-                f"the cell {twice[0][1]!r} stands {keys.count(twice[0])} times in"
-                f" {twice[0][0]!r}"
-            )
+        for (record, name), count in Counter(cell.key for cell in cells).items():
+            if count > 1:
+                raise InputError(
+                    f"the cell {name!r} stands {count} times in {record!r}"
+                )
         self.stopped = False
 
     @property
@@ -246,10 +248,8 @@ class Queue:
         for name in dict.fromkeys(cell.record for cell in self.cells):
             record = read_record(self.records / f"{name}.nc")
             if record is not None and SECONDS in record:
-                took = record[SECONDS].to_series()
-                seconds.update(
-                    {(name, str(cell)): float(value) for cell, value in took.items()}
-                )
+                for cell, took in record[SECONDS].to_series().items():
+                    seconds[name, str(cell)] = float(took)
         return seconds
 
     def failures(self) -> dict[tuple[str, str], str]:
@@ -257,9 +257,7 @@ class Queue:
         file = self.state / "failed.jsonl"
         if not file.exists():
             return {}
-        lines = [
-            json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()
-        ]
+        lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         return {(line["record"], line["cell"]): line["error"] for line in lines}
 
     def forget_failures(self) -> None:
@@ -424,19 +422,17 @@ class Queue:
         rows = []
         for cell in self.cells:
             took = finished.get(cell.key)
-            left = 0.0
-            if took is None:
-                left = _expected(cell, measured)
+            is_open = took is None
             rows.append(
                 {
                     "order": cell.order,
                     "record": cell.record,
                     "cells": 1,
-                    "done": took is not None,
-                    "failed": took is None and cell.key in failed,
-                    "no file": took is None and bool(cell.missing),
+                    "done": not is_open,
+                    "failed": is_open and cell.key in failed,
+                    "no file": is_open and bool(cell.missing),
                     "hours used": (took or 0.0) / 3600,
-                    "hours left": left / 3600,
+                    "hours left": is_open * _expected(cell, measured) / 3600,
                 }
             )
         return pd.DataFrame(rows).groupby(["order", "record"]).sum()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ import xarray as xr
 from torch import Tensor, nn
 
 from tsfm_lens.studies.experiments import grids
-from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
+from tsfm_lens.studies.experiments.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.studies.experiments.running import make_optimizer
-from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
+from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace, read_record
 from tsfm_lens.studies.queue.text import SYMBOLS, Text, check_text, find_text
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.levels import level_record, level_runs
@@ -44,6 +45,7 @@ from tsfm_lens.training import Plan, Training, read_log
 from tsfm_lens.training.state import LOG, STATE
 
 ORDER = 4
+SETTINGS: Mapping[str, Any] = PLAN["language"]
 LAST_ORDER = 6
 WIDE_ORDER = 7
 LANGUAGE = "language_runs"
@@ -97,17 +99,16 @@ class LanguageTask:
         self,
         model: LanguageModel,
         text: Text,
-        plan: Mapping[str, Any],
         seed: int,
         arm: str,
     ) -> None:
         self.model: nn.Module = model
         self.seed = seed
-        self.batch = plan["batch"]
-        self.tokens = plan["tokens"]
+        self.batch = SETTINGS["batch"]
+        self.tokens = SETTINGS["tokens"]
         self.training = torch.from_numpy(text.training.astype(np.int64))
         self.held_out = self._windows(
-            torch.from_numpy(text.held_out.astype(np.int64)), plan["held_out"], 0, 1
+            torch.from_numpy(text.held_out.astype(np.int64)), SETTINGS["held_out"], 0, 1
         )
         sizes = {name: list(part.shape) for name, part in model.named_parameters()}
         settings = {
@@ -115,7 +116,7 @@ class LanguageTask:
             "seed": seed,
             "text": text.digest,
             "sizes": sizes,
-            **plan["training"],
+            **SETTINGS["training"],
         }
         # a run whose identity differs in any of these is not resumed
         self.identity = json.dumps(
@@ -150,12 +151,11 @@ class LanguageTask:
         return {"validation": float(np.mean(losses))}
 
 
-def list_forms(arm: Mapping[str, Any], layers: int) -> tuple[ScoringForm, ...]:
+def list_forms(arm: str) -> tuple[ScoringForm, ...]:
     """Return the scoring function of every layer."""
-    return mixed(
-        layers,
-        [form_of_name(form["name"], form.get("options", {})) for form in arm["forms"]],
-    )
+    forms = SETTINGS["arms"][arm]["forms"]
+    pattern = [form_of_name(form["name"], form.get("options", {})) for form in forms]
+    return mixed(SETTINGS["layers"], pattern)
 
 
 def operations(
@@ -175,27 +175,17 @@ def operations(
             projections = 2 * width * heads * sum(form.ranks) + 2 * width**2
         else:
             assert isinstance(form, Standard)
-            if form.window is None:
-                seen = tokens
-            else:
+            if form.window is not None:
                 seen = min(tokens, form.window + 1)
             scores += heads * tokens * seen * d_head
         values += heads * tokens * seen * d_head
         rest += tokens * (projections + 8 * width**2)
-    return {
-        "scores": scores,
-        "values": values,
-        "rest": rest + 2 * tokens * width * len(SYMBOLS),
-    }
+    rest += 2 * tokens * width * len(SYMBOLS)
+    return {"scores": scores, "values": values, "rest": rest}
 
 
 def language_run(
-    record: str,
-    arm: str,
-    width: int,
-    seed: int,
-    plan: Mapping[str, Any],
-    workplace: Workplace,
+    record: str, arm: str, width: int, seed: int, workplace: Workplace
 ) -> xr.Dataset | None:
     """Train one model of characters; None if it was stopped.
 
@@ -207,56 +197,45 @@ def language_run(
     text = find_text(workplace.records)
     for name in (LANGUAGE, record):
         check_text(read_record(workplace.records / f"{name}.nc"), text)
-    heads = width // plan["d_head"]
-    forms = list_forms(plan["arms"][arm], plan["layers"])
-    model = LanguageModel(width, plan["layers"], heads, forms, plan["tokens"])
+    heads = width // SETTINGS["d_head"]
+    layers, tokens = SETTINGS["layers"], SETTINGS["tokens"]
+    forms = list_forms(arm)
+    model = LanguageModel(width, layers, heads, forms, tokens)
     redraw(model, seed)
     if record == WIDE:
         model.to("cuda")
-    task = LanguageTask(model, text, plan, seed, arm)
-    fields = OptimizerFields(**plan["training"]["optimizer"])
-    steps = plan["training"]["steps"]
-    every = plan["training"]["evaluate_every"]
+    task = LanguageTask(model, text, seed, arm)
+    training = SETTINGS["training"]
+    fields = OptimizerFields(**training["optimizer"])
+    steps = training["steps"]
+    every = training["evaluate_every"]
     falling = cosine_by_epoch(fields.learning_rate, 1, epochs=steps, floor=0.0)
 
     def rate(step: int) -> float:
         return falling(step) * min(1.0, (step + 1) / fields.warm_up)
 
-    run_plan = Plan(
-        steps=steps, save_every=every, evaluate_every=every, clip=fields.clip
-    )
-    run = Training(
-        task, make_optimizer(model, fields), run_plan, workplace.folder, rate=rate
-    )
+    plan = Plan(steps=steps, save_every=every, evaluate_every=every, clip=fields.clip)
+    optimizer = make_optimizer(model, fields)
+    run = Training(task, optimizer, plan, workplace.folder, rate=rate)
     if (workplace.folder / STATE).exists():
         run.resume()
     if not run.run(quiet=True):
         return None
     lines = [line for line in read_log(workplace.folder / LOG) if "validation" in line]
-    curve = [line["validation"] for line in lines]
-    title = f"{arm}, D = {width}"
-    counted = operations(forms, width, heads, plan["tokens"])
+    curve = np.array([line["validation"] for line in lines])
+    counted = operations(forms, width, heads, tokens)
     data = xr.Dataset(
         {
-            "validation": (("arm", "seed"), [[curve[-1]]]),
-            "curve": (("arm", "seed", "step"), np.array(curve, np.float32)[None, None]),
-            **{
-                f"operations_{name}": ("arm", [count])
-                for name, count in counted.items()
-            },
-            "parameters": (
-                "arm",
-                [float(sum(part.numel() for part in model.parameters()))],
-            ),
+            "validation": curve[-1],
+            "curve": ("step", curve.astype(np.float32)),
         },
-        coords={
-            "arm": [title],
-            "seed": [seed],
-            "step": [line["step"] for line in lines],
-            "width": ("arm", [width]),
-        },
-    )
-    metadata = {name: plan[name] for name in ("layers", "d_head", "tokens", "batch")}
+        coords={"step": [line["step"] for line in lines]},
+    ).expand_dims(seed=[seed])
+    data = data.assign({f"operations_{name}": n for name, n in counted.items()})
+    numbers = float(sum(part.numel() for part in model.parameters()))
+    data = data.assign(parameters=numbers).expand_dims(arm=[f"{arm}, D = {width}"])
+    data = data.assign_coords(width=("arm", [width]))
+    metadata = {n: SETTINGS[n] for n in ("layers", "d_head", "tokens", "batch")}
     return data.assign_attrs(**text.facts, **metadata, steps=steps, ids=IDS[record])
 
 
@@ -270,46 +249,45 @@ def grid_run(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
     return gathered([arm], workplace.folder).assign_attrs(ids=IDS[record])
 
 
-def language_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
+def language_cells() -> Iterator[QueueCell]:
     """List the language models seed by seed, the wide ones after all others."""
-    yield from _language_cells(plan, LANGUAGE, ORDER, plan["widths"])
-    yield from _language_cells(plan, WIDE, WIDE_ORDER, plan["wide_widths"])
+    for record, order, widths in (
+        (LANGUAGE, ORDER, SETTINGS["widths"]),
+        (WIDE, WIDE_ORDER, SETTINGS["wide_widths"]),
+    ):
+        for seed, width, arm in product(SETTINGS["seeds"], widths, SETTINGS["arms"]):
+            function = partial(language_run, record, arm, width, seed)
+            more = {
+                "seconds": SETTINGS["seconds"][width],
+                "needs_cuda": record == WIDE,
+            }
+            title = f"{arm}, D = {width}"
+            yield QueueCell.seeded(order, record, title, seed, function, **more)
 
 
-def _language_cells(
-    plan: Mapping[str, Any], record: str, order: int, widths: Sequence[int]
+def _grid_cells(
+    order: int,
+    record: str,
+    arms: Mapping[str, TrainConfig],
+    plan: Mapping[str, Any],
+    files: tuple[Path, ...] = (),
 ) -> Iterator[QueueCell]:
-    for seed in plan["seeds"]:
-        for width in widths:
-            for arm in plan["arms"]:
-                title = f"{arm}, D = {width}"
-                yield QueueCell(
-                    order,
-                    record,
-                    f"{title}, seed {seed}",
-                    partial(language_run, record, arm, width, seed, plan),
-                    title,
-                    plan["seconds"][width],
-                    needs_cuda=record == WIDE,
-                )
+    """List the runs of a grid, seed by seed, each as long as the plan says."""
+    for arm in of_seeds(arms, plan["seeds"]):
+        config = arm.config
+        epochs = config.plan.model_copy(update={"epochs": plan["epochs"]})
+        longer = Arm(arm.name, config.model_copy(update={"plan": epochs}))
+        seconds = plan["seconds"]
+        if isinstance(seconds, Mapping):
+            seconds = seconds[config.model.options["width"]]
+        function = partial(grid_run, record, longer)
+        more = {"seconds": seconds, "files": files}
+        yield QueueCell.seeded(order, record, arm.name, config.seed, function, **more)
 
 
-def rate_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
+def rate_cells() -> Iterator[QueueCell]:
     """List the runs of the learning rates across widths (S2-F5, S2-MUPX)."""
-    for seed in plan["seeds"]:
-        for title, config in grids.transfer_arms().items():
-            longer = config.plan.model_copy(update={"epochs": plan["epochs"]})
-            arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
-            seconds = plan["seconds"][config.model.options["width"]]
-            group = title.rpartition(", ")[0]
-            yield QueueCell(
-                ORDER,
-                RATES,
-                f"{title}, seed {seed}",
-                partial(grid_run, RATES, arm),
-                group,
-                seconds,
-            )
+    return _grid_cells(ORDER, RATES, grids.transfer_arms(), PLAN["rates"])
 
 
 def level_run(run: RecipeRun, workplace: Workplace) -> xr.Dataset | None:
@@ -333,49 +311,24 @@ def single_token_arms(plan: Mapping[str, Any]) -> dict[str, TrainConfig]:
     return grids.in_context_arms(subset, epochs=plan["epochs"], tokens="single")
 
 
-def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
+def last_cells(data: Path) -> Iterator[QueueCell]:
     """List the cells of the last order.
 
     They are regression in context with the paper's single tokens, encoders of ETTh1,
     and Chronos by levels.
     """
-    single, encoders, levels = (plan[name] for name in (SINGLE, ENCODERS, LEVELLED))
-    for seed in single["seeds"]:
-        for title, config in single_token_arms(single).items():
-            arm = Arm(title, config.model_copy(update={"seed": seed}))
-            yield QueueCell(
-                LAST_ORDER,
-                SINGLE,
-                f"{title}, seed {seed}",
-                partial(grid_run, SINGLE, arm),
-                title,
-                single["seconds"],
-            )
+    single, encoders, levels = (
+        PLAN["last"][name] for name in (SINGLE, ENCODERS, LEVELLED)
+    )
+    yield from _grid_cells(LAST_ORDER, SINGLE, single_token_arms(single), single)
     file = data / encoders["file"]
-    for seed in encoders["seeds"]:
-        for title, config in grids.encoder_arms(
-            file, horizons=encoders["horizons"]
-        ).items():
-            longer = config.plan.model_copy(update={"epochs": encoders["epochs"]})
-            arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
-            horizon = title.rpartition(" ")[2]
-            seconds = encoders["seconds"][int(horizon)]
-            function = partial(grid_run, ENCODERS, arm)
-            yield QueueCell(
-                LAST_ORDER,
-                ENCODERS,
-                f"{title}, seed {seed}",
-                function,
-                horizon,
-                seconds,
-                (file,),
-            )
+    for horizon in encoders["horizons"]:
+        arms = grids.encoder_arms(file, horizons=[horizon])
+        plan = {**encoders, "seconds": encoders["seconds"][horizon]}
+        yield from _grid_cells(LAST_ORDER, ENCODERS, arms, plan, (file,))
     for run in level_runs(steps=levels["steps"], seeds=levels["seeds"]):
-        yield QueueCell(
-            LAST_ORDER,
-            LEVELLED,
-            f"{run.name}, seed {run.seed}",
-            partial(level_run, run),
-            run.name,
-            levels["seconds"],
+        function = partial(level_run, run)
+        more = {"seconds": levels["seconds"]}
+        yield QueueCell.seeded(
+            LAST_ORDER, LEVELLED, run.name, run.seed, function, **more
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -39,13 +39,12 @@ from tsfm_lens.probes import (
     logit_lens,
     sharp_heads,
 )
-from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
+from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace, read_record
 from tsfm_lens.sweep import dysts_sets
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.data.evaluation_sources import holdout_sets
 from tsfm_lens.sweep.planner.orders import rankings
 from tsfm_lens.sweep.planner.recipes import (
-    Recipe,
     parse_recipe,
     read_recipe,
     select_targets,
@@ -59,6 +58,7 @@ from tsfm_lens.sweep.statistics.scores import (
 )
 
 ORDER = 1
+SETTINGS: Mapping[str, Any] = PLAN["lens paper"]
 LEVELS = tuple(level / 10 for level in range(1, 10))
 METRICS = ("MASE", "sMAPE", "NRMSE", "CRPS", "MSIS")
 EVERY = ("MASE", "CRPS")
@@ -68,6 +68,8 @@ PLAIN = "plain"
 NAIVE = "seasonal naive"
 MODEL = "model"
 TOLERANCE = 0.01
+GROUPS = {"layers": (True, True), "all heads": (True, False), "mlps": (False, True)}
+"""Whether the heads of a layer, and its MLP, go in families of whole layers."""
 ABLATIONS, TWINS, LAYERS, HEADS, PATCHES = (
     f"lens_{name}"
     for name in ("ablations", "twin_ablations", "layers", "heads", "patches")
@@ -107,79 +109,54 @@ class SeriesWindows:
 
     def by_series(self, values: np.ndarray, *, total: bool = False) -> np.ndarray:
         """Average or add up values (…, window) over the windows of each series."""
+        reduce = np.sum if total else np.mean
         labels = np.array(self.series)
-        parts = [values[..., labels == name] for name in self.names]
-        return np.stack(
-            [part.sum(-1) if total else part.mean(-1) for part in parts], axis=-1
-        )
+        parts = [reduce(values[..., labels == name], axis=-1) for name in self.names]
+        return np.stack(parts, axis=-1)
 
-    def run(self, lens: Lens, plan: Mapping[str, Any]) -> Run:
+    def run(self, lens: Lens) -> Run:
         """Run a model on the windows, with their truth."""
-        full = [
-            np.concatenate(pair)
-            for pair in zip(self.contexts.values, self.truth, strict=True)
-        ]
+        full = map(np.concatenate, zip(self.contexts.values, self.truth, strict=True))
         batch = SeriesBatch(tuple(full), self.contexts.ids)
-        samples = None
-        if _draws(lens):
-            samples = plan["samples"]
-        return lens.run(
-            batch,
-            self.truth.shape[1],
-            holdout=True,
-            num_samples=samples,
-            seed=plan["seeds"][0],
-        )
+        samples = SETTINGS["samples"] if _draws(lens) else None
+        seed = SETTINGS["seeds"][0]
+        horizon = self.truth.shape[1]
+        return lens.run(batch, horizon, holdout=True, num_samples=samples, seed=seed)
 
 
 def _draws(lens: Lens) -> bool:
     return lens.adapter.readout == "token"
 
 
-def cut_windows(plan: Mapping[str, Any], context: int) -> SeriesWindows:
+def cut_windows(context: int) -> SeriesWindows:
     """Cut the windows of the plan's series to a model's context."""
-    chaos = plan["chaos"]
-    sizes = chaos["windows"], chaos["stride"], chaos["points"], chaos["periods"]
-    sets = _sets(
-        plan["horizon"], plan["bundled_windows"], tuple(chaos["systems"]), *sizes
-    )
     batches = []
-    truths = []
-    scales = []
-    naive = []
-    series = []
-    for evaluation in sets:
-        contexts, truth = evaluation.batch(range(len(evaluation)), context)
+    series: list[str] = []
+    columns = []
+    for evaluation in _sets():
+        indices = range(len(evaluation))
+        contexts, truth = evaluation.batch(indices, context)
         ids = tuple(f"{evaluation.name} {name}" for name in contexts.ids)
         batches.append(SeriesBatch(contexts.values, ids))
-        truths.append(truth)
-        scales.append(evaluation.scales(range(len(evaluation))))
-        naive.append(evaluation.seasonal_naive(range(len(evaluation)), LEVELS))
+        naive = evaluation.seasonal_naive(indices, LEVELS)
+        columns.append((truth, evaluation.scales(indices), naive))
         series += [evaluation.name.partition("/")[2]] * len(evaluation)
-    truth, scale, forecast = (np.concatenate(part) for part in (truths, scales, naive))
-    return SeriesWindows(
-        SeriesBatch.concat(batches), truth, scale, forecast, tuple(series)
-    )
+    truths, scales, naives = map(np.concatenate, zip(*columns, strict=True))
+    contexts = SeriesBatch.concat(batches)
+    return SeriesWindows(contexts, truths, scales, naives, tuple(series))
 
 
 @cache
-def _sets(
-    horizon: int,
-    bundled: int,
-    systems: tuple[str, ...],
-    windows: int,
-    stride: int,
-    points: int,
-    periods: float,
-) -> list[EvaluationSet]:
+def _sets() -> list[EvaluationSet]:
     """Make the sets of all series; of chaotic systems the first coordinate."""
-    sets = holdout_sets(list(bundled_names()), horizon, bundled)
-    for dysts_set in dysts_sets(
-        systems, horizon, windows, stride, points=points, periods=periods
-    ):
-        first = tuple(window for window in dysts_set.windows if window.item == "ic0.0")
-        sets.append(replace(dysts_set, windows=first))
-    return sets
+    horizon = SETTINGS["horizon"]
+    chaos = dysts_sets(horizon=horizon, **SETTINGS["chaos"])
+    first = [
+        replace(made, windows=tuple(w for w in made.windows if w.item == "ic0.0"))
+        for made in chaos
+    ]
+    bundled = holdout_sets(list(bundled_names()), horizon, SETTINGS["bundled_windows"])
+    return [*bundled, *first]
 
 
 # --- codes ----------------------------------------------------------------------------
@@ -219,124 +196,100 @@ def read_components(lens: Lens, code: str) -> list[Component]:
     return found
 
 
-def _subsets(members: Sequence[int], *, min_size: int = 1) -> Iterator[tuple[int, ...]]:
-    for size in range(min_size, len(members) + 1):
+def _subsets(members: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for size in range(1, len(members) + 1):
         yield from itertools.combinations(members, size)
 
 
-def list_families(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+def list_families(model: str) -> list[str]:
     """List the families of variants that a model has."""
-    if not models["heads"]:
+    facts = SETTINGS["models"][model]
+    if not facts["heads"]:
         return ["layers", "ranges"]
-    own_families = [f"own {name}" for name in plan["own_recipes"]]
-    heads = [f"heads {layer}" for layer in range(models["layers"])]
-    return [
-        "layers",
-        "all heads",
-        "mlps",
-        *heads,
-        "cross heads",
-        "random",
-        "sharp",
-        *plan["recipes"],
-        *own_families,
-    ]
+    heads = [f"heads {layer}" for layer in range(facts["layers"])]
+    own = [f"own {name}" for name in SETTINGS["own_recipes"]]
+    single = [*GROUPS, *heads, "cross heads"]
+    return [*single, "random", "sharp", *SETTINGS["recipes"], *own]
 
 
 def write_codes(
-    lens: Lens, family: str, plan: Mapping[str, Any], model: str, workplace: Workplace
+    lens: Lens, family: str, model: str, workplace: Workplace
 ) -> dict[str, str]:
     """Return the codes of a family's variants by their names.
 
-    A name says how the variant was chosen.
+    A name says how the variant was chosen; without one, it is the code.
     """
     stack = lens.wiring.output_stack
     layers = range(stack.n_layers)
     heads = range(stack.n_heads)
-    rng = np.random.default_rng(plan["draw_seed"])
-    draws = plan["draws"]
-    if family in ("layers", "ranges") and not heads:
-        return dict(_plain_names(_branch_codes(len(layers), family)))
-    if family == "layers":
-        return _plain_names(
-            write_code(dict.fromkeys(some, (heads, True))) for some in _subsets(layers)
-        )
-    if family == "all heads":
-        return _plain_names(
-            write_code(dict.fromkeys(some, (heads, False))) for some in _subsets(layers)
-        )
-    if family == "mlps":
-        return _plain_names(
-            write_code(dict.fromkeys(some, ((), True))) for some in _subsets(layers)
-        )
-    if family.startswith("heads "):
+    if not heads:
+        codes = _branch_codes(stack.n_layers, family)
+    elif family in GROUPS:
+        some_heads, mlp = GROUPS[family]
+        part = (heads if some_heads else (), mlp)
+        codes = [write_code(dict.fromkeys(some, part)) for some in _subsets(layers)]
+    elif family == "cross heads":
+        pairs = itertools.product(layers, heads)
+        codes = [write_code({layer: ((head,), False)}, "x") for layer, head in pairs]
+    elif family.startswith("heads "):
         layer = int(family.split()[1])
-        return _plain_names(
-            write_code({layer: (some, False)}) for some in _subsets(heads)
-        )
-    if family == "cross heads":
-        return _plain_names(
-            write_code({layer: ((head,), False)}, "x")
-            for layer in layers
-            for head in heads
-        )
-    if family == "random":
-        # as many as one layer has, from anywhere
-        full = _drawn(
-            rng, draws, lambda: _anywhere(rng, len(layers), len(heads), len(heads), 1)
-        )
-        only = _drawn(
-            rng, draws, lambda: _anywhere(rng, len(layers), len(heads), len(heads), 0)
-        )
-        return {**_named("random layer", full), **_named("random heads", only)}
-    if family == "sharp":
-        return _sharp_codes(lens, plan, rng)
-    recipe = _recipe(lens, family, plan, model, workplace)
-    chosen, mlps = select_targets(recipe[0], lens, measured=recipe[1], scale=True)
-    parts = {layer: (chosen.get(layer, []), layer in mlps) for layer in layers}
-    counts = {layer: len(indices) for layer, indices in chosen.items()}
-    total = sum(counts.values())
-
-    def in_place() -> str:
-        """Draw as many heads of each layer, with the same MLPs (figure 12)."""
-        picked = {
-            layer: rng.permutation(len(heads))[:count].tolist()
-            for layer, count in counts.items()
-        }
-        return write_code(
-            {layer: (picked.get(layer, ()), layer in mlps) for layer in layers}
-        )
-
-    return {
-        "chosen": write_code(parts),
-        **_named("random in place", _drawn(rng, draws, in_place)),
-        **_named(
-            "random anywhere",
-            _drawn(
-                rng,
-                draws,
-                lambda: _anywhere(rng, len(layers), len(heads), total, len(mlps)),
-            ),
-        ),
-    }
-
-
-def _plain_names(codes: Iterable[str]) -> dict[str, str]:
+        codes = [write_code({layer: (some, False)}) for some in _subsets(heads)]
+    else:
+        return _drawn_codes(lens, family, model, workplace)
     return {code: code for code in codes}
 
 
-def _named(prefix: str, codes: Iterable[str]) -> dict[str, str]:
-    return {f"{prefix} {number}": code for number, code in enumerate(codes)}
+def _drawn_codes(
+    lens: Lens, family: str, model: str, workplace: Workplace
+) -> dict[str, str]:
+    """Return codes of a family that has parts drawn at random."""
+    stack = lens.wiring.output_stack
+    rng = np.random.default_rng(SETTINGS["draw_seed"])
+    anywhere = partial(_anywhere, rng, stack.n_layers, stack.n_heads)
+    if family == "random":
+        # as many as one layer has, from anywhere
+        full = _draw_codes("random layer", partial(anywhere, stack.n_heads, 1))
+        only = _draw_codes("random heads", partial(anywhere, stack.n_heads, 0))
+        return {**full, **only}
+    if family == "sharp":
+        return _sharp_codes(lens, anywhere)
+    if family.startswith("own "):
+        name = family.removeprefix("own ")
+        recipe = parse_recipe({"name": name, **SETTINGS["own_recipes"][name]})
+        measured = removable_heads(lens, model, workplace)
+    else:
+        recipe, measured = read_recipe(family), None
+    chosen, mlps = select_targets(recipe, lens, measured=measured, scale=True)
+
+    def code(heads: Mapping[int, Sequence[int]]) -> str:
+        layers = range(stack.n_layers)
+        return write_code({n: (heads.get(n, ()), n in mlps) for n in layers})
+
+    def in_place() -> str:
+        """Draw as many heads of each layer, with the same MLPs (figure 12)."""
+        orders = {layer: rng.permutation(stack.n_heads) for layer in chosen}
+        return code(
+            {n: order[: len(chosen[n])].tolist() for n, order in orders.items()}
+        )
+
+    total = sum(map(len, chosen.values()))
+    return {
+        "chosen": code(chosen),
+        **_draw_codes("random in place", in_place),
+        **_draw_codes("random anywhere", partial(anywhere, total, len(mlps))),
+    }
 
 
-def _drawn(rng: np.random.Generator, count: int, draw: Any) -> list[str]:
-    """Draw up to ``count`` different codes; fewer where there are no more."""
+def _draw_codes(prefix: str, draw: Callable[[], str]) -> dict[str, str]:
+    """Draw different codes by number; fewer than the plan's where there are no more."""
+    count = SETTINGS["draws"]
     codes: dict[str, None] = {}
     for _ in range(50 * count):
         if len(codes) == count:
             break
         codes[draw()] = None
-    return [code for code in codes if code]
+    drawn = filter(None, codes)
+    return {f"{prefix} {number}": code for number, code in enumerate(drawn)}
 
 
 def _anywhere(
@@ -344,80 +297,63 @@ def _anywhere(
 ) -> str:
     """Draw heads and MLPs from all layers."""
     picked = rng.permutation(layers * heads)[:count]
-    without = set(rng.permutation(layers)[:mlps].tolist())
-    by_layer: dict[int, tuple[list[int], bool]] = {
-        layer: ([], layer in without) for layer in range(layers)
-    }
-    for head_index in picked.tolist():
-        by_layer[head_index // heads][0].append(head_index % heads)
-    return write_code(by_layer)
+    without = rng.permutation(layers)[:mlps]
+    return write_code(
+        {
+            layer: (
+                (picked[picked // heads == layer] % heads).tolist(),
+                layer in without,
+            )
+            for layer in range(layers)
+        }
+    )
 
 
-def _branch_codes(layers: int, family: str) -> Iterator[str]:
+def _branch_codes(layers: int, family: str) -> list[str]:
     """Write layers without heads, one by one or in ranges.
 
     Ranges are pairs, and ranges that grow from the middle.
     """
     middle = layers // 2
-    pairs = [range(first, first + 2) for first in range(layers - 1)]
-    growing = [
-        range(max(middle - distance, 0), min(middle + distance, layers - 1) + 1)
-        for distance in range(1, middle + 1)
+    spans = [range(layer, layer + 1) for layer in range(layers)]
+    if family == "ranges":
+        spans = [range(first, first + 2) for first in range(layers - 1)]
+        spans += [
+            range(max(middle - far, 0), min(middle + far + 1, layers))
+            for far in range(1, middle + 1)
+        ]
+    return [
+        " ".join(f"{layer}:{letters}" for layer in span)
+        for letters in ("cm", "c", "m")
+        for span in spans
     ]
-    if family == "layers":
-        spans = [range(layer, layer + 1) for layer in range(layers)]
-    else:
-        spans = [*pairs, *growing]
-    for letters in ("cm", "c", "m"):
-        for span in spans:
-            yield " ".join(f"{layer}:{letters}" for layer in span)
 
 
-def _sharp_codes(
-    lens: Lens, plan: Mapping[str, Any], rng: np.random.Generator
-) -> dict[str, str]:
+def _sharp_codes(lens: Lens, anywhere: Callable[[int, int], str]) -> dict[str, str]:
     """Write the sharpest and most diffuse heads, and as many random ones.
 
     They are those of figures 5 and 20.
     """
-    windows = cut_windows(plan, lens.adapter.context_length)
-    entropy = head_entropy(windows.run(lens, plan))
-    stack = lens.wiring.output_stack
+    windows = cut_windows(lens.adapter.context_length)
+    entropy = head_entropy(windows.run(lens))
     codes = dict[str, str]()
-    for count in plan["sharp_counts"]:
-        for text, chosen in (
-            ("sharpest", sharp_heads(entropy, count)),
-            ("most diffuse", diffuse_heads(entropy, count)),
+
+    def draw(count: int) -> str:
+        return anywhere(count, 0).replace("h", "x")
+
+    for count in SETTINGS["sharp_counts"]:
+        for text, choose in (
+            ("sharpest", sharp_heads),
+            ("most diffuse", diffuse_heads),
         ):
             by_layer: dict[int, tuple[list[int], bool]] = {}
-            for head in chosen:
+            for head in choose(entropy, count):
                 by_layer.setdefault(head.layer, ([], False))[0].append(
                     int(head.head or 0)
                 )
             codes[f"{text} {count}"] = write_code(by_layer, "x")
-
-        def draw(count: int = count) -> str:
-            return _anywhere(rng, stack.n_layers, stack.n_heads, count, 0).replace(
-                "h", "x"
-            )
-
-        codes |= _named(f"random {count}", _drawn(rng, plan["draws"], draw))
+        codes |= _draw_codes(f"random {count}", partial(draw, count))
     return codes
-
-
-def _recipe(
-    lens: Lens, family: str, plan: Mapping[str, Any], model: str, workplace: Workplace
-) -> tuple[Recipe, dict[int, list[int]] | None]:
-    """Return a published recipe, or one at the model's own heads@1pp.
-
-    The latter has the heads that go in each layer.
-    """
-    if not family.startswith("own "):
-        return read_recipe(family), None
-    name = family.removeprefix("own ")
-    return parse_recipe({"name": name, **plan["own_recipes"][name]}), removable_heads(
-        lens, model, workplace
-    )
 
 
 def removable_heads(
@@ -441,120 +377,94 @@ def removable_heads(
     change: xr.DataArray = xr.apply_ufunc(
         np.expm1, (error - error.sel(variant=PLAIN)).mean("series")
     )
-    best: dict[int, list[int]] = {}
+    best: dict[int, list[int]] = {
+        layer: [] for layer in range(lens.wiring.output_stack.n_layers)
+    }
     for by_layer in rankings(lens, ["stable_rank"]).values():
         for layer, order in by_layer.items():
             # from the most heads down: the first count within the tolerance decides
-            for count in range(len(order), 0, -1):
+            for count in range(len(order), len(best[layer]), -1):
                 name = f"heads {layer} | {write_code({layer: (order[:count], False)})}"
                 if float(change.sel(variant=name)) < TOLERANCE:
-                    if count > len(best.get(layer, [])):
-                        best[layer] = list(order[:count])
+                    best[layer] = list(order[:count])
                     break
-    return {
-        layer: best.get(layer, []) for layer in range(lens.wiring.output_stack.n_layers)
-    }
+    return best
 
 
 # --- forecasts without parts ----------------------------------------------------------
 
 
-def ablated(
-    model: str, family: str, seed: int, plan: Mapping[str, Any], workplace: Workplace
-) -> xr.Dataset:
+def ablated(model: str, family: str, seed: int, workplace: Workplace) -> xr.Dataset:
     """Forecast without the parts of each variant of a family.
 
     Errors, and the distance of the forecast, are by series.
     """
-    lens = load(plan["models"][model]["source"])
-    codes = write_codes(lens, family, plan, model, workplace)
-    scores = compute_scores(lens, list(dict.fromkeys(codes.values())), seed, plan)
+    lens = _open(model)
+    codes = write_codes(lens, family, model, workplace)
+    scores = compute_scores(lens, list(dict.fromkeys(codes.values())), seed)
     names = {
         f"{family} | {name}" if name == code else f"{family} | {name}: {code}": code
         for name, code in codes.items()
     }
-    if family == "layers":
-        names |= {PLAIN: PLAIN, NAIVE: NAIVE}
-    data = (
-        scores[[*EVERY, DISTANCE]]
-        .sel(code=list(names.values()))
-        .drop_vars("code")
-        .rename(code="variant")
-    )
-    data = data.assign_coords(variant=list(names))
     # the further metrics of table 4 only of what it has: recipes, and the forecasts
     # that they are compared with
+    recipes = {}
     if "chosen" in codes:
-        rows = {family: codes["chosen"]}
-    elif family == "layers":
-        rows = {PLAIN: PLAIN, NAIVE: NAIVE}
-    else:
-        rows = {}
-    if rows:
-        more = (
-            scores[[name for name in METRICS if name not in EVERY]]
-            .sel(code=list(rows.values()))
-            .drop_vars("code")
-        )
-        data = data.merge(more.rename(code="recipe").assign_coords(recipe=list(rows)))
-    return data.expand_dims(seed=[seed]).assign_attrs(
-        _attrs(ABLATIONS, plan, model=model)
-    )
+        recipes = {family: codes["chosen"]}
+    if family == "layers":
+        recipes = {PLAIN: PLAIN, NAIVE: NAIVE}
+        names |= recipes
+    data = _renamed(scores[[*EVERY, DISTANCE]], variant=names)
+    if recipes:
+        more = scores[[name for name in METRICS if name not in EVERY]]
+        data = data.merge(_renamed(more, recipe=recipes))
+    data = data.expand_dims(seed=[seed])
+    return data.assign_attrs(_attrs(ABLATIONS), model=model)
 
 
-def compute_scores(
-    lens: Lens, codes: Sequence[str], seed: int, plan: Mapping[str, Any]
-) -> xr.Dataset:
+def _renamed(scores: xr.Dataset, **names: Mapping[str, str]) -> xr.Dataset:
+    """Select codes, and replace their dimension by one of names."""
+    ((dim, codes),) = names.items()
+    chosen = scores.sel(code=list(codes.values())).drop_vars("code").rename(code=dim)
+    return chosen.assign_coords({dim: list(codes)})
+
+
+def compute_scores(lens: Lens, codes: Sequence[str], seed: int) -> xr.Dataset:
     """Compute errors and distances (code, series).
 
     Those of the plain model and of the seasonal naive forecast are among them.
     """
-    context = min(lens.adapter.context_length, plan["longest_context"])
-    windows = cut_windows(plan, context)
+    context = min(lens.adapter.context_length, SETTINGS["longest_context"])
+    windows = cut_windows(context)
     variants = [Variant(PLAIN, ())]
     variants += [
         replace(Variant.zero(*read_components(lens, code)), name=code) for code in codes
     ]
-    samples = None
-    if _draws(lens):
-        samples = plan["samples"]
-    options: dict[str, Any] = {
-        "quantiles": LEVELS,
-        "num_samples": samples,
-        "seed": seed,
-        "non_finite": "keep",
-    }
     result = forecast_variants(
-        lens, windows.contexts, windows.truth.shape[1], variants, **options
+        lens,
+        windows.contexts,
+        windows.truth.shape[1],
+        variants,
+        quantiles=LEVELS,
+        num_samples=SETTINGS["samples"] if _draws(lens) else None,
+        seed=seed,
+        non_finite="keep",
     )
+    middle = result.quantiles[:, :, LEVELS.index(0.5)]
     rows = []
-    for index in range(len(variants)):
-        if result.samples is None:
-            drawn = None
-        else:
-            drawn = result.samples[index]
-        sums = window_scores(
-            windows.truth,
-            result.quantiles[index],
-            LEVELS,
-            windows.scale,
-            samples=drawn,
-            mean=result.mean[index],
-        )
-        middle = result.quantiles[:, :, LEVELS.index(0.5)]
+    for index, quantiles in enumerate(result.quantiles):
+        more: dict[str, Any] = {"mean": result.mean[index]}
+        if result.samples is not None:
+            more["samples"] = result.samples[index]
+        row = _metrics(windows, quantiles, **more)
         distances = forecast_distances(
-            middle[index], middle[0], steps=plan["compared_steps"]
-        )[DISTANCE]
-        rows.append({**_metrics(windows, sums), DISTANCE: windows.by_series(distances)})
-    naive = window_scores(windows.truth, windows.naive, LEVELS, windows.scale)
-    rows.append(
-        {**_metrics(windows, naive), DISTANCE: np.full(len(windows.names), np.nan)}
-    )
-    columns = {
-        name: (
-            ("code", "series"),
-            np.stack([row[name] for row in rows]).astype(np.float32),
+            middle[index], middle[0], steps=SETTINGS["compared_steps"]
         )
+        rows.append({**row, DISTANCE: windows.by_series(distances[DISTANCE])})
+    naive = _metrics(windows, windows.naive)
+    rows.append({**naive, DISTANCE: np.full(len(windows.names), np.nan)})
+    columns = {
+        name: (("code", "series"), np.array([row[name] for row in rows], np.float32))
         for name in rows[0]
     }
     return xr.Dataset(
@@ -563,36 +473,33 @@ def compute_scores(
 
 
 def _metrics(
-    windows: SeriesWindows, sums: Mapping[str, np.ndarray]
+    windows: SeriesWindows, quantiles: np.ndarray, **more: Any
 ) -> dict[str, np.ndarray]:
     """Compute the metrics of each series from the sums of its windows."""
+    sums = window_scores(windows.truth, quantiles, LEVELS, windows.scale, **more)
     return pooled(
         {name: windows.by_series(sums[name], total=True) for name in SUMS}, METRICS
     )
 
 
-def twins_ablated(
-    model: str, number: int, plan: Mapping[str, Any], workplace: Workplace
-) -> xr.Dataset:
+def twins_ablated(model: str, number: int, workplace: Workplace) -> xr.Dataset:
     """Forecast by an untrained twin without layers, their heads or their MLPs.
 
     Distances are by series.
     """
-    lens = make_twin(load(plan["models"][model]["source"]), number)
+    lens = _open(model, number)
     stack = lens.wiring.output_stack
     heads = range(stack.n_heads)
-    parts = [(heads, True), (heads, False), ((), True)]
-    codes = [
-        write_code({layer: part}) for part in parts for layer in range(stack.n_layers)
-    ]
-    scores = compute_scores(lens, codes, plan["seeds"][0], plan)[[DISTANCE]].sel(
-        code=codes
+    parts = itertools.product(
+        [(heads, True), (heads, False), ((), True)], range(stack.n_layers)
     )
-    scores = scores.rename(code="variant").expand_dims(model=[model], twin=[number])
-    return scores.assign_attrs(_attrs(TWINS, plan))
+    codes = [write_code({layer: part}) for part, layer in parts]
+    scores = compute_scores(lens, codes, SETTINGS["seeds"][0])[[DISTANCE]]
+    scores = scores.sel(code=codes).rename(code="variant")
+    return scores.expand_dims(model=[model], twin=[number]).assign_attrs(_attrs(TWINS))
 
 
-def _attrs(record: str, plan: Mapping[str, Any], **more: str) -> dict[str, Any]:
+def _attrs(record: str) -> dict[str, Any]:
     names = (
         "horizon",
         "samples",
@@ -601,30 +508,35 @@ def _attrs(record: str, plan: Mapping[str, Any], **more: str) -> dict[str, Any]:
         "draw_seed",
         "longest_context",
     )
-    return {"ids": IDS[record], **{name: plan[name] for name in names}, **more}
+    return {"ids": IDS[record], **{name: SETTINGS[name] for name in names}}
 
 
 # --- layers and heads -----------------------------------------------------------------
 
 
-def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, str]:
+def _open(model: str, number: int = -1) -> Lens:
     """Open a model, or its twin of a number; -1 is the model itself."""
-    lens = load(plan["models"][model]["source"])
+    lens = load(SETTINGS["models"][model]["source"])
     if number < 0:
-        return (lens, MODEL)
-    return (make_twin(lens, number), f"twin {number}")
+        return lens
+    return make_twin(lens, number)
 
 
-def layers_measured(
-    model: str, number: int, plan: Mapping[str, Any], workplace: Workplace
-) -> xr.Dataset:
+def _of_subject(data: xr.Dataset, record: str, model: str, number: int) -> xr.Dataset:
+    """Give measures the names of their model, and of the twin of a number."""
+    subject = MODEL if number < 0 else f"twin {number}"
+    data = data.expand_dims(model=[model], subject=[subject])
+    return data.assign_attrs(_attrs(record))
+
+
+def layers_measured(model: str, number: int, workplace: Workplace) -> xr.Dataset:
     """Measure errors and entropies after every layer, by series.
 
     The errors are the lens forecast's; entropies are of logits and of heads' writes.
     """
-    lens, subject = _subject(model, number, plan)
-    windows = cut_windows(plan, lens.adapter.context_length)
-    full = windows.run(lens, plan)
+    lens = _open(model, number)
+    windows = cut_windows(lens.adapter.context_length)
+    full = windows.run(lens)
     parts = []
     for first in range(0, len(windows.series), 8):
         run = full.select(list(range(first, min(first + 8, len(windows.series)))))
@@ -634,46 +546,35 @@ def layers_measured(
         if "entropy" in read:
             part["logit_entropy"] = read["entropy"].mean("step")
         part["write_entropy"] = ranks["entropy"]
-        parts.append(
-            part.drop_vars([name for name in part.coords if name not in part.dims])
-        )
+        parts.append(part.reset_coords(drop=True))
     joined = xr.concat(parts, dim="series", join="outer", combine_attrs="override")
+    joined = joined.transpose(..., "series")
     arrays = {
-        name: (values.transpose(..., "series").dims, _mean(windows, values))
+        name: (values.dims, windows.by_series(values.values).astype(np.float32))
         for name, values in joined.items()
     }
     coords = {name: joined[name].values for name in ("layer", "metric")}
     data = xr.Dataset(arrays, coords={**coords, "series": windows.names})
-    return data.expand_dims(model=[model], subject=[subject]).assign_attrs(
-        _attrs(LAYERS, plan)
-    )
+    return _of_subject(data, LAYERS, model, number)
 
 
-def _mean(windows: SeriesWindows, values: xr.DataArray) -> np.ndarray:
-    return windows.by_series(values.transpose(..., "series").values).astype(np.float32)
-
-
-def heads_measured(
-    model: str, number: int, plan: Mapping[str, Any], workplace: Workplace
-) -> xr.Dataset:
+def heads_measured(model: str, number: int, workplace: Workplace) -> xr.Dataset:
     """Measure attention entropy, stable ranks and induction scores of every head.
 
     Entropies are by series, induction scores by blocks of sequences.
     """
-    lens, subject = _subject(model, number, plan)
-    windows = cut_windows(plan, lens.adapter.context_length)
-    run = windows.run(lens, plan)
+    lens = _open(model, number)
+    windows = cut_windows(lens.adapter.context_length)
+    run = windows.run(lens)
     labels = np.array(windows.series)
     rows = [np.flatnonzero(labels == name).tolist() for name in windows.names]
-    entropy = np.stack(
-        [head_entropy(run.select(row))["entropy"].values for row in rows]
-    )
+    entropy = [head_entropy(run.select(row))["entropy"].values for row in rows]
     spectra = head_spectra(lens, kind="cross_attn", products=["QK"])["stable_rank"].sel(
         product="QK"
     )
     data = xr.Dataset(
         {
-            "entropy": (("series", "layer", "head"), entropy.astype(np.float32)),
+            "entropy": (("series", "layer", "head"), np.array(entropy, np.float32)),
             "stable_rank": (("layer", "head"), spectra.values.astype(np.float32)),
         },
         coords={
@@ -683,124 +584,104 @@ def heads_measured(
         },
     )
     if _draws(lens):
-        data = data.assign(_induction(lens, plan["induction"]))
-    return data.expand_dims(model=[model], subject=[subject]).assign_attrs(
-        _attrs(HEADS, plan)
-    )
+        data = data.assign(_induction(lens, **SETTINGS["induction"]))
+    return _of_subject(data, HEADS, model, number)
 
 
-def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
+def _induction(
+    lens: Lens, motif: int, repeats: int, sequences: int, blocks: int, seed: int
+) -> dict[str, Any]:
     """Score induction by blocks of sequences.
 
     A block is NaN where no token that was rolled out is in the context.
     """
     stack = lens.wiring.output_stack
-    found = []
-    sizes = {
-        "motif": plan["motif"],
-        "repeats": plan["repeats"],
-        "n_sequences": plan["sequences"] // plan["blocks"],
-    }
-    for block in range(plan["blocks"]):
-        seed = int(np.random.SeedSequence((plan["seed"], block)).generate_state(1)[0])
+    found: dict[str, list[Any]] = {}
+    names = ("prefix_matching", "copy_score", "copy_accuracy")
+    for block in range(blocks):
+        child = int(np.random.SeedSequence((seed, block)).generate_state(1)[0])
         try:
-            scores = induction_scores(lens, **sizes, seed=seed)
-            rows = [scores["prefix_matching"].values, scores["copy_score"].values]
-            found.append((*rows, float(scores["copy_accuracy"])))
+            scores = induction_scores(
+                lens,
+                motif=motif,
+                repeats=repeats,
+                n_sequences=sequences // blocks,
+                seed=child,
+            )
+            rows = [scores[name].values for name in names]
         except InputError:
             empty = np.full((stack.n_layers, stack.n_heads), np.nan)
-            found.append((empty, empty, np.nan))
-    prefix, copy, accuracy = (
-        np.stack(part).astype(np.float32) for part in zip(*found, strict=True)
-    )
+            rows = [empty, empty, np.array(np.nan)]
+        for name, row in zip(names, rows, strict=True):
+            found.setdefault(name, []).append(row)
     dims = ("block", "layer", "head")
     return {
-        "prefix_matching": (dims, prefix),
-        "copy_score": (dims, copy),
-        "copy_accuracy": ("block", accuracy),
+        name: (dims[: np.ndim(values)], np.array(values, np.float32))
+        for name, values in found.items()
     }
 
 
-def patches_measured(
-    model: str, plan: Mapping[str, Any], workplace: Workplace
-) -> xr.Dataset:
+def patches_measured(model: str, workplace: Workplace) -> xr.Dataset:
     """Measure cross-attention between patches along a long forecast (figure 21).
 
     The series is Lorenz-63.
     """
-    lens = load(plan["models"][model]["source"])
-    part = plan["patches"]
-    (lorenz,) = dysts_sets(
-        ["Lorenz"], part["horizon"], points=part["points"], periods=part["periods"]
-    )
+    lens = _open(model)
+    horizon = SETTINGS["patches"]["horizon"]
+    (lorenz,) = dysts_sets(["Lorenz"], **SETTINGS["patches"])
     contexts, truth = lorenz.batch([0], lens.adapter.context_length)
     batch = SeriesBatch((np.concatenate([contexts.values[0], truth[0]]),), ("Lorenz",))
-    maps = autoregressive_attention(
-        lens.run(batch, part["horizon"], holdout=True), keys="window"
-    )
+    run = lens.run(batch, horizon, holdout=True)
+    maps = autoregressive_attention(run, keys="window")
     columns = {name: maps[name] for name in ("attention", "key_start", "key_stop")}
     data = xr.Dataset(
         {name: (values.dims, values.values) for name, values in columns.items()}
     )
     data["attention"] = data["attention"].astype(np.float32)
     data["key_special"] = ("key", (maps["key_special"].values != "").astype(np.int8))
-    return data.expand_dims(model=[model]).assign_attrs(
-        _attrs(PATCHES, plan), series="Lorenz"
-    )
+    data.attrs = {**_attrs(PATCHES), "series": "Lorenz"}
+    return data.expand_dims(model=[model])
 
 
 # --- the list -------------------------------------------------------------------------
 
 
-def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
+def lens_cells() -> Iterator[QueueCell]:
     """List the cells: the models themselves first, then their twins."""
-    costs = plan["seconds"]
-    cell = partial(QueueCell, ORDER)
-    for model, metadata in plan["models"].items():
-        if metadata["heads"]:
-            for record, measured in (
-                (LAYERS, layers_measured),
-                (HEADS, heads_measured),
-            ):
-                function = partial(measured, model, -1, plan)
-                yield cell(
-                    record, f"{model}, {MODEL}", function, model, costs[record][model]
-                )
-        if metadata["patches"]:
-            yield cell(
-                PATCHES,
-                model,
-                partial(patches_measured, model, plan),
-                model,
-                costs[PATCHES][model],
-            )
-    for model, metadata in plan["models"].items():
-        for family in list_families(metadata, plan):
-            both = metadata["drawn"] and family in plan["two_seeds"]
-            for seed in plan["seeds"] if both else plan["seeds"][:1]:
-                function = partial(ablated, model, family, seed, plan)
-                seconds = costs[ABLATIONS][model]
-                yield cell(
-                    f"{ABLATIONS}_{model}",
-                    f"{family}, seed {seed}",
-                    function,
-                    family,
-                    seconds,
-                )
-    for number in range(plan["twins"]):
-        for model, metadata in plan["models"].items():
-            if not metadata["heads"]:
-                continue
+    models = SETTINGS["models"]
+    headed = [model for model in models if models[model]["heads"]]
+    for number in range(-1, SETTINGS["twins"]):
+        for model in headed:
+            name = f"{model}, {MODEL if number < 0 else f'twin {number}'}"
             for record, measured in (
                 (LAYERS, layers_measured),
                 (HEADS, heads_measured),
                 (TWINS, twins_ablated),
             ):
-                function = partial(measured, model, number, plan)
-                yield cell(
-                    record,
-                    f"{model}, twin {number}",
-                    function,
-                    model,
-                    costs[record][model],
-                )
+                if record != TWINS or number >= 0:
+                    function = partial(measured, model, number)
+                    yield _cell(record, name, function, model, model)
+    for model, facts in models.items():
+        if facts["patches"]:
+            function = partial(patches_measured, model)
+            yield _cell(PATCHES, model, function, model, model)
+        for family in list_families(model):
+            both = facts["drawn"] and family in SETTINGS["two_seeds"]
+            for seed in SETTINGS["seeds"] if both else SETTINGS["seeds"][:1]:
+                function = partial(ablated, model, family, seed)
+                name = f"{family}, seed {seed}"
+                yield _cell(ABLATIONS, name, function, family, model)
+
+
+def _cell(
+    record: str,
+    name: str,
+    run: Callable[[Workplace], xr.Dataset],
+    group: str,
+    model: str,
+) -> QueueCell:
+    seconds = SETTINGS["seconds"][record][model]
+    if record == ABLATIONS:
+        # a model each, as the models have different variants
+        record = f"{record}_{model}"
+    return QueueCell(ORDER, record, name, run, group, seconds)

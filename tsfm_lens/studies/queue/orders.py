@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tsfm_lens.studies.queue.benchmarks import benchmark_cells
-from tsfm_lens.studies.queue.driver import PLAN, QueueCell
+from tsfm_lens.studies.queue.driver import QueueCell
 from tsfm_lens.studies.queue.language import language_cells, last_cells, rate_cells
 from tsfm_lens.studies.queue.lens_paper import lens_cells
 from tsfm_lens.studies.queue.ranks import rank_cells
@@ -14,10 +14,10 @@ from tsfm_lens.studies.queue.ranks import rank_cells
 def all_cells(data: Path) -> list[QueueCell]:
     """Return the cells of all orders; ``data`` is the folder of the benchmark files."""
     return [
-        *lens_cells(PLAN["lens paper"]),
-        *benchmark_cells(PLAN["samformer"], data),
-        *rank_cells(PLAN["ranks"]),
-        *language_cells(PLAN["language"]),
-        *rate_cells(PLAN["rates"]),
-        *last_cells(PLAN["last"], data),
+        *lens_cells(),
+        *benchmark_cells(data),
+        *rank_cells(),
+        *language_cells(),
+        *rate_cells(),
+        *last_cells(data),
     ]

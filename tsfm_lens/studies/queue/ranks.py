@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -27,11 +29,12 @@ from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
 from tsfm_lens.probes.weights import weight_matrices
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS
-from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
+from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace, read_record
 from tsfm_lens.studies.queue.text import Text, check_text, decoded, python_text
 from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.export import as_pipeline
+from tsfm_lens.studies.recipes.history import initial_model
 from tsfm_lens.studies.recipes.lowrank import (
     CORPUS_SEED,
     RecipeRun,
@@ -41,7 +44,6 @@ from tsfm_lens.studies.recipes.lowrank import (
 from tsfm_lens.studies.recipes.recipe import (
     MIXES,
     AttentionRank,
-    TrainingRecipe,
     recipe,
 )
 from tsfm_lens.studies.recipes.train import Trainer
@@ -51,6 +53,7 @@ from tsfm_lens.training.losses import TrainingStage, trapezoid_rate
 from tsfm_lens.training.state import STATE
 
 ORDER = 3
+SETTINGS: Mapping[str, Any] = PLAN["ranks"]
 PAIRS = "text_and_series"
 BOLT = "bolt_sizes"
 SCHEDULES = "bolt_schedules"
@@ -90,38 +93,27 @@ def measure_spectra(run: Run) -> xr.Dataset:
     heads = np.stack(values["W_Q", True]).reshape(stack.n_layers, stack.n_heads, -1)
     embedded = embedding_ranks(run, epsilon=EPSILON)
     angles = row_angles(lens).isel(layer=0)
-    flow = flow_of_ranks(run, epsilon=EPSILON)
-    columns: dict[str, Any] = {
-        "query_spectrum": (("layer", "mode"), np.stack(values["W_Q", False])),
-        "head_spectrum": (("layer", "head", "head_mode"), heads),
-        "mlp_spectrum": (("layer", "mode"), np.stack(values["W_in", False])),
-        "embedding_spectrum": (
-            ("family", "mode"),
-            _relative(embedded["singular_value"]),
-        ),
-        "mean_angle": (
-            "family",
-            embedded["mean_angle"].reindex(family=embedded["family"]).values,
-        ),
-        "signal_rank": (
-            ("epsilon", "family"),
-            embedded["signal_rank_estimate"].transpose("epsilon", "family").values,
-        ),
-        "random_angle": ((), float(embedded.attrs["random_angle"])),
-        "angle_within": ((), float(angles["within"])),
-        "angle_between": ((), float(angles["between"])),
-        "input_rank": (
-            ("epsilon", "stream"),
-            flow["epsilon_rank"].transpose("epsilon", "stream").values,
-        ),
+    spectrum = embedded["singular_value"].transpose("family", "mode")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spectrum = spectrum / spectrum.isel(mode=0, drop=True)
+    measured = {
+        "embedding_spectrum": spectrum,
+        "mean_angle": embedded["mean_angle"],
+        "signal_rank": embedded["signal_rank_estimate"].transpose("epsilon", "family"),
+        "random_angle": xr.DataArray(embedded.attrs["random_angle"]),
+        "angle_within": angles["within"],
+        "angle_between": angles["between"],
+        "input_rank": _input_ranks(run),
     }
     if "vocabulary" in embedded["family"]:
-        columns["neighbour_ratio"] = (
-            (),
-            float(vocabulary_plane(lens)["neighbour_ratio"]),
-        )
+        measured["neighbour_ratio"] = vocabulary_plane(lens)["neighbour_ratio"]
     data = xr.Dataset(
-        columns,
+        {
+            "query_spectrum": (("layer", "mode"), np.stack(values["W_Q", False])),
+            "head_spectrum": (("layer", "head", "head_mode"), heads),
+            "mlp_spectrum": (("layer", "mode"), np.stack(values["W_in", False])),
+            **{name: (part.dims, part.values) for name, part in measured.items()},
+        },
         coords={
             "family": embedded["family"].values.astype(str),
             "epsilon": list(EPSILON),
@@ -130,19 +122,16 @@ def measure_spectra(run: Run) -> xr.Dataset:
     return data.astype(np.float32)
 
 
-def _relative(values: xr.DataArray) -> np.ndarray:
-    table = values.transpose("family", "mode").values
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(table / table[:, :1])
+def _input_ranks(run: Run) -> xr.DataArray:
+    ranks = flow_of_ranks(run, epsilon=EPSILON)["epsilon_rank"]
+    return ranks.transpose("epsilon", "stream")
 
 
-def _named(
-    data: xr.Dataset, arm: str, seed: int, record: str, **attrs: Any
-) -> xr.Dataset:
+def _named(data: xr.Dataset, arm: str, seed: int, record: str) -> xr.Dataset:
     """Give a part its arm and seed, and a record its settings."""
-    return data.expand_dims(arm=[arm], seed=[seed]).assign_attrs(
-        ids=IDS[record], **attrs
-    )
+    plan = SETTINGS[record]
+    settings = {"ids": IDS[record], "steps": plan["steps"], **plan["stage"]}
+    return data.expand_dims(arm=[arm], seed=[seed]).assign_attrs(settings)
 
 
 # --- models of series -----------------------------------------------------------------
@@ -175,131 +164,107 @@ def trained_lens(
     return load(as_pipeline(trainer.model.eval()), check=False)
 
 
-def _make_run(lens: Lens, run: RecipeRun, *, n_series: int | None = None) -> Run:
+def _run_held_out(lens: Lens, run: RecipeRun, n_series: int | None = None) -> Run:
+    """Run a model on held-out series, of which so many are taken evenly."""
     series = draw_held_out(run)
     if n_series is not None:
-        series = series.select(
-            np.linspace(0, len(series) - 1, n_series).astype(int).tolist()
-        )
-    samples = None
-    if lens.adapter.readout == "token":
-        samples = 20
-    return lens.run(
-        series, run.recipe.stages[-1].horizon, holdout=True, num_samples=samples, seed=0
-    )
+        rows = np.linspace(0, len(series) - 1, n_series).astype(int)
+        series = series.select(rows.tolist())
+    samples = 20 if lens.adapter.readout == "token" else None
+    horizon = run.recipe.stages[-1].horizon
+    return lens.run(series, horizon, holdout=True, num_samples=samples, seed=0)
 
 
-def _errors(run: Run) -> dict[str, Any]:
-    """Compute MASE and WQL of every held-out series."""
-    scores = compress.quality(run, run.lens)
-    return {
-        name: ("item", scores[name].values[0].astype(np.float32))
-        for name in ("mase", "wql")
-    }
-
-
-def bolt_recipe(
-    plan: Mapping[str, Any], name: str, seed: int, **options: Any
-) -> RecipeRun:
+def bolt_recipe(record: str, arm: str, seed: int) -> RecipeRun:
     """Return a run of a small Chronos-Bolt.
 
     It has a width, a patch and a number of heads, or a schedule of ranks.
     """
-    sizes = {
-        **plan["base"],
-        **{key: options[key] for key in ("width", "patch", "heads") if key in options},
-    }
-    width = sizes["width"]
-    full = recipe("bolt-nano")
-    config = full.config | {
-        "d_model": width,
-        "d_kv": width // sizes["heads"],
-        "d_ff": 4 * width,
-    }
-    patches = {"input_patch_size": sizes["patch"], "input_patch_stride": sizes["patch"]}
-    config |= {
-        "num_heads": sizes["heads"],
-        "chronos_config": full.config["chronos_config"] | patches,
+    plan = SETTINGS[record]
+    sizes = {**plan["base"], **(plan["arms"][arm] or {})}
+    config = {
+        **_widths(sizes["width"], sizes["heads"]),
+        "chronos_config": {
+            "input_patch_size": sizes["patch"],
+            "input_patch_stride": sizes["patch"],
+        },
     }
     rank = None
-    if options.get("attention_rank"):
-        rank = AttentionRank(**options["attention_rank"])
-    changes = {
-        **_stages(plan),
-        "name": name,
-        "seed": seed,
-        "config": config,
-        "attention_rank": rank,
-    }
-    return RecipeRun(
-        name,
-        seed,
-        full.model_copy(update={**changes, "encoder_bias": (), "restarts": ()}),
-    )
+    if "attention_rank" in sizes:
+        rank = AttentionRank(**sizes["attention_rank"])
+    changes = {"attention_rank": rank, "encoder_bias": ()}
+    return _run_of("bolt-nano", arm, seed, plan, config, **changes)
 
 
-def _stages(plan: Mapping[str, Any]) -> dict[str, Any]:
-    stage = TrainingStage(start=0, mix=MIXES["copy"], **plan["stage"])
+def _widths(width: int, heads: int) -> dict[str, int]:
+    sizes = {"d_model": width, "d_kv": width // heads, "d_ff": 4 * width}
+    return {**sizes, "num_heads": heads}
+
+
+def _run_of(
+    name: str,
+    arm: str,
+    seed: int,
+    plan: Mapping[str, Any],
+    config: Mapping[str, Any],
+    **changes: Any,
+) -> RecipeRun:
+    """Return a run of a recipe with other sizes, on the families of copies alone."""
+    full = recipe(name)
+    chronos = full.config["chronos_config"] | config["chronos_config"]
     steps = plan["steps"]
-    return {
+    stage = TrainingStage(start=0, mix=MIXES["copy"], **plan["stage"])
+    update = {
+        "name": arm,
+        "seed": seed,
+        "config": {**full.config, **config, "chronos_config": chronos},
         "stages": (stage,),
         "steps": steps,
         "warmup": steps // 12,
         "decay": steps // 4,
         "corpus": dict.fromkeys(MIXES["copy"], plan["rows_of_a_family"]),
+        "restarts": (),
+        **changes,
     }
+    return RecipeRun(arm, seed, full.model_copy(update=update))
 
 
-def bolt_run(
-    record: str,
-    name: str,
-    options: Mapping[str, Any],
-    seed: int,
-    plan: Mapping[str, Any],
-    workplace: Workplace,
-) -> Any:
+def bolt_run(record: str, arm: str, seed: int, workplace: Workplace) -> Any:
     """Train one Chronos-Bolt and measure its spectra and errors; None if stopped."""
-    run = bolt_recipe(plan, name, seed, **options)
+    run = bolt_recipe(record, arm, seed)
     lens = trained_lens(run, workplace)
     if lens is None:
         return None
-    data = _errors(_make_run(lens, run))
+    # MASE and WQL of every held-out series
+    scores = compress.quality(_run_held_out(lens, run), lens)
+    data = {
+        name: ("item", scores[name].values[0].astype(np.float32))
+        for name in ("mase", "wql")
+    }
+    few = _run_held_out(lens, run, MEASURED)
     if record == BOLT:
-        return _named(
-            measure_spectra(_make_run(lens, run, n_series=MEASURED)).assign(data),
-            name,
-            seed,
-            record,
-            **_settings(plan),
-        )
-    flow = flow_of_ranks(_make_run(lens, run, n_series=MEASURED), epsilon=EPSILON)
+        return _named(measure_spectra(few).assign(data), arm, seed, record)
     numbers = compress.sizes(lens)
-    sizes = {
-        f"{part}_numbers": ((), float(numbers[part])) for part in ("all", "attention")
-    }
-    ranks = {
-        "input_rank": (
-            ("epsilon", "stream"),
-            flow["epsilon_rank"].transpose("epsilon", "stream").values,
-        )
-    }
-    table = xr.Dataset({**data, **sizes, **ranks}, coords={"epsilon": list(EPSILON)})
-    return _named(table, name, seed, record, **_settings(plan))
+    table = xr.Dataset(
+        {
+            **data,
+            "all_numbers": float(numbers["all"]),
+            "attention_numbers": float(numbers["attention"]),
+            "input_rank": (("epsilon", "stream"), _input_ranks(few).values),
+        },
+        coords={"epsilon": list(EPSILON)},
+    )
+    return _named(table, arm, seed, record)
 
 
-def _settings(plan: Mapping[str, Any]) -> dict[str, Any]:
-    return {"steps": plan["steps"], **plan["stage"]}
-
-
-def vocabulary_run(
-    rank: int, seed: int, steps: int, workplace: Workplace
-) -> xr.Dataset | None:
+def vocabulary_run(rank: int, seed: int, workplace: Workplace) -> xr.Dataset | None:
     """Train the small Chronos with a fixed vocabulary of a rank, and measure W_Q.
 
     What training added to W_Q is measured too. None is returned if it was stopped.
     """
+    steps = SETTINGS[VOCABULARIES]["steps"]
     run = make_run(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
-    before = _queries(load(as_pipeline(_untrained(run.recipe)), check=False))
+    before = _queries(initial_model(run.recipe))
     lens = trained_lens(run, workplace)
     if lens is None:
         return None
@@ -317,21 +282,11 @@ def vocabulary_run(
     )
 
 
-def _untrained(of: TrainingRecipe) -> PreTrainedModel:
-    from tsfm_lens.studies.recipes.models import build_model
-
-    return build_model(of).eval()
-
-
 def _queries(lens: Lens) -> np.ndarray:
     """Return W_Q of every layer of the encoder, (layer, row, column)."""
     stack = lens.wiring.stacks[0].name
-    return np.stack(
-        [
-            weight_matrix.weight.double().cpu().numpy()
-            for weight_matrix in weight_matrices(lens, stack=stack, parts=["W_Q"])
-        ]
-    )
+    matrices = weight_matrices(lens, stack=stack, parts=["W_Q"])
+    return np.stack([matrix.weight.double().cpu().numpy() for matrix in matrices])
 
 
 # --- models of text -------------------------------------------------------------------
@@ -364,9 +319,8 @@ class TextTask:
 
     name = "continuations of text"
 
-    def __init__(
-        self, model: PreTrainedModel, plan: Mapping[str, Any], seed: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, seed: int) -> None:
+        plan = SETTINGS[PAIRS]
         self.model: torch.nn.Module = model
         self.stage = plan["stage"]
         self.seed = seed
@@ -409,31 +363,24 @@ class TextTask:
         return {}
 
 
-def _sizes(plan: Mapping[str, Any], width: int) -> dict[str, Any]:
+def _sizes(width: int) -> dict[str, Any]:
     """Return the configuration that models of text and of series share."""
-    sizes = {
-        "d_model": width,
-        "d_kv": width // plan["heads"],
-        "d_ff": 4 * width,
-        "num_heads": plan["heads"],
-    }
+    plan = SETTINGS[PAIRS]
     layers = {"num_layers": plan["layers"], "num_decoder_layers": plan["layers"]}
-    return {**sizes, **layers, "vocab_size": plan["tokens"]}
+    return {**_widths(width, plan["heads"]), **layers, "vocab_size": plan["tokens"]}
 
 
-def text_lens(
-    width: int, seed: int, plan: Mapping[str, Any], workplace: Workplace
+def trained_text(
+    width: int, seed: int, workplace: Workplace
 ) -> tuple[Lens, TextTask] | None:
     """Train a T5 on text and open it, with its task; None if it was stopped."""
-    full = recipe("chronos-nano").config
-    config = {
-        key: value
-        for key, value in full.items()
-        if key not in ("chronos_config", "architectures")
-    }
+    plan = SETTINGS[PAIRS]
+    config = recipe("chronos-nano").config | _sizes(width)
+    of_chronos = ("chronos_config", "architectures")
+    config = {key: value for key, value in config.items() if key not in of_chronos}
     torch.manual_seed(seed)
-    model = T5ForConditionalGeneration(T5Config(**(config | _sizes(plan, width))))
-    task = TextTask(model, plan, seed)
+    model = T5ForConditionalGeneration(T5Config(**config))
+    task = TextTask(model, seed)
     steps = plan["steps"]
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -441,22 +388,17 @@ def text_lens(
         weight_decay=0.01,
         betas=(0.9, 0.95),
     )
-
-    def rate(step: int) -> float:
-        warm = steps // 12
-        decay = steps // 4
-        return trapezoid_rate(
-            step, plan["learning_rate"], first=0, last=steps, warmup=warm, decay=decay
-        )
-
-    run = Training(
-        task,
-        optimizer,
-        Plan(steps=steps, clip=1.0),
-        workplace.folder / "text",
-        rate=rate,
+    rate = partial(
+        trapezoid_rate,
+        peak=plan["learning_rate"],
+        first=0,
+        last=steps,
+        warmup=steps // 12,
+        decay=steps // 4,
     )
-    if (workplace.folder / "text" / STATE).exists():
+    folder = workplace.folder / "text"
+    run = Training(task, optimizer, Plan(steps=steps, clip=1.0), folder, rate=rate)
+    if (folder / STATE).exists():
         run.resume()
     if run.run(quiet=True):
         return (load(model.eval(), check=False), task)
@@ -464,7 +406,7 @@ def text_lens(
 
 
 def pair_run(
-    kind: str, width: int, seed: int, plan: Mapping[str, Any], workplace: Workplace
+    kind: str, width: int, seed: int, workplace: Workplace
 ) -> xr.Dataset | None:
     """Train a model of text, or of series, and measure it (S0-T2).
 
@@ -473,70 +415,49 @@ def pair_run(
     Raises:
         InputError: the record is of another text, as another version of Python has.
     """
+    plan = SETTINGS[PAIRS]
     check_text(read_record(workplace.records / f"{PAIRS}.nc"), python_text())
     if kind == "text":
-        found = text_lens(width, seed, plan, workplace)
+        found = trained_text(width, seed, workplace)
         if found is None:
             return None
         lens, task = found
-        context, after = task.pairs(task.held_out, plan["draw_held_out"], 0, 1)
+        context, after = task.pairs(task.held_out, plan["held_out"], 0, 1)
         few = SeriesBatch(
             tuple(row.double().numpy() for row in context[:MEASURED, :-1]),
-            _ids(MEASURED),
+            tuple(f"window {number}" for number in range(MEASURED)),
         )
         run = lens.run(few, plan["stage"]["horizon"], num_samples=1, seed=0)
         batch = {"input_ids": context, "labels": after}
     else:
-        recipe_run = _series_recipe(plan, width, seed)
+        recipe_run = _series_recipe(width, seed)
         opened = trained_lens(recipe_run, workplace, plain_embedding=True)
         if opened is None:
             return None
         lens = opened
-        run = _make_run(opened, recipe_run, n_series=MEASURED)
+        run = _run_held_out(lens, recipe_run, MEASURED)
         batch = _series_batch(lens, recipe_run)
-    trimmed = cut_off(lens, batch)
-    title = f"{kind}, d = {width}"
-    metadata = {
-        **_settings(plan),
-        **python_text().facts,
-        "tokens": plan["tokens"],
-        "layers": plan["layers"],
-    }
-    return _named(measure_spectra(run).merge(trimmed), title, seed, PAIRS, **metadata)
+    data = measure_spectra(run).merge(cut_off(lens, batch))
+    sizes = {name: plan[name] for name in ("tokens", "layers")}
+    data = data.assign_attrs({**python_text().facts, **sizes})
+    return _named(data, f"{kind}, d = {width}", seed, PAIRS)
 
 
-def _ids(count: int) -> tuple[str, ...]:
-    return tuple(f"window {number}" for number in range(count))
-
-
-def _series_recipe(plan: Mapping[str, Any], width: int, seed: int) -> RecipeRun:
+def _series_recipe(width: int, seed: int) -> RecipeRun:
     """Return the run of Chronos at the sizes of the model of text."""
-    full = recipe("chronos-nano")
-    tokens = plan["tokens"]
-    stage = plan["stage"]
+    plan = SETTINGS[PAIRS]
     chronos = {
-        "n_tokens": tokens,
-        "context_length": stage["context"],
-        "prediction_length": stage["horizon"],
+        "n_tokens": plan["tokens"],
+        "context_length": plan["stage"]["context"],
+        "prediction_length": plan["stage"]["horizon"],
     }
-    config = (
-        full.config
-        | _sizes(plan, width)
-        | {"chronos_config": full.config["chronos_config"] | chronos}
-    )
+    config = {**_sizes(width), "chronos_config": chronos}
     changes = {
-        **_stages(plan),
-        "name": f"series {width}",
-        "seed": seed,
-        "config": config,
-    }
-    changes |= {
         "learning_rate": plan["learning_rate"],
         "encoder_bias": (),
         "decoder_bias": (),
-        "restarts": (),
     }
-    return RecipeRun(f"series {width}", seed, full.model_copy(update=changes))
+    return _run_of("chronos-nano", f"series {width}", seed, plan, config, **changes)
 
 
 def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
@@ -545,39 +466,20 @@ def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
     Series with missing values are left out.
     """
     stage = run.recipe.stages[-1]
-    series = draw_held_out(run)
-    rows = torch.from_numpy(np.stack(series.values)).float()
-    full = torch.isfinite(rows).all(1)
+    rows = torch.from_numpy(np.stack(draw_held_out(run).values)).float()
+    rows = rows[torch.isfinite(rows).all(1)]
     tokenizer = lens.adapter.native.tokenizer
-    ids, mask, scale = tokenizer.context_input_transform(rows[full, : stage.context])
-    labels, _ = tokenizer.label_input_transform(rows[full, stage.context :], scale)
+    ids, mask, scale = tokenizer.context_input_transform(rows[:, : stage.context])
+    labels, _ = tokenizer.label_input_transform(rows[:, stage.context :], scale)
     # the end that closes a label is no value
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "labels": labels[:, : stage.horizon].contiguous(),
-    }
-
-
-def spectra_and_forms(
-    lens: Lens,
-) -> tuple[dict[str, np.ndarray], dict[str, compress.BlockShape]]:
-    """Return singular values of the attention matrices of a model, and their shapes."""
-    matrices = compress.matrices(lens)
-    forms = {name: matrix.form() for name, matrix in matrices.items()}
-    weights = {
-        name: parameters(lens.adapter.model, matrix.path)[0].detach().double()
-        for name, matrix in matrices.items()
-    }
-    spectra = {
-        name: torch.linalg.svdvals(weight).cpu().numpy()
-        for name, weight in weights.items()
-    }
-    return spectra, forms
+    labels = labels[:, : stage.horizon].contiguous()
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def at_ratio(
-    spectra: dict[str, np.ndarray], forms: dict[str, compress.BlockShape], ratio: float
+    spectra: Mapping[str, np.ndarray],
+    forms: Mapping[str, compress.BlockShape],
+    ratio: float,
 ) -> tuple[float, dict[str, int]]:
     """Find the ε at which the share of ranks is nearest to a ratio, and the ranks.
 
@@ -602,23 +504,21 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
 
     It is truncated to the shares of ranks of table 2.
     """
-    spectra, forms = spectra_and_forms(lens)
+    matrices = compress.matrices(lens)
+    forms = {name: matrix.form() for name, matrix in matrices.items()}
+    spectra = {}
+    for name, matrix in matrices.items():
+        weight = parameters(lens.adapter.model, matrix.path)[0].detach()
+        spectra[name] = torch.linalg.svdvals(weight.double()).cpu().numpy()
     full, likeliest = _token_scores(lens, batch)
-    losses = [full]
-    overlaps = [1.0]
-    epsilons = [0.0]
+    rows = [(full, 1.0, 0.0)]
     for ratio in RATIOS:
         epsilon, ranks = at_ratio(spectra, forms, ratio)
         loss, rest = _token_scores(compress.factorised(lens, ranks), batch)
         both = (likeliest[..., None] == rest[..., None, :]).any(-1).sum(-1)
-        losses.append(loss)
-        overlaps.append(float((both / (2 * TOP - both)).float().mean()))
-        epsilons.append(epsilon)
-    columns = {"loss": losses, "overlap": overlaps, "cut_at": epsilons}
-    return xr.Dataset(
-        {name: ("ratio", values) for name, values in columns.items()},
-        coords={"ratio": [1.0, *RATIOS]},
-    )
+        rows.append((loss, float((both / (2 * TOP - both)).float().mean()), epsilon))
+    table = pd.DataFrame(rows, columns=["loss", "overlap", "cut_at"])
+    return table.set_index(pd.Index([1.0, *RATIOS], name="ratio")).to_xarray()
 
 
 def _token_scores(lens: Lens, batch: Mapping[str, Tensor]) -> tuple[float, Tensor]:
@@ -634,44 +534,23 @@ def _token_scores(lens: Lens, batch: Mapping[str, Tensor]) -> tuple[float, Tenso
 # --- the list -------------------------------------------------------------------------
 
 
-def rank_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
+def rank_cells() -> Iterator[QueueCell]:
     """List the cells, seed by seed, kind by kind."""
-    pairs, sizes, schedules, vocabularies = (
-        plan[name] for name in (PAIRS, BOLT, SCHEDULES, VOCABULARIES)
-    )
-    for seed in pairs["seeds"]:
-        for width in pairs["widths"]:
-            for kind in ("text", "series"):
-                title = f"{kind}, d = {width}"
-                function = partial(pair_run, kind, width, seed, pairs)
-                yield QueueCell(
-                    ORDER,
-                    PAIRS,
-                    f"{title}, seed {seed}",
-                    function,
-                    title,
-                    pairs["seconds"],
-                )
-    for record, part in ((BOLT, sizes), (SCHEDULES, schedules)):
-        for seed in part["seeds"]:
-            for name, options in part["arms"].items():
-                function = partial(bolt_run, record, name, options or {}, seed, part)
-                yield QueueCell(
-                    ORDER,
-                    record,
-                    f"{name}, seed {seed}",
-                    function,
-                    name,
-                    part["seconds"],
-                )
-    for seed in vocabularies["seeds"]:
-        for rank in vocabularies["ranks"]:
-            function = partial(vocabulary_run, rank, seed, vocabularies["steps"])
-            yield QueueCell(
-                ORDER,
-                VOCABULARIES,
-                f"rank {rank}, seed {seed}",
-                function,
-                "",
-                vocabularies["seconds"],
-            )
+    pairs = SETTINGS[PAIRS]
+    for seed, width, kind in product(
+        pairs["seeds"], pairs["widths"], ("text", "series")
+    ):
+        function = partial(pair_run, kind, width, seed)
+        yield _cell(PAIRS, f"{kind}, d = {width}", seed, function)
+    for record in (BOLT, SCHEDULES):
+        for seed, arm in product(SETTINGS[record]["seeds"], SETTINGS[record]["arms"]):
+            yield _cell(record, arm, seed, partial(bolt_run, record, arm, seed))
+    vocabularies = SETTINGS[VOCABULARIES]
+    for seed, rank in product(vocabularies["seeds"], vocabularies["ranks"]):
+        function = partial(vocabulary_run, rank, seed)
+        yield _cell(VOCABULARIES, f"rank {rank}", seed, function)
+
+
+def _cell(record: str, *parts: Any) -> QueueCell:
+    seconds = SETTINGS[record]["seconds"]
+    return QueueCell.seeded(ORDER, record, *parts, seconds=seconds)

@@ -77,11 +77,10 @@ def ranks_by_model(
         True
     """
     levels = checked_levels(epsilon)
-    rows: dict[str, dict[str, np.ndarray]] = {}
-    metadata: list[tuple[int, int, str, str]] = []
+    parts: dict[str, xr.Dataset] = {}
     attrs = {}
     for lens in lenses:
-        if lens.model_id in rows:
+        if lens.model_id in parts:
             raise InputError(
                 f"two models are called {lens.model_id!r}, expected names that tell"
                 " them apart"
@@ -91,55 +90,29 @@ def ranks_by_model(
             result["told"].values, result["epsilon_rank"].values.astype(float), np.nan
         )
         of_head = result["head"].values.astype(str) != ""
-        rows[lens.model_id] = {
-            **_summary("rank", ranks[:, ~of_head]),
-            **_summary("head_rank", ranks[:, of_head]),
-        }
+        columns = {}
+        for name, chosen in (("rank", ~of_head), ("head_rank", of_head)):
+            # (epsilon,), NaN where one of the ranks is
+            columns[name] = ("epsilon", ranks[:, chosen].mean(1))
+            columns[f"{name}_low"] = ("epsilon", ranks[:, chosen].min(1))
+            columns[f"{name}_high"] = ("epsilon", ranks[:, chosen].max(1))
         stack = lens.wiring.stacks[0]
-        metadata.append(
-            (
-                stack.d_model,
-                stack.n_heads,
-                lens.wiring.architecture,
-                "text" if lens.takes_ids else "series",
-            )
-        )
+        coords = {
+            "epsilon": levels,
+            "model": lens.model_id,
+            "width": stack.d_model,
+            "heads": stack.n_heads,
+            "architecture": lens.wiring.architecture,
+            "reads": "text" if lens.takes_ids else "series",
+        }
+        parts[lens.model_id] = xr.Dataset(columns, coords)
         attrs = lens.describe(
             "ranks_by_model", "Ranks of queries, model by model", _FIGURES
         )
-    names = next(iter(rows.values()))
-    of_model = zip(
-        ("width", "heads", "architecture", "reads"),
-        zip(*metadata, strict=True),
-        strict=True,
-    )
-    return xr.Dataset(
-        {
-            name: (
-                ("epsilon", "model"),
-                np.stack([row[name] for row in rows.values()], axis=1),
-            )
-            for name in names
-        },
-        {
-            "epsilon": levels,
-            "model": list(rows),
-            **{name: ("model", list(values)) for name, values in of_model},
-        },
-        {**attrs, "model": ", ".join(rows)},
-    )
-
-
-def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
-    """Summarise (epsilon, matrix) by mean, minimum and maximum, (epsilon,) each.
-
-    They are NaN where one of the ranks is not finite.
-    """
-    return {
-        name: ranks.mean(1),
-        f"{name}_low": ranks.min(1),
-        f"{name}_high": ranks.max(1),
-    }
+    # coordinates that are the same in all models are of each model, too
+    data = xr.concat(list(parts.values()), "model", coords="all")
+    data = data.transpose("epsilon", "model")
+    return data.assign_attrs({**attrs, "model": ", ".join(parts)})
 
 
 _FIGURES = "Flow of ranks, figures 4 and 9 (S0-F4, S0-F9)"

@@ -136,10 +136,7 @@ def forecasts(
 ) -> list[Array]:
     """Forecast the quantiles (step, level) of each task with the native pipeline."""
     torch.manual_seed(seed)
-    if samples is None:
-        options = {}
-    else:
-        options = {"num_samples": samples}
+    options = {} if samples is None else {"num_samples": samples}
     quantiles_of_tasks: list[Array] = []
     # a pipeline that draws no samples has no num_samples, and counts as one path
     model = getattr(pipeline, "model", None)
@@ -155,14 +152,10 @@ def forecasts(
             inputs, prediction_length=horizon, quantile_levels=list(LEVELS), **options
         )
         # Chronos-2 gives a list with a leading axis of variates
-        quantiles_of_tasks.extend(
-            (
-                part.squeeze(0).double().cpu().numpy()
-                if part.ndim == 3
-                else part.double().cpu().numpy()
-            )
-            for part in quantiles
-        )
+        shape = (horizon, len(LEVELS))
+        quantiles_of_tasks += [
+            part.double().cpu().numpy().reshape(shape) for part in quantiles
+        ]
     return quantiles_of_tasks
 
 

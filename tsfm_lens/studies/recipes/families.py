@@ -44,9 +44,7 @@ def season_lengths(
     rng: np.random.Generator, count: int, longest: int
 ) -> NDArray[np.int64]:
     """Draw season lengths, half log-uniform in [3, longest], half from the calendar."""
-    smooth = np.exp(rng.uniform(np.log(3.0), np.log(longest + 1.0), count)).astype(
-        np.int64
-    )
+    smooth = log_uniform(rng, 3.0, longest + 1.0, count).astype(np.int64)
     calendar = rng.choice(CALENDAR_PERIODS[longest >= CALENDAR_PERIODS], count)
     return np.where(rng.random(count) < 0.5, smooth, calendar)
 
@@ -59,6 +57,18 @@ def column(values: Array | float) -> Array:
 def pick(rng: np.random.Generator, count: int, *levels: float) -> Array:
     """Draw one of the values ``levels`` for each row: (count, 1)."""
     return rng.choice(levels, (count, 1))
+
+
+def log_uniform(
+    rng: np.random.Generator, low: float, high: float, size: int | tuple[int, ...]
+) -> Array:
+    """Draw values whose logarithms are uniform between those of two bounds."""
+    return np.exp(rng.uniform(np.log(low), np.log(high), size))
+
+
+def noise(rng: np.random.Generator, count: int, length: int, *levels: float) -> Array:
+    """Draw normal noise (count, length), of one of the deviations for each row."""
+    return rng.standard_normal((count, length)) * pick(rng, count, *levels)
 
 
 def some(rng: np.random.Generator, count: int, share: float) -> NDArray[np.bool_]:
@@ -146,7 +156,7 @@ def motif_smooth(rng: np.random.Generator, count: int, length: int) -> Array:
 
 def harmonics(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw sums of one to four harmonics of a period that need not be an integer."""
-    periods = np.exp(rng.uniform(np.log(4.0), np.log(length * 0.6), count))
+    periods = log_uniform(rng, 4.0, length * 0.6, count)
     calendar = rng.choice(CALENDAR_PERIODS, count)
     periods = np.where(rng.random(count) < 0.5, periods, calendar)
     terms = np.arange(1, 5)
@@ -169,15 +179,15 @@ def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
     The second kind has complex roots, so it cycles without a fixed period.
     """
     warm = 100
-    radius = 1.0 - np.exp(rng.uniform(np.log(0.005), np.log(0.7), count))
-    angle = 2 * np.pi / np.exp(rng.uniform(np.log(4.0), np.log(40.0), count))
+    radius = 1.0 - log_uniform(rng, 0.005, 0.7, count)
+    angle = 2 * np.pi / log_uniform(rng, 4.0, 40.0, count)
     cyclic = rng.random(count) < 0.5
     first = np.where(cyclic, 2 * radius * np.cos(angle), radius)
     second = np.where(cyclic, -(radius**2), 0.0)
-    noise = rng.standard_normal((count, length + warm))
+    shocks = rng.standard_normal((count, length + warm))
     rows = [
         lfilter([1.0], [1.0, -a, -b], e)
-        for a, b, e in zip(first, second, noise, strict=True)
+        for a, b, e in zip(first, second, shocks, strict=True)
     ]
     # the filter starts at 0, so the first steps are not of the stationary process
     return unit(np.stack(rows)[:, warm:])
@@ -207,14 +217,14 @@ def trend(rng: np.random.Generator, count: int, length: int) -> Array:
     line = np.choose(
         kind, [t + 0 * knee, 1 - np.exp(-3 * t * knee), np.expm1(2 * t * knee), broken]
     )
-    noise = rng.standard_normal((count, length)) * pick(rng, count, 0, 0.01, 0.05, 0.15)
-    return unit(line * pick(rng, count, -1.0, 1.0) + noise)
+    added = noise(rng, count, length, 0, 0.01, 0.05, 0.15)
+    return unit(line * pick(rng, count, -1.0, 1.0) + added)
 
 
 def white_noise(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw independent values: normal or skewed (log-normal)."""
-    noise = rng.standard_normal((count, length))
-    return unit(np.where(some(rng, count, 0.7), noise, np.exp(0.6 * noise)))
+    normal = rng.standard_normal((count, length))
+    return unit(np.where(some(rng, count, 0.7), normal, np.exp(0.6 * normal)))
 
 
 def _any_season(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -244,18 +254,16 @@ def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
     drift = drift * pick(rng, count, 0.0, 0.3, 1.0, 2.0)
     memory = rng.uniform(0, 0.8, count)
     white = rng.standard_normal((count, length))
-    noise = np.stack(
+    remembered = np.stack(
         [
             lfilter([np.sqrt(1 - a * a)], [1.0, -a], e)
             for a, e in zip(memory, white, strict=True)
         ]
     )
-    noise = noise * pick(rng, count, 0.0, 0.05, 0.15, 0.4)
+    remembered = remembered * pick(rng, count, 0.0, 0.05, 0.15, 0.4)
     growth = 1 + 0.15 * drift * some(rng, count, 0.4)
-    level = np.exp(rng.uniform(np.log(0.5), np.log(60.0), (count, 1))) * some(
-        rng, count, 0.8
-    )
-    return level + drift + season * growth + noise
+    level = log_uniform(rng, 0.5, 60.0, (count, 1)) * some(rng, count, 0.8)
+    return level + drift + season * growth + remembered
 
 
 def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -269,7 +277,7 @@ def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
         _smooth_shapes(rng, periods),
         rng.standard_normal((count, int(periods.max()))),
     )
-    change = rng.standard_normal((count, length)) * pick(rng, count, 0.05, 0.15, 0.3)
+    change = noise(rng, count, length, 0.05, 0.15, 0.3)
     walks = [
         lfilter([1.0], np.r_[1.0, np.zeros(q - 1), -1.0], e)
         for q, e in zip(periods, change, strict=True)
@@ -297,21 +305,34 @@ def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
     together = np.where(
         some(rng, count, 0.5), (level + inner) * outer, level + inner + 2 * outer
     )
-    return together + rng.standard_normal((count, length)) * pick(
-        rng, count, 0.02, 0.1, 0.3
-    )
+    return together + noise(rng, count, length, 0.02, 0.1, 0.3)
 
 
-def _half_raised(
-    rng: np.random.Generator, series: Array, low: float, high: float
-) -> Array:
-    """Take the exponential of about half of the rows.
+def _number_days(
+    rng: np.random.Generator, steps: NDArray[np.int64], length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw the steps (row,) of a week that series start at, and number their days.
 
-    Each is multiplied by a factor within the range first.
+    The numbers are (row, length), from 0 on.
     """
-    raised = some(rng, len(series), 0.5)
-    power = rng.uniform(low, high, (len(series), 1))
-    return np.where(raised, series, np.exp(power * series))
+    start = rng.integers(7 * steps)
+    return start, (np.arange(length)[None] + start[:, None]) // steps[:, None]
+
+
+def _with_busy_days(
+    rng: np.random.Generator, shape: Array, day: NDArray[np.int64]
+) -> Array:
+    """Add to rows that every day is busier or quieter, and noise.
+
+    The exponential is taken of about half of the rows, each times a factor.
+    """
+    count, length = shape.shape
+    busy = noise(rng, count, int(day.max()) + 1, 0.0, 0.1, 0.3)
+    together = shape + np.take_along_axis(busy, day, axis=1)
+    together = together + noise(rng, count, length, 0.02, 0.1, 0.3)
+    raised = some(rng, count, 0.5)
+    power = rng.uniform(0.3, 1.0, (count, 1))
+    return np.where(raised, together, np.exp(power * together))
 
 
 def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -324,18 +345,12 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
     rest = _smooth_shapes(rng, steps)
     likeness = rng.uniform(0, 1, (count, 1))
     rest = likeness * work + (1 - likeness) * rest - rng.uniform(0, 1.5, (count, 1))
-    start = rng.integers(7 * steps)
-    day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
+    start, day = _number_days(rng, steps, length)
     resting = day % 7 >= pick(rng, count, 5, 5, 6)
     shape = np.where(
         resting, tile(rest, steps, start, length), tile(work, steps, start, length)
     )
-    busy = rng.standard_normal((count, int(day.max()) + 1)) * pick(
-        rng, count, 0.0, 0.1, 0.3
-    )
-    noise = rng.standard_normal((count, length)) * pick(rng, count, 0.02, 0.1, 0.3)
-    together = shape + np.take_along_axis(busy, day, axis=1) + noise
-    return _half_raised(rng, together, 0.3, 1.0)
+    return _with_busy_days(rng, shape, day)
 
 
 def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -359,8 +374,7 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
         + (1 - feast_share) * feast
         + rng.normal(-0.5, 1.0, (count, 1)) * some(rng, count, 0.5)
     )
-    start = rng.integers(7 * steps)
-    day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
+    start, day = _number_days(rng, steps, length)
     days = np.arange(int(day.max()) + 1)[None]
     resting = days % 7 >= pick(rng, count, 5, 5, 6)
     feasting = np.zeros((count, days.size), dtype=bool)
@@ -379,10 +393,7 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
             for part in (work, rest, feast)
         ],
     )
-    busy = rng.standard_normal((count, days.size)) * pick(rng, count, 0.0, 0.1, 0.3)
-    noise = rng.standard_normal((count, length)) * pick(rng, count, 0.02, 0.1, 0.3)
-    together = shape + np.take_along_axis(busy, day, axis=1) + noise
-    return _half_raised(rng, together, 0.3, 1.0)
+    return _with_busy_days(rng, shape, day)
 
 
 def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -394,17 +405,13 @@ def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
     slow = rng.uniform(0.2, 2.0, (count, 1)) * random_walk(rng, count, length)
     for _ in range(3):
         jump_step = rng.integers(length, size=(count, 1))
-        fade = np.exp(rng.uniform(np.log(2), np.log(120), (count, 1)))
+        fade = log_uniform(rng, 2, 120, (count, 1))
         jump = rng.normal(0, 2.5, (count, 1)) * some(rng, count, 0.6)
         slow = slow + jump * np.where(
             t >= jump_step, np.exp(-np.maximum(t - jump_step, 0) / fade), 0.0
         )
     season = pick(rng, count, 0.0, 0.0, 0.1, 0.3) * _any_season(rng, count, length)
-    return (
-        slow
-        + season
-        + rng.standard_normal((count, length)) * pick(rng, count, 0.01, 0.05, 0.15)
-    )
+    return slow + season + noise(rng, count, length, 0.01, 0.05, 0.15)
 
 
 def walks(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -414,10 +421,8 @@ def walks(rng: np.random.Generator, count: int, length: int) -> Array:
     """
     kind = rng.integers(4, size=(count, 1))
     normal = rng.standard_normal((count, length))
-    rare = normal * (
-        rng.random((count, length))
-        < np.exp(rng.uniform(np.log(0.02), np.log(0.5), (count, 1)))
-    )
+    is_shock = rng.random((count, length)) < log_uniform(rng, 0.02, 0.5, (count, 1))
+    rare = normal * is_shock
     slow = fading(rng.uniform(0.2, 0.9, count), normal)
     shocks = np.choose(
         kind, [normal, np.clip(rng.standard_t(3, (count, length)), -12, 12), rare, slow]
@@ -471,32 +476,28 @@ def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
 FAMILIES: Mapping[str, Generator] = {
     family.__name__: family
     for family in (
-        *(
-            motif_rough,
-            motif_smooth,
-            harmonics,
-            seasonal,
-            seasonal_walk,
-            double_season,
-            day_types,
-            holidays,
-        ),
-        *(
-            shocks,
-            walks,
-            intermittent,
-            autoregressive,
-            random_walk,
-            trend,
-            level_shift,
-            white_noise,
-        ),
+        motif_rough,
+        motif_smooth,
+        harmonics,
+        seasonal,
+        seasonal_walk,
+        double_season,
+        day_types,
+        holidays,
+        shocks,
+        walks,
+        intermittent,
+        autoregressive,
+        random_walk,
+        trend,
+        level_shift,
+        white_noise,
     )
 }
 """Generators that need no cached corpus, by name."""
 
 
-PERIODS: tuple[int, ...] = (
+PERIODS = (
     *(24, 48, 96, 168, 336, 672, 7, 14, 30, 60, 365),
     *(730, 4, 26, 52, 4, 6, 12, 4, 40, 10),
 )
@@ -640,10 +641,7 @@ def flow_series(
     """
     # the sampling step is too long to integrate by
     substeps = 4
-    dt = (
-        np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1)))
-        / substeps
-    )
+    dt = log_uniform(rng, *steps, (count, 1)) / substeps
     start = rng.normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
     attractor = rk4(flow, start, 0.02, WARM_UP)[-1]
     path = rk4(flow, attractor, dt, length * substeps)[::substeps]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 import xarray as xr
 
@@ -20,6 +19,7 @@ from tsfm_lens.studies.recipes.lowrank import (
     RecipeRun,
     make_run,
 )
+from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.training import read_log
@@ -61,54 +61,42 @@ def level_record(
 
     They are on ``per_family`` series of each family, of a seed that no run trained on.
     """
-    names = list(dict.fromkeys(run.name for run in runs))
-    seeds = sorted({run.seed for run in runs})
     stage = runs[0].recipe.stages[-1].model_copy(update={"smoothing": 0.0})
     held_out = build_corpus(
         dict.fromkeys(runs[0].recipe.corpus, per_family), seed=HELD_OUT_SEED
     )
     series = torch.from_numpy(held_out.values[:, -stage.context - stage.horizon :])
-    past = series[:, : stage.context]
-    future = series[:, stage.context :]
-    loss = np.full((len(names), len(seeds)), np.nan)
-    curves = {}
+    past, future = series.tensor_split([stage.context], dim=1)
+    parts = []
     for run in runs:
         trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
         trainer.resume()
-        cell = names.index(run.name), seeds.index(run.seed)
         with torch.no_grad():
-            loss[cell] = float(
-                token_step_losses(trainer.model.eval(), past, future, stage).mean()
-            )
-        curves[cell] = [line["loss"] for line in read_log(out / run.folder / LOG)]
-    lines = np.full((*loss.shape, max(map(len, curves.values()))), np.nan)
-    for cell, curve in curves.items():
-        lines[cell][: len(curve)] = curve
-    recipe = {run.name: run.recipe for run in runs}
-    # up to the end that closes every context
-    tokens = -(-(stage.context + 1) // 2**5) * 2**5
-    full = tokens**2 * recipe[names[0]].config["d_kv"]
-    shares = [
-        (
-            float(
-                level_attention_operations(tokens, recipe[name].attention_levels) / full
-            )
-            if recipe[name].attention_levels
-            else 1.0
-        )
-        for name in names
-    ]
-    first = runs[0].recipe
-    return xr.Dataset(
-        {"loss": (("arm", "seed"), loss), "curve": (("arm", "seed", "line"), lines)},
-        coords={"arm": names, "seed": seeds, "score_share": ("arm", shares)},
-        attrs={
-            "kind": "level_training",
-            "title": "Chronos with scores by levels of tokens",
-            "steps": first.steps,
-            "rows": first.stages[-1].rows,
-            "context": stage.context,
-            "horizon": stage.horizon,
-            "series": len(series),
-        },
+            losses = token_step_losses(trainer.model.eval(), past, future, stage)
+        curve = [line["loss"] for line in read_log(out / run.folder / LOG)]
+        part = xr.Dataset({"loss": float(losses.mean()), "curve": ("line", curve)})
+        parts.append(part.expand_dims(arm=[run.name], seed=[run.seed]))
+    shares = {run.name: _score_share(run.recipe) for run in runs}
+    data = xr.merge(parts, join="outer", compat="no_conflicts").reindex(
+        arm=list(shares)
     )
+    first = runs[0].recipe
+    return data.assign_coords(score_share=("arm", list(shares.values()))).assign_attrs(
+        kind="level_training",
+        title="Chronos with scores by levels of tokens",
+        steps=first.steps,
+        rows=first.stages[-1].rows,
+        context=stage.context,
+        horizon=stage.horizon,
+        series=len(series),
+    )
+
+
+def _score_share(recipe: TrainingRecipe) -> float:
+    """Return the multiply-adds of a recipe's scores over those of standard ones."""
+    if not recipe.attention_levels:
+        return 1.0
+    # up to the end that closes every context
+    tokens = -(-(recipe.stages[-1].context + 1) // 2**5) * 2**5
+    full = tokens**2 * recipe.config["d_kv"]
+    return float(level_attention_operations(tokens, recipe.attention_levels) / full)

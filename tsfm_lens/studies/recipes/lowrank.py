@@ -176,27 +176,20 @@ def attention_record(
     first = runs[DENSE][seeds[0]][0]
     series = draw_held_out(first)
     steps = first.recipe.stages[-1].horizon
-    values: dict[str, list[list[Any]]] = {
-        name: [[] for _ in names] for name in (*SCORES, "overlap")
-    }
+    found = []
     for seed in seeds:
         dense = _last(runs[DENSE][seed][1]).run(series, steps, holdout=True, seed=seed)
-        for row, name in enumerate(names):
-            result = quality(dense, _last(runs[name][seed][1]))
-            for score in SCORES:
-                values[score][row].append(result[score].values[1])
-            values["overlap"][row].append(float(result["overlap"]))
+        others = [_last(runs[name][seed][1]) for name in names]
+        found.append([quality(dense, other).isel(model=1) for other in others])
     data = xr.Dataset(
-        {
-            name: (
-                ("arm", "seed", "series")[: np.ndim(cells)],
-                np.asarray(cells, dtype=np.float32),
-            )
-            for name, cells in values.items()
-        },
         coords={"arm": names, "seed": seeds, "series": list(series.ids)},
         attrs=_attributes("low_rank_training", "Training at low rank", first),
     )
+    for name in (*SCORES, "overlap"):
+        # (seed, arm) or (seed, arm, series)
+        cells = [[scores[name].values for scores in of_seed] for of_seed in found]
+        values = np.array(cells, dtype=np.float32).swapaxes(0, 1)
+        data[name] = (("arm", "seed", "series")[: values.ndim], values)
     for name in SCORES:
         data = _add_rise(data, name, names.index(DENSE))
     arms = {name: runs[name][seeds[0]][0] for name in names}
@@ -234,8 +227,7 @@ def _sizes(
 ) -> dict[str, Any]:
     """Count the numbers in the model, ranks by layer and both ratios."""
     dense_matrices = matrices(dense)
-    layers = 1 + max(matrix.layer for matrix in dense_matrices.values())
-    rows: dict[str, list[Any]] = {}
+    rows = []
     for name, arm in arms.items():
         target = arm.recipe.attention_rank
         by_head = target is None or target.sketch == "by head"
@@ -253,23 +245,19 @@ def _sizes(
             for key, matrix in reversed(dense_matrices.items())
             if matrix.stack == "encoder"
         }
-        of_encoder = [by_layer[layer] for layer in range(layers)]
-        row = {
-            "parameters": numbers["all"],
-            "attention_parameters": numbers["attention"],
-            "rank": of_encoder,
-        }
-        share = numbers["attention"] / sum(form.numbers for form in forms.values())
-        for key, value in {
-            **row,
-            "rank_ratio": compute_ratio(forms, ranks).ranks,
-            "stored_ratio": share,
-        }.items():
-            rows.setdefault(key, []).append(value)
-    return {
-        key: (("arm", "layer")[: np.ndim(values)], values)
-        for key, values in rows.items()
-    }
+        full = sum(form.numbers for form in forms.values())
+        rows.append(
+            {
+                "parameters": numbers["all"],
+                "attention_parameters": numbers["attention"],
+                "rank": [by_layer[layer] for layer in sorted(by_layer)],
+                "rank_ratio": compute_ratio(forms, ranks).ranks,
+                "stored_ratio": numbers["attention"] / full,
+            }
+        )
+    columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
+    dims = ("arm", "layer")
+    return {key: (dims[: values.ndim], values) for key, values in columns.items()}
 
 
 def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:

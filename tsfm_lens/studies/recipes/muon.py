@@ -24,15 +24,12 @@ def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
     Those that an embedding shares are left out.
     """
     tables = {
-        id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)
+        table.weight for table in model.modules() if isinstance(table, nn.Embedding)
     }
-    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
-    weights = {id(linear.weight): linear.weight for linear in linears}
-    return [
-        weight
-        for key, weight in weights.items()
-        if key not in tables and weight.requires_grad
-    ]
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    # each once: tensors are told apart by what they are, not by their values
+    weights = dict.fromkeys(linear.weight for linear in linears)
+    return [w for w in weights if w not in tables and w.requires_grad]
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
@@ -40,18 +37,14 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
     It takes five rounds of Newton and Schulz.
     """
-    if matrices.shape[1] <= matrices.shape[2]:
-        wide = matrices
-    else:
-        wide = matrices.mT
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    wide = matrices.mT if is_tall else matrices
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     first, second, third = COEFFICIENTS
     for _ in range(ROUNDS):
         gram = wide @ wide.mT
         wide = first * wide + (second * gram + third * gram @ gram) @ wide
-    if matrices.shape[1] <= matrices.shape[2]:
-        return wide
-    return wide.mT
+    return wide.mT if is_tall else wide
 
 
 class Muon(torch.optim.Optimizer):
@@ -103,12 +96,9 @@ class MuonAdamW(torch.optim.Optimizer):
         # the two optimisers hold all state, so the base class, which is here for its
         # type, is left uninitialised
         matrices = layer_matrices(model)
-        matrix_ids = {id(weight) for weight in matrices}
-        rest = [
-            weight
-            for weight in model.parameters()
-            if weight.requires_grad and id(weight) not in matrix_ids
-        ]
+        of_muon = set(matrices)
+        free = [weight for weight in model.parameters() if weight.requires_grad]
+        rest = [weight for weight in free if weight not in of_muon]
         self.adamw = torch.optim.AdamW(
             rest, lr=lr, weight_decay=weight_decay, betas=BETAS
         )

@@ -145,20 +145,19 @@ class TrainingRecipe(BaseModel):
 
     def rate(self, step: int) -> float:
         """Compute the learning rate at `step`."""
-        # of the first phase, then of each later one that the step has reached
-        first = 0
-        last = self.steps
-        peak = self.learning_rate
-        decay = self.decay
-        for restart in self.phases_within():
-            if step < restart.at:
-                last = restart.at
-                break
-            first = restart.at
-            peak = restart.learning_rate
-            decay = restart.decay
+        # the recipe itself has the rate of the first phase
+        phases: tuple[TrainingRecipe | Phase, ...] = (self, *self.phases_within())
+        starts = [0, *(restart.at for restart in self.phases_within())]
+        index = sum(start <= step for start in starts) - 1
+        first, last = [*starts, self.steps][index : index + 2]
+        phase = phases[index]
         return trapezoid_rate(
-            step, peak, first=first, last=last, warmup=self.warmup, decay=decay
+            step,
+            phase.learning_rate,
+            first=first,
+            last=last,
+            warmup=self.warmup,
+            decay=phase.decay,
         )
 
 

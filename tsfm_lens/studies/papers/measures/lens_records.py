@@ -11,10 +11,12 @@ model is special is asked of its null as well, "more so than in untrained twins"
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, product
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -45,6 +47,8 @@ from tsfm_lens.studies.papers.verdicts import (
 )
 from tsfm_lens.sweep.planner.recipes import middle_third, read_recipe
 
+Parts = defaultdict[str, list[ClaimPart]]
+"""Parts of claims, by claim."""
 HEADED = ("bolt-nano", "chronos-nano")
 MODELS = {**{name: name for name in HEADED}, "ztxtech/fracast-0": "fracast"}
 """Names of the models in the records."""
@@ -113,20 +117,19 @@ def variants(data: xr.Dataset, family: str, text: str = "") -> list[str]:
 
 def single_layers(data: xr.Dataset, kind: str) -> list[str]:
     """List the variants without a part of one layer each, from the first layer on."""
-    if variants(data, "all heads"):
-        names = variants(data, GROUPS[kind])
-    else:
-        names = variants(data, "layers") if kind in LETTERS else []
-        names = [name for name in names if name.endswith(f":{LETTERS[kind]}")]
+    names = variants(data, GROUPS[kind])
+    if not variants(data, "all heads"):
+        end = f":{LETTERS.get(kind)}"
+        names = [name for name in variants(data, "layers") if name.endswith(end)]
     return [name for name in names if name.count(":") == 1]
 
 
-def _result(models: Sequence[str], data: xr.Dataset) -> MeasuredValues:
-    names = data["series"].values.tolist()
+def _result(models: Iterable[str] = HEADED) -> MeasuredValues:
+    data = ablations(HEADED[0])
     return MeasuredValues(
         settings={
             "model": ", ".join(models),
-            "series": f"{len(names)}: 13 bundled and 24 chaotic ones",
+            "series": f"{data.sizes['series']}: 13 bundled and 24 chaotic ones",
             "horizon": str(data.attrs["horizon"]),
             "intervals over": SERIES,
         }
@@ -137,8 +140,17 @@ def _prefixed(model: str, parts: Sequence[ClaimPart]) -> list[ClaimPart]:
     return [replace(part, words=f"{model} {part.words}") for part in parts]
 
 
-def _over_series(parts: Sequence[ClaimPart]) -> Verdict:
-    return judge_parts(SERIES, *parts)
+def _judge(
+    result: MeasuredValues,
+    parts: Mapping[str, Sequence[ClaimPart]],
+    twins: Mapping[str, Sequence[Tested]] = MappingProxyType({}),
+) -> MeasuredValues:
+    """Add the verdicts on claims, tested over series, and over untrained twins."""
+    for claim, tested in parts.items():
+        result.claims[claim] = judge_parts(SERIES, *tested)
+    for claim, tests in twins.items():
+        result.claims[f"{claim}, {TWINS}"] = Verdict(tuple(tests), "twin")
+    return result
 
 
 def beyond_twins(model: str, own: float, twins: np.ndarray, of: str) -> Tested:
@@ -148,9 +160,11 @@ def beyond_twins(model: str, own: float, twins: np.ndarray, of: str) -> Tested:
     Twins whose forecasts have no order are left out.
     """
     twins = twins[np.isfinite(twins)]
-    reached = int((twins >= own).sum())
-    below = int((twins <= own).sum())
-    high, low = ((1 + count) / (1 + len(twins)) for count in (reached, below))
+    reached = (twins >= own).sum()
+    high, low = (
+        float((1 + count) / (1 + len(twins)))
+        for count in (reached, (twins <= own).sum())
+    )
     outcome = UNDECIDED
     if high <= LEVEL:
         outcome = HOLDS
@@ -212,15 +226,17 @@ def _ablatability(moved: np.ndarray) -> float:
 def ablated_layers(kind: str) -> MeasuredValues:
     """Compare forecasts without a part of each layer, on models and untrained twins."""
     models = [model for model in MODELS if single_layers(ablations(model), kind)]
-    result = _result(models, ablations(models[0]))
-    parts = []
-    varying = []
+    result = _result(models)
+    parts = Parts(list)
     twins = []
     for model in models:
         data = ablations(model)
         moved = data["moved"].sel(variant=single_layers(data, kind)).values
-        parts += _prefixed(model, ablatable_parts(moved))
-        varying.append(_varying(model, moved))
+        parts["ablatable"] += _prefixed(model, ablatable_parts(moved))
+        if kind != "both":
+            most, least, margins = _chosen_layers(moved)
+            words = f"{model} layer {most} against layer {least}"
+            parts["varies"].append(ClaimPart(words, margins, "Spearman distance"))
         for layer, of_layer in enumerate(moved):
             text = f"{model}: mean Spearman distance, layer {layer}"
             result.mean(text, of_layer, bounds=SPEARMAN_BOUNDS)
@@ -228,21 +244,17 @@ def ablated_layers(kind: str) -> MeasuredValues:
             of_twins = np.array(list(map(_ablatability, _twin_moves(model, kind))))
             of = "distance at the ends less that of the middle"
             twins.append(beyond_twins(model, _ablatability(moved), of_twins, of))
-    result.claims["ablatable"] = _over_series(parts)
-    if kind != "both":
-        result.claims["varies"] = _over_series(varying)
-    result.claims[f"middle layers are more ablatable, {TWINS}"] = Verdict(
-        tuple(twins), "twin"
-    )
-    return result
+    return _judge(result, parts, {"middle layers are more ablatable": twins})
 
 
-def _varying(model: str, moved: np.ndarray) -> ClaimPart:
-    """Compare two layers, chosen on every other series, on the others."""
-    by_layer = moved[:, ::2].mean(1)
+def _chosen_layers(values: np.ndarray) -> tuple[int, int, np.ndarray]:
+    """Choose the highest and the lowest layer on every other series.
+
+    Third comes their difference on the others; values are (layer, series).
+    """
+    by_layer = values[:, ::2].mean(1)
     most, least = int(by_layer.argmax()), int(by_layer.argmin())
-    words = f"{model} layer {most} against layer {least}"
-    return ClaimPart(words, (moved[most] - moved[least])[1::2], "Spearman distance")
+    return most, least, (values[most] - values[least])[1::2]
 
 
 for _item, _kind in (("S3-F2", "both"), ("S3-F8", "heads"), ("S3-F9", "mlp")):
@@ -267,7 +279,7 @@ def _percent(logs: np.ndarray) -> np.ndarray:
 @from_record("S3-F3")
 def most_ablatable() -> MeasuredValues:
     """Measure errors without parts of the layer that can best go."""
-    result = _result(list(MODELS), ablations(HEADED[0]))
+    result = _result(MODELS)
     for model in MODELS:
         data = ablations(model)
         both = data["rise"].sel(variant=single_layers(data, "both"))
@@ -286,7 +298,7 @@ def most_ablatable() -> MeasuredValues:
 @from_record("S3-F4")
 def ranges() -> MeasuredValues:
     """Measure errors without ranges of layers; the claim is about two other models."""
-    result = _result(list(MODELS), ablations(HEADED[0]))
+    result = _result(MODELS)
     for model in MODELS:
         data = ablations(model)
         families = ("all heads", "mlps") if model in HEADED else ("ranges",)
@@ -327,26 +339,20 @@ def _risen(values: np.ndarray) -> list[ClaimPart]:
 def _of_layers(
     name: str, claim: str, quantity: str, scale: Callable[..., np.ndarray] = np.asarray
 ) -> MeasuredValues:
-    parts = []
+    parts = Parts(list)
     twins = []
-    models = []
-    result = _result([], record("queue/lens_layers"))
+    result = _result([])
     for model, data in _by_layer(name):
-        models.append(model)
         # (subject, layer, series)
         values = scale(data[name].transpose("subject", "layer", "series").values)
-        parts += _prefixed(model, _risen(values[0]))
+        parts[claim] += _prefixed(model, _risen(values[0]))
         size = [np.mean([part.margins.mean() for part in _risen(of)]) for of in values]
         twins.append(beyond_twins(model, size[0], np.array(size[1:]), quantity))
         for layer, of_layer in enumerate(values[0]):
             text = f"{model}: mean {quantity}, layer {layer}"
             result.mean(text, of_layer, bounds=POSITIVE)
-    result.settings["model"] = ", ".join(models)
-    result.claims[claim] = _over_series(parts)
-    result.claims[f"the middle layers stand out, {TWINS}"] = Verdict(
-        tuple(twins), "twin"
-    )
-    return result
+    result.settings["model"] = ", ".join(test.words for test in twins)
+    return _judge(result, parts, {"the middle layers stand out": twins})
 
 
 @from_record("S3-F1D")
@@ -359,8 +365,7 @@ def logit_entropy() -> MeasuredValues:
         _, middle, _ = split_thirds(len(entropy))
         fall = entropy[middle].mean(0) - entropy[-1]
         falls.append(ClaimPart(model, fall, "logit entropy, nats"))
-    result.claims["consolidates"] = _over_series(falls)
-    return result
+    return _judge(result, {"consolidates": falls})
 
 
 @from_record("S3-F1E")
@@ -372,7 +377,7 @@ def entropic_ranks() -> MeasuredValues:
 @from_record("S3-F22")
 def gains() -> MeasuredValues:
     """Measure by how much the middle layers improve the forecast that is read there."""
-    result = _result(HEADED, record("queue/lens_layers"))
+    result = _result()
     parts = []
     twins = []
     for model, data in _by_layer("error"):
@@ -392,10 +397,8 @@ def gains() -> MeasuredValues:
                     words = f"{model} layer {layer} {metric}"
                     of = f"gain + {SMALLEST_GAIN:g} %"
                     parts.append(ClaimPart(words, values + SMALLEST_GAIN, of))
-    result.claims["no_improvement"] = _over_series(parts)
-    claim = f"the middle layers do not improve the forecast, {TWINS}"
-    result.claims[claim] = Verdict(tuple(twins), "twin")
-    return result
+    claim = "the middle layers do not improve the forecast"
+    return _judge(result, {"no_improvement": parts}, {claim: twins})
 
 
 # --- heads ----------------------------------------------------------------------------
@@ -431,7 +434,7 @@ def _kept(data: xr.Dataset, layer: int, order: Sequence[int]) -> int:
 @from_record("S3-F7", "S3-F10", "S3-F11")
 def heads_kept() -> MeasuredValues:
     """Ablate the heads of each layer by stable rank, beside all sets of as many."""
-    result = _result(HEADED, ablations(HEADED[0]))
+    result = _result()
     parts = []
     for model in HEADED:
         data = ablations(model)
@@ -465,11 +468,10 @@ def heads_kept() -> MeasuredValues:
         words = f"{model} {best}"
         of = "rise of log MASE of all sets of as many heads, less that of the order"
         parts.append(ClaimPart(words, saved[best][1::2], of))
-    result.claims["ranked"] = _over_series(parts)
     result.notes = (
         "in a layer of four heads the paper's counts of 12 or 16 do not compare",
     )
-    return result
+    return _judge(result, {"ranked": parts})
 
 
 def _any(data: xr.Dataset, layer: int, n_heads: int, count: int) -> np.ndarray:
@@ -486,9 +488,8 @@ def _heavy(
     Claims are about the model's own heads@1pp. Of the published recipes, which are
     scaled to the model, and of further metrics there are numbers alone.
     """
-    result = _result(HEADED, ablations(HEADED[0]))
-    better = []
-    mild = []
+    result = _result()
+    parts = Parts(list)
     for model, family in product(HEADED, (*OWN, *published)):
         data = ablations(model)
         (chosen,) = variants(data, family, "chosen")
@@ -508,24 +509,25 @@ def _heavy(
         logs = {"MASE": own, "MASE, parts at random": drawn.mean("variant").values}
         for metric in metrics:
             logarithm: xr.DataArray = xr.apply_ufunc(np.log, data[metric])
-            of_recipe = logarithm.mean("seed")
-            if "variant" in of_recipe.dims:
-                of_recipe = of_recipe.sel(variant=[chosen, PLAIN])
-            else:
-                of_recipe = of_recipe.sel(recipe=[family, PLAIN])
-            logs[metric] = of_recipe.values[0] - of_recipe.values[1]
+            by_recipe = "recipe" in logarithm.dims
+            rows = (
+                {"recipe": [family, PLAIN]}
+                if by_recipe
+                else {"variant": [chosen, PLAIN]}
+            )
+            of_recipe, of_plain = logarithm.mean("seed").sel(rows).values
+            logs[metric] = of_recipe - of_plain
         for metric, values in logs.items():
             numbers = _percent(values)
             result.add(f"{name}: change of {metric}", *numbers, unit="%")
         if family in OWN:
             of = "rise of log MASE of random parts, less that of the recipe"
-            better.append(ClaimPart(name, drawn.mean("variant").values - own, of))
+            margins = drawn.mean("variant").values - own
+            parts["random_destroys"].append(ClaimPart(name, margins, of))
             of = f"log of {1 + MILD:g} less the rise of log MASE"
-            mild.append(ClaimPart(name, np.log(1 + MILD) - own, of))
+            parts["mild"].append(ClaimPart(name, np.log(1 + MILD) - own, of))
     result.notes = ("heads@1pp are found on the series that errors are measured on",)
-    result.claims["random_destroys"] = _over_series(better)
-    result.claims["mild"] = _over_series(mild)
-    return result
+    return _judge(result, parts)
 
 
 from_record("S3-T1")(lambda: _heavy(PUBLISHED, ["CRPS"]))
@@ -578,68 +580,62 @@ def released_share(name: str) -> tuple[float, int]:
 @from_record("S3-F16", "S3-F17", "S3-F18", "S3-F19")
 def by_series() -> MeasuredValues:
     """Compare the heads of the layer that can best go with those of the worst."""
-    result = _result(HEADED, ablations(HEADED[0]))
-    parts = []
-    nulls = []
+    result = _result()
+    claim = "MASE rises less without those heads than without as many random heads"
+    parts = Parts(list)
     for model in HEADED:
         data = ablations(model)
         rise = data["rise"].sel(variant=single_layers(data, "heads")).values
-        by_layer = rise[:, ::2].mean(1)
-        most, least = int(by_layer.argmax()), int(by_layer.argmin())
         for layer, values in enumerate(rise):
             far = f"{model}: series on which MASE rises by a quarter, layer {layer}"
             result.add(far, (values > np.log(1.25)).sum())
+        most, least, margins = _chosen_layers(rise)
         words = f"{model} layer {least} beside layer {most}"
-        margins = (rise[most] - rise[least])[1::2]
-        parts.append(ClaimPart(words, margins, "rise of log MASE"))
+        parts["kinder"].append(ClaimPart(words, margins, "rise of log MASE"))
         # as many heads as a layer has, drawn from anywhere
         random = data["rise"].sel(variant=variants(data, "random", "random heads"))
-        drawn = random.mean("variant").values
+        margins = (random.mean("variant").values - rise[least])[1::2]
         words = f"{model} layer {least} beside random heads"
-        margins = (drawn - rise[least])[1::2]
-        nulls.append(ClaimPart(words, margins, "rise of log MASE"))
-    result.claims["kinder"] = _over_series(parts)
-    claim = "MASE rises less without those heads than without as many random heads"
-    result.claims[claim] = _over_series(nulls)
+        parts[claim].append(ClaimPart(words, margins, "rise of log MASE"))
     result.settings["layers"] = "chosen on every other series, tested on the others"
-    return result
+    return _judge(result, parts)
 
 
 @from_record("S3-F20")
 def sharp_heads() -> MeasuredValues:
     """Compare forecasts without sharp, diffuse and random heads of cross-attention."""
-    result = _result(HEADED, ablations(HEADED[0]))
-    single = []
-    several = []
+    result = _result()
+    parts = Parts(list)
     for model in HEADED:
         data = ablations(model)
         heads = record("queue/lens_heads").sel(model=model, subject=MODEL)
         entropy = heads["entropy"].mean("series").values
         names = np.array(variants(data, "cross heads"))
         order = names[entropy.ravel().argsort()]
-        single += _sharp_parts(data, f"{model}, 1 head", order[0], order[-1], order[1:])
+        first, *others = order
+        parts["sharp_head"] += _sharp_parts(
+            data, f"{model}, 1 head", first, others[-1], others
+        )
         for count in (2, 3):
             one, other, random = (
                 variants(data, "sharp", f"{text} {count}")
                 for text in ("sharpest", "most diffuse", "random")
             )
             name = f"{model}, {count} heads"
-            several += _sharp_parts(data, name, one[0], other[0], np.array(random))
+            parts["six_heads"] += _sharp_parts(data, name, one[0], other[0], random)
         for name in ("sharpest 2", "most diffuse 2"):
             (variant,) = variants(data, "sharp", name)
             moved = data["moved"].sel(variant=variant).values
             text = f"{model}: mean Spearman distance without the {name}"
             result.mean(text, moved, bounds=SPEARMAN_BOUNDS)
-    result.claims["sharp_head"] = _over_series(single)
-    result.claims["six_heads"] = _over_series(several)
     result.notes = (
         "six of 144 heads are 4 %; here two and three of 12 heads are ablated",
     )
-    return result
+    return _judge(result, parts)
 
 
 def _sharp_parts(
-    data: xr.Dataset, name: str, sharp: str, diffuse: str, random: np.ndarray
+    data: xr.Dataset, name: str, sharp: str, diffuse: str, random: Sequence[str]
 ) -> list[ClaimPart]:
     moved = data["moved"]
     own = moved.sel(variant=sharp)
@@ -668,23 +664,15 @@ def _scores(subject: str) -> HeadScores:
     """Return the scores of chronos-nano's heads, or of a twin's."""
     data = record("queue/lens_heads").sel(model="chronos-nano", subject=subject)
     prefix, copy, entropy = (
-        values.reshape(len(values), -1)
-        for values in (
-            data[name].transpose(unit, ...).values
-            for name, unit in (
-                ("prefix_matching", "block"),
-                ("copy_score", "block"),
-                ("entropy", "series"),
-            )
-        )
+        data[name].stack(heads=("layer", "head")).values
+        for name in ("prefix_matching", "copy_score", "entropy")
     )
     known = np.isfinite(copy).all(axis=1)
     return HeadScores(prefix[known], copy[known], entropy, 0)
 
 
 def _of_heads() -> tuple[MeasuredValues, HeadScores]:
-    data = record("queue/lens_heads")
-    result = _result(["chronos-nano"], data)
+    result = _result(["chronos-nano"])
     result.settings["sequences"] = "64, in 16 parts"
     return result, _scores(MODEL)
 
@@ -727,8 +715,7 @@ def thresholds() -> MeasuredValues:
             together, _correlations(result.claims), *of_twins, strict=True
         )
     ]
-    claim = f"the scores of heads go together, {TWINS}"
-    result.claims[claim] = Verdict(tuple(tests), "twin")
+    _judge(result, {}, {"the scores of heads go together": tests})
     names = ("prefix-matching score", "copy score", "normalised entropy")
     means = [values[0] for values in scores.bootstrap_means]
     correlation = pd.DataFrame(dict(zip(names, means, strict=True))).corr()

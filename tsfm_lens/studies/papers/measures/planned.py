@@ -14,7 +14,6 @@ import xarray as xr
 
 from tsfm_lens.studies.queue.benchmarks import RUNS, benchmark_cells
 from tsfm_lens.studies.queue.driver import (
-    PLAN,
     RECORDS,
     Queue,
     QueueCell,
@@ -25,9 +24,7 @@ from tsfm_lens.studies.queue.language import last_cells
 
 def planned_cells(record: str) -> list[QueueCell]:
     """List the runs that are planned for a record of orders 2, 5 or 6."""
-    cells = chain(
-        benchmark_cells(PLAN["samformer"], Path()), last_cells(PLAN["last"], Path())
-    )
+    cells = chain(benchmark_cells(Path()), last_cells(Path()))
     return [cell for cell in cells if cell.record == record]
 
 
