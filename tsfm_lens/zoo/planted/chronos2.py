@@ -116,10 +116,11 @@ class Chronos2(PatchModel):
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
         """Return a time-attention head that attends one number of tokens back."""
+        (tokens,) = lags
         head = self.head("time_attn", layer, number)
         frequencies = self.attentions("")[0].rope_embed.inv_freq
         query, key = rotary_query_and_key(
-            frequencies, *lags, CONTEXT // PATCH + 1 + AHEAD
+            frequencies, tokens, CONTEXT // PATCH + 1 + AHEAD
         )
         # rotary positions turn each channel of the first half together with one of the
         # second half, so the first entries of all pairs come before the second ones

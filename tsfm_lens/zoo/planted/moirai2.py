@@ -99,10 +99,11 @@ class Moirai2(PatchModel):
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
         """Return a head that attends, from every token, one number of tokens back."""
+        (tokens,) = lags
         attention = self.attentions("")[layer]
         head = self.view_head(attention, number).clear()
         query, key = rotary_query_and_key(
-            attention.time_qk_proj.query_proj.theta, *lags, CONTEXT // PATCH
+            attention.time_qk_proj.query_proj.theta, tokens, CONTEXT // PATCH
         )
         # the library rotates the first half of the channels, in pairs of neighbours
         for weight, vector in ((head.q, query), (head.k, key)):
