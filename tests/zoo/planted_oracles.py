@@ -4,7 +4,7 @@ card and its rule alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,6 +35,7 @@ from tsfm_lens.zoo.planted import (
 )
 from tsfm_lens.zoo.planted.chronos import BIN
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH, SIGNAL
+from tsfm_lens.zoo.planted.planting import SEPARATING
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EFFECT = 20
@@ -107,8 +108,11 @@ def select_series(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
     """White noise, noisy seasons and random walks, of lengths that the card allows and
     that fill no whole patch.
 
-    Of a model of bins, series of its rule's own kind.
+    Of a model of bins, and of one that tells methods apart, series of its rule's own
+    kind.
     """
+    if card.mechanism in SEPARATING:
+        return list(draw_contexts(card.rule, 8, card.context, seed=5))
     if card.architecture == chronos.NAME:
         return list(draw_contexts(card.rule, 4, card.context, seed=7, noise=0.05))
     rng = np.random.default_rng(seed)
@@ -204,26 +208,11 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
     off the card it is the same.
     """
     card, of = planted.card, find_format(planted.card)
-    run = open_tiny(planted).run(select_series(card, count=3), card.horizon)
-    bounds = np.array([of.bound(one) for one in run.batch.values])[:, None]
-
-    def effects(*parts: tuple[str, ...]) -> dict[tuple[str, ...], float]:
-        """Of parts that are set to 0 together, in errors."""
-        without = point_forecasts(
-            run, [Variant.zero(*map(Component.parse, together)) for together in parts]
-        )
-        return dict(
-            zip(
-                parts,
-                (np.abs(without - run.point) / bounds).max((1, 2)).tolist(),
-                strict=True,
-            )
-        )
-
-    alone = effects(*((part,) for part in list_parts(run.lens)))
-    assert {part for (part,) in alone} >= {part.component for part in card.parts}
+    parts = list_parts(open_tiny(planted))
+    assert set(parts) >= {part.component for part in card.parts}
+    alone = measure_shifts(planted, *([part] for part in parts))
     # patch models have a backup for a share of the copy alone
-    for (part,), effect in alone.items():
+    for part, effect in zip(parts, alone, strict=True):
         stands_in = card.architecture == chronos.NAME and part in {
             item.stands_in_for for item in card.parts
         }
@@ -233,14 +222,20 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
             assert effect <= of.rest, f"{card.name} needs {part}: {effect:.3g}"
     for part in card.parts:
         if part.stands_in_for:
-            silent = Component.parse(part.stands_in_for)
-            backup = Component.parse(part.component)
-            one, both = point_forecasts(
-                run, [Variant.zero(silent), Variant.zero(silent, backup)]
-            )
-            assert (np.abs(both - one) / bounds).max() > of.effect, (
-                f"{card.name}: nothing takes over"
-            )
+            silent = [part.stands_in_for]
+            one, both = measure_shifts(planted, silent, [*silent, part.component])
+            assert both - one > of.effect, f"{card.name}: nothing takes over"
+
+
+def measure_shifts(planted: Planted, *sets: Sequence[str]) -> list[float]:
+    """Change of the forecast without each set of parts, in errors of the format."""
+    of = find_format(planted.card)
+    series = select_series(planted.card, count=3)
+    run = open_tiny(planted).run(series, planted.card.horizon)
+    variants = [Variant.zero(*map(Component.parse, parts)) for parts in sets]
+    changes = np.abs(point_forecasts(run, variants) - run.point).max(-1)
+    bounds = [of.bound(one) for one in run.batch.values]
+    return (changes / bounds).max(-1).tolist()
 
 
 def assert_edges_are_those_stated(planted: Planted) -> None:
