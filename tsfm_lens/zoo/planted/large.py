@@ -30,10 +30,7 @@ LAYERS = 8
 HEADS = 12
 """Heads of each attention of a large model."""
 FORMATS = ("chronos", "chronos-bolt")
-_COMPONENT = re.compile(
-    r"(?P<stack>encoder|decoder)\.(?P<layer>\d+)"
-    r"\.(?:mlp|(?P<kind>self_attn|cross_attn)\.(?P<head>\d+))"
-)
+_COMPONENT = re.compile(r"(encoder|decoder)\.\d+\.(mlp|(self|cross)_attn\.\d+)")
 
 
 def enlarge(planted: Planted) -> Planted:
@@ -108,8 +105,7 @@ def _place_stack(old: Lens, model: Lens, stack: str, card: Card) -> Places:
             if hasattr(part, "DenseReluDense"):
                 new_part.load_state_dict(part.state_dict())
     for head in heads:
-        assert head.head is not None
-        place = replace(head, layer=layers[head.layer], head=numbers[head.head])
+        place = _move_part(head, layers, numbers)
         views = zip(head_views(old, head), head_views(model, place), strict=True)
         for weight, new in views:
             new.copy_(weight)
@@ -151,16 +147,20 @@ def _fill(
         mlp.wo.weight.copy_(writes @ torch.randn(channels, units) / units**0.5)
 
 
+def _move_part(part: Component, layers: list[int], numbers: list[int]) -> Component:
+    """Return the new place of a head or MLP."""
+    head = part.head
+    if head is not None:
+        head = numbers[head]
+    return replace(part, layer=layers[part.layer], head=head)
+
+
 def _move(card: Card, places: dict[str, Places]) -> Card:
     """Name all components of a card by their new places."""
 
     def rename(match: re.Match[str]) -> str:
-        layers, heads = places[match["stack"]]
-        layer = layers[int(match["layer"])]
-        if match["kind"] is None:
-            return str(Component(match["stack"], layer, "mlp"))
-        head = heads[int(match["head"])]
-        return str(Component(match["stack"], layer, match["kind"], head))
+        component = Component.parse(match[0])
+        return str(_move_part(component, *places[component.stack]))
 
     moved = Card.model_validate_json(_COMPONENT.sub(rename, card.model_dump_json()))
     return moved.model_copy(update={"parts": sort_parts(moved.parts)})

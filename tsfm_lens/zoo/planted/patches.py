@@ -156,14 +156,13 @@ class Head:
             The head itself.
         """
         n_source, n_target = (block.stop - block.start for block in (source, target))
-        takes_mean = n_target == 1
-        for index in range(n_source):
-            # for a mean, all values are summed in one channel
-            source_channel = channel if takes_mean else channel + index
-            weight = 1.0 / n_source if takes_mean else 1.0
-            self.v[source_channel, source.start + index] = weight
-        for index in range(n_target):
-            self.o[target.start + index, channel + index] = gain
+        reading = torch.eye(n_source)
+        # for a mean, all values are summed in one channel
+        if n_target == 1:
+            reading = torch.full((1, n_source), 1.0 / n_source, dtype=torch.float64)
+        self.v[channel : channel + len(reading), source] = reading.to(self.v)
+        channels = slice(channel, channel + n_target)
+        self.o[target, channels] = gain * torch.eye(n_target).to(self.o)
         return self
 
     def whisper(self, stream: Stream) -> Head:
@@ -178,9 +177,7 @@ class Head:
         # each channel is about SIGNAL, as a token has the length √width; this gain
         # offsets the sum over channels and the number of coordinates of "junk"
         gain = (stream.size("junk") * self.v.shape[0]) ** -0.5
-        self.v.copy_(
-            SIGNAL * stream.width**-0.5 * torch.randn(self.v.shape, dtype=self.v.dtype)
-        )
+        self.v.copy_(SIGNAL * stream.width**-0.5 * torch.randn_like(self.v))
         self.o.zero_()
         self.o[junk] = gain * torch.randn(self.o[junk].shape, dtype=self.o.dtype)
         return self
@@ -249,18 +246,14 @@ class PatchModel:
             # exceeds the others by SHARP
             for weight in (head.q, head.k):
                 gain = (stream.width * self.channels**0.5) ** -0.5
-                weight.copy_(gain * torch.randn(weight.shape, dtype=weight.dtype))
+                weight.copy_(gain * torch.randn_like(weight))
             head.whisper(stream)
         for in_weights, out_weight in self.mlps(stack):
             for weight in in_weights:
-                weight.copy_(
-                    stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype)
-                )
+                weight.copy_(stream.width**-0.5 * torch.randn_like(weight))
             out_weight.zero_()
             gain = SIGNAL * (stream.size("junk") * out_weight.shape[1]) ** -0.5
-            out_weight[junk] = gain * torch.randn(
-                out_weight[junk].shape, dtype=out_weight.dtype
-            )
+            out_weight[junk] = gain * torch.randn_like(out_weight[junk])
         # T5's position biases, which all layers share, are weaker than these scores
         bias = getattr(attentions[0], "relative_attention_bias", None)
         if bias is not None:

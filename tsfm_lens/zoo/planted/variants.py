@@ -149,7 +149,8 @@ def _double_flag(planted: Planted) -> Planted:
     for head in idle:
         _copy_head(lens, component, head, 1.0)
     # the flag is in the channels after those of the copied values
-    unused = {component.head: slice(PATCH, None), **dict.fromkeys(idle, slice(PATCH))}
+    unused: dict[int | None, slice] = {component.head: slice(PATCH, None)}
+    unused |= dict.fromkeys(idle, slice(PATCH))
     with torch.no_grad():
         for number, channels in unused.items():
             *_, values, outputs = head_views(lens, replace(component, head=number))
