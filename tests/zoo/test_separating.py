@@ -14,7 +14,6 @@ from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.hooks import Component, EditPattern
 from tsfm_lens.zoo.planted import (
     Planted,
-    add_cancelling_pair,
     bolt,
     chronos,
     chronos2,
@@ -108,16 +107,8 @@ def test_features_are_more_than_dimensions() -> None:
     assert cosines[np.triu_indices(len(cosines), 1)].max() <= LARGEST_COSINE
 
 
-def test_a_large_model_keeps_its_pair() -> None:
-    """Heads that cancel each other still do among others, and the card has them."""
-    large = enlarge(add_cancelling_pair(plant("trend", bolt.NAME, seed=1)))
-    one, other = (part for part in large.card.parts if part.role == "cancelling")
-    assert (one.cancels, other.cancels) == (other.component, one.component)
-    names = [one.component, other.component]
-    of = oracles.find_format(large.card)
-    first, second, both = oracles.measure_shifts(large, names[:1], names[1:], names)
-    assert both <= of.rest < of.effect <= min(first, second)
-    expect_error("already", enlarge, large)
+def test_what_is_large_or_unknown_is_not_enlarged() -> None:
+    expect_error("already", enlarge, make("sinks", bolt.NAME, "large"))
     expect_error(chronos2.NAME, enlarge, plant("seasonal-copy", chronos2.NAME))
 
 
