@@ -194,10 +194,7 @@ def test_groups_of_other_content_are_refused() -> None:
 
 def test_a_single_series_is_tested_on_itself_and_says_so() -> None:
     """There are no halves, and its sentences state it."""
-    lens = _nano()
-    values = np.sin(2 * np.pi * np.arange(48) / 12)
-    pair = [lens.run([one], 6) for one in (values, np.roll(values, 6))]
-    data = probes.direction(*pair, nulls=2)
+    data = probes.direction(*turned_pair(), nulls=2)
     assert data.attrs["held_out"] == 0
     assert np.isnan(data["half_cosine"]).all()
     text = " ".join(read_direction(data))
@@ -237,9 +234,7 @@ def test_options_without_meaning_are_refused(
     options: dict[str, Any], message: str
 ) -> None:
     """The message has the wrong value."""
-    values = np.sin(2 * np.pi * np.arange(48) / 12)
-    pair = [_nano().run([one], 6) for one in (values, np.roll(values, 6))]
-    expect_error(message, probes.direction, *pair, **options)
+    expect_error(message, probes.direction, *turned_pair(), **options)
 
 
 @cache
@@ -248,15 +243,21 @@ def _nano() -> Lens:
     return load("bolt-nano")
 
 
-def test_twins_of_a_pair_are_compared() -> None:
-    """Both runs of a pair are of the same twin."""
-    values = [
-        np.sin(2 * np.pi * (np.arange(48) + shift) / 12) + shift for shift in range(6)
+def turned_pair(count: int = 1, **options: Any) -> list[Run]:
+    """Runs of seasons of several levels, and of the same half a season later."""
+    series = [
+        np.sin(2 * np.pi * (np.arange(48) + shift) / 12) + shift
+        for shift in range(count)
     ]
-    pair = [
-        _nano().run([np.roll(one, turn) for one in values], 6, twins=2)
+    return [
+        _nano().run([np.roll(one, turn) for one in series], 6, **options)
         for turn in (0, 6)
     ]
+
+
+def test_twins_of_a_pair_are_compared() -> None:
+    """Both runs of a pair are of the same twin."""
+    pair = turned_pair(6, twins=2)
     data: xr.Dataset = probes.direction(*pair, nulls=1, doses=[-1, 1])
     assert "twins_refused" not in data.attrs
     assert data["agreement_twins"].sizes["twin"] == 2
@@ -264,8 +265,7 @@ def test_twins_of_a_pair_are_compared() -> None:
 
 def test_a_counterfactual_that_is_reached_is_refused() -> None:
     """There is no way from a forecast to itself."""
-    values = np.sin(2 * np.pi * np.arange(48) / 12)
-    having, lacking = (_nano().run([one], 6) for one in (values, np.roll(values, 6)))
+    having, lacking = turned_pair()
     expect_error(
         "nothing to reach",
         probes.direction,
@@ -288,11 +288,8 @@ def test_tokens_that_are_padding_are_refused() -> None:
 
 def test_without_draws_there_are_sentences_without_them() -> None:
     """No draws are no reason to fail, and are not spoken of."""
-    values = np.sin(2 * np.pi * np.arange(48) / 12)
-    pair = [_nano().run([one], 6) for one in (values, np.roll(values, 6))]
-    text = " ".join(
-        read_direction(probes.direction(*pair, nulls=0, tokens=np.int64(3)))
-    )
+    data = probes.direction(*turned_pair(), nulls=0, tokens=np.int64(3))
+    text = " ".join(read_direction(data))
     assert "random directions" not in text
     assert "Exchanged" in text
 
@@ -313,10 +310,7 @@ def test_confounded_labels_of_few_series_are_spoken_of() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_half_of_one_activation_has_the_means_as_discriminant(count: int) -> None:
     """Its covariance is zero, and the runs still differ."""
-    series = [
-        np.sin(2 * np.pi * (np.arange(48) + shift) / 12) for shift in range(count)
-    ]
-    pair = [_nano().run([np.roll(one, turn) for one in series], 6) for turn in (0, 6)]
+    pair = turned_pair(count)
     found = [
         probes.direction(*pair, tokens=-1, method=method, nulls=0)
         for method in ("lda", "means")
@@ -329,8 +323,6 @@ def test_a_half_of_one_activation_has_the_means_as_discriminant(count: int) -> N
 
 def test_one_draw_is_singular() -> None:
     """Neither is it directions, nor has it a range."""
-    values = np.sin(2 * np.pi * np.arange(48) / 12)
-    pair = [_nano().run([one], 6) for one in (values, np.roll(values, 6))]
-    text = " ".join(read_direction(probes.direction(*pair, nulls=1)))
+    text = " ".join(read_direction(probes.direction(*turned_pair(), nulls=1)))
     assert "1 random direction of" in text
     assert "1 do " not in text

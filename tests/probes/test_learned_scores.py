@@ -98,29 +98,6 @@ def test_masks_have_their_budget_and_its_gradient(budget: int) -> None:
     assert float((gradient - numeric).abs().max()) < STEP
 
 
-@pytest.mark.parametrize("units", ["components", "neurons"])
-@pytest.mark.parametrize("name", archetypes(MASKED))
-def test_ends_of_a_mask_are_the_model_and_nothing(name: str, units: str) -> None:
-    """Ones give the forecast of the model to the last bit, zeros the ablated one."""
-    lens = lens_of(name)
-    run = lens.run(example_case(lens).batch, 2)
-    loss = loss_of(run, units)
-    assert_array_equal(loss.full, run.point.astype(np.float32))
-    targets = [str(site.target) for site in list_nodes(lens, None, "nodes")]
-    if units == "neurons":
-        targets = [
-            point
-            for point in lens.registry.points
-            if "decoder" in point and point.endswith("hook_post")
-        ]
-        edits = [Zero(point) for point in targets]
-    else:
-        edits = [Zero(target) for target in targets]
-    with lens.edit(*edits):
-        expected = run.read(lens.forward(run.encoded))
-    close_in_float32(loss.nothing, expected.detach(), depth=300)
-
-
 def all_parts(lens: Lens) -> list[Any]:
     """All heads and MLPs, in the order of the model."""
     return [
@@ -143,22 +120,31 @@ def edge_pair(name: str, nodes: Any = None) -> tuple[Any, Any, EdgeMasks]:
     return clean, corrupted, EdgeMasks(clean, sites, bases)
 
 
+@pytest.mark.parametrize("units", ["components", "neurons", "edges"])
 @pytest.mark.parametrize("how", ["zero", "mean"])
 @pytest.mark.parametrize("name", archetypes(MASKED))
-def test_ends_of_a_mask_of_edges_are_the_model_and_nothing(name: str, how: str) -> None:
+def test_ends_of_a_mask_are_the_model_and_nothing(
+    name: str, how: str, units: str
+) -> None:
     """Ones give the forecast of the model, zeros that with all parts replaced."""
     lens = lens_of(name)
     run = lens.run(bundled("co2", "elnino").tail(40), 2).in_one_pass()
-    sites = list_nodes(lens, all_parts(lens), "nodes")
-    loss = _edge_loss(run, None, how, sites, range(2))
-    close_in_float32(loss.full, run.point, depth=300)
-    if how == "zero":
-        edits: list[Any] = [Zero(site.target) for site in sites]
+    parts = all_parts(lens)
+    sites = list_nodes(lens, parts, "nodes")
+    replaced = [str(site.target) for site in sites]
+    points = [site.point for site in sites]
+    if units == "edges":
+        loss = _edge_loss(run, None, how, sites, range(2))
     else:
-        acts = run.record([site.point for site in sites])
-        edits = [Mean(site.target, acts) for site in sites]
+        loss = loss_of(run, units, parts, how)
+    if units == "neurons":
+        points = [name for name in lens.registry.points if name.endswith("hook_post")]
+        replaced = points
+    acts = run.record(points)
+    edits = [Zero(one) if how == "zero" else Mean(one, acts) for one in replaced]
     with lens.edit(*edits):
         expected = run.read(lens.forward(run.encoded))
+    close_in_float32(loss.full, run.point, depth=300)
     close_in_float32(loss.nothing, expected.detach(), depth=300)
 
 
@@ -220,18 +206,6 @@ def test_several_cut_edges_are_receivers_set_one_after_another() -> None:
     close_in_float32(forecast, expected, depth=300)
 
 
-def test_the_gradient_of_a_mask_of_edges_is_that_of_finite_differences() -> None:
-    """In double precision the gradient of the loss is its difference quotient."""
-    lens = fresh("chronos-bolt")
-    # lens.to() refuses a precision that the library does not run in by itself
-    lens.model.double()
-    run = lens.run(bundled("co2", "elnino").tail(40), 4)
-    nodes = ["encoder.1.mlp", "decoder.0.cross_attn.1", "decoder.1.self_attn.0"]
-    loss = _edge_loss(run, None, "zero", list_nodes(lens, nodes, "nodes"), range(2))
-    count = len(list_edges(lens, list_nodes(lens, nodes, "nodes")))
-    check_gradient(loss, count)
-
-
 def test_planted_edges_have_the_highest_scores() -> None:
     """The edges of a trend are ranked before edges to and from parts without a task."""
     lens_of("chronos-bolt")  # skips where the library is missing
@@ -260,15 +234,23 @@ def test_half_a_mask_mixes_a_write_with_its_base() -> None:
     close_in_float32(mixed.detach(), expected.detach(), depth=300)
 
 
-def test_the_gradient_of_a_mask_is_that_of_finite_differences() -> None:
+@pytest.mark.parametrize("units", ["components", "edges"])
+def test_the_gradient_of_a_mask_is_that_of_finite_differences(units: str) -> None:
     """In double precision the gradient of the loss is its difference quotient."""
     lens = fresh("chronos-bolt")
     # lens.to() refuses a precision that the library does not run in by itself
     lens.model.double()
     run = lens.run(bundled("co2", "elnino").tail(40), 4)
-    loss = loss_of(run, "components", ["decoder.*.cross_attn.*", "decoder.*.mlp"])
-    count = len(list_nodes(lens, ["decoder.*.cross_attn.*", "decoder.*.mlp"], "nodes"))
-    check_gradient(loss, count)
+    if units == "edges":
+        nodes = ["encoder.1.mlp", "decoder.0.cross_attn.1", "decoder.1.self_attn.0"]
+        sites = list_nodes(lens, nodes, "nodes")
+        check_gradient(
+            _edge_loss(run, None, "zero", sites, range(2)), len(list_edges(lens, sites))
+        )
+    else:
+        nodes = ["decoder.*.cross_attn.*", "decoder.*.mlp"]
+        count = len(list_nodes(lens, nodes, "nodes"))
+        check_gradient(loss_of(run, "components", nodes), count)
 
 
 class Squared:

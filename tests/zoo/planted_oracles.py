@@ -4,8 +4,7 @@ card and its rule alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +16,13 @@ from numpy.testing import assert_array_equal
 
 from closeness import close_in_float32
 from tsfm_lens.ablation import Variant, point_forecasts
-from tsfm_lens.hooks import Component, PatchFrom, Zero
-from tsfm_lens.models import Lens
+from tsfm_lens.hooks import Component
+from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import quick_check, rounding
 from tsfm_lens.zoo.planted import (
     Attends,
     Card,
+    CovariateTimes,
     LinearTrend,
     LocalMean,
     Planted,
@@ -34,14 +34,12 @@ from tsfm_lens.zoo.planted import (
     open_planted,
 )
 from tsfm_lens.zoo.planted.chronos import BIN
-from tsfm_lens.zoo.planted.patches import DECILES, PATCH, SIGNAL
+from tsfm_lens.zoo.planted.chronos2 import draw_cases
+from tsfm_lens.zoo.planted.patches import PATCH, SIGNAL
+from tsfm_lens.zoo.planted.planting import SEPARATING
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EFFECT = 20
-HEARD = 0.1
-"""Of an effect, in tolerances; of another output of a part, in its longest: parts hear
-one another wholly or not.
-"""
 
 
 @lru_cache(maxsize=4)
@@ -103,12 +101,26 @@ def find_format(card: Card) -> Format:
     return FORMATS[card.architecture]
 
 
-def select_series(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
+def select_series(card: Card, count: int = 6, seed: int = 1) -> list[Any]:
     """White noise, noisy seasons and random walks, of lengths that the card allows and
     that fill no whole patch.
 
-    Of a model of bins, series of its rule's own kind.
+    Of a model of bins, and of one that tells methods apart, series of its rule's own
+    kind; of a covariate, targets with it.
     """
+    if isinstance(card.rule, CovariateTimes):
+        cases = draw_cases(card.context, count, seed=7)
+        cut = -card.horizon
+        return [
+            {
+                "target": target[:cut],
+                "past_covariates": {"known": known[:cut]},
+                "future_covariates": {"known": known[cut:]},
+            }
+            for target, known in cases
+        ]
+    if card.mechanism in SEPARATING:
+        return list(draw_contexts(card.rule, 8, card.context, seed=5))
     if card.architecture == chronos.NAME:
         return list(draw_contexts(card.rule, 4, card.context, seed=7, noise=0.05))
     rng = np.random.default_rng(seed)
@@ -127,6 +139,20 @@ def select_series(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
     return drawn
 
 
+def list_targets(card: Card, run: Run) -> Iterator[tuple[int, Array, float]]:
+    """Rows that are forecast, with what the rule says and how far off they may be."""
+    bound = find_format(card).bound
+    for row, role in enumerate(run.batch.roles):
+        series = np.asarray(run.batch.values[row])
+        if isinstance(card.rule, CovariateTimes) and role == "target":
+            known = np.asarray(run.batch.values[row + 1])
+            future = run.batch.known_future(card.horizon)[row + 1]
+            stated = card.rule.compute_forecast(series, known, future)
+            yield row, stated, bound(series) * max(1.0, abs(card.rule.coefficient))
+        elif role == "target":
+            yield row, card.rule.forecast(series, card.horizon), bound(series)
+
+
 def assert_follows_rule(planted: Planted) -> None:
     """The point forecast is the rule's closed form on random series, and the card's
     error is no larger.
@@ -134,13 +160,9 @@ def assert_follows_rule(planted: Planted) -> None:
     card, of = planted.card, find_format(planted.card)
     run = open_tiny(planted).run(select_series(card), card.horizon)
     for forecasts in (run.point, run.path) if run.tokens_read else (run.point,):
-        for one, forecast in zip(run.batch.values, forecasts, strict=True):
-            off = np.abs(
-                forecast - card.rule.forecast(np.asarray(one), card.horizon)
-            ).max()
-            assert off <= of.bound(one), (
-                f"{card.name}: off by {off:.3g}, allowed {of.bound(one):.3g}"
-            )
+        for row, stated, allowed in list_targets(card, run):
+            off = np.abs(forecasts[row] - stated).max()
+            assert off <= allowed, f"{card.name}: off by {off:.3g} of {allowed:.3g}"
     assert 0 < card.error <= of.error
 
 
@@ -204,26 +226,11 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
     off the card it is the same.
     """
     card, of = planted.card, find_format(planted.card)
-    run = open_tiny(planted).run(select_series(card, count=3), card.horizon)
-    bounds = np.array([of.bound(one) for one in run.batch.values])[:, None]
-
-    def effects(*parts: tuple[str, ...]) -> dict[tuple[str, ...], float]:
-        """Of parts that are set to 0 together, in errors."""
-        without = point_forecasts(
-            run, [Variant.zero(*map(Component.parse, together)) for together in parts]
-        )
-        return dict(
-            zip(
-                parts,
-                (np.abs(without - run.point) / bounds).max((1, 2)).tolist(),
-                strict=True,
-            )
-        )
-
-    alone = effects(*((part,) for part in list_parts(run.lens)))
-    assert {part for (part,) in alone} >= {part.component for part in card.parts}
+    parts = list_parts(open_tiny(planted))
+    assert set(parts) >= {part.component for part in card.parts}
+    alone = measure_shifts(planted, *([part] for part in parts))
     # patch models have a backup for a share of the copy alone
-    for (part,), effect in alone.items():
+    for part, effect in zip(parts, alone, strict=True):
         stands_in = card.architecture == chronos.NAME and part in {
             item.stands_in_for for item in card.parts
         }
@@ -233,79 +240,19 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
             assert effect <= of.rest, f"{card.name} needs {part}: {effect:.3g}"
     for part in card.parts:
         if part.stands_in_for:
-            silent = Component.parse(part.stands_in_for)
-            backup = Component.parse(part.component)
-            one, both = point_forecasts(
-                run, [Variant.zero(silent), Variant.zero(silent, backup)]
-            )
-            assert (np.abs(both - one) / bounds).max() > of.effect, (
-                f"{card.name}: nothing takes over"
-            )
+            silent = [part.stands_in_for]
+            one, both = measure_shifts(planted, silent, [*silent, part.component])
+            assert both - one > of.effect, f"{card.name}: nothing takes over"
 
 
-def assert_edges_are_those_stated(planted: Planted) -> None:
-    """A part hears another directly, all between them held as they were, if and only if
-    the card has the edge.
-    """
+def measure_shifts(planted: Planted, *sets: Sequence[str]) -> list[float]:
+    """Change of the forecast without each set of parts, in errors of the format."""
     card = planted.card
-    lens = open_tiny(planted)
-    series = select_series(card, count=3)
-    parts = [part for part in card.parts if part.role != "decoy"]
-    heard = set()
-    written = [find_hook(part.component) for part in parts]
-    for sender in parts:
-        # a backup speaks where what it stands in for is silent
-        if sender.stands_in_for:
-            silent = [sender.stands_in_for]
-        else:
-            silent = []
-        with torch.no_grad(), lens.ablate(*silent) if silent else nullcontext():
-            plain = lens.run_with_cache(series, names_filter=written)
-        for receiver in [*(part.component for part in parts), "output"]:
-            between = {part.component for part in parts} - {
-                sender.component,
-                receiver,
-                *silent,
-            }
-            held = [PatchFrom(name, plain[1]) for name in between]
-            with (
-                torch.no_grad(),
-                lens.edit(*held, *(Zero(name) for name in [sender.component, *silent])),
-            ):
-                other = lens.run_with_cache(series, names_filter=written)
-            if receiver != sender.component and _differ(plain, other, receiver, series):
-                heard.add((sender.component, receiver))
-    assert heard == set(card.edges), (
-        f"{heard - set(card.edges)} off the card, {set(card.edges) - heard} not heard"
-    )
-
-
-def find_hook(component: str) -> str:
-    """The hook point at which a head's values or an MLP's output stand."""
-    position = Component.parse(component)
-    name = f"{position.stack}_blocks.{position.layer}.{position.kind}".removeprefix("_")
-    if position.head is None:
-        return f"{name}.hook_out"
-    return f"{name}.hook_z"
-
-
-def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
-    """Whether the median is another one, or a part writes another thing."""
-    if receiver == "output":
-        off = (plain[0] - other[0]).abs()[:, len(DECILES) // 2].amax(1)
-        return (
-            float((off / torch.tensor([np.std(one) for one in series])).max())
-            > EFFECT * SMALL
-        )
-    position = Component.parse(receiver)
-    hook = find_hook(receiver)
-    before, after = (
-        run[1][hook] if position.head is None else run[1][hook][..., position.head, :]
-        for run in (plain, other)
-    )
-    return float((before - after).norm(dim=-1).max()) > HEARD * max(
-        SIGNAL, float(before.norm(dim=-1).max())
-    )
+    run = open_tiny(planted).run(select_series(card, count=3), card.horizon)
+    variants = [Variant.zero(*map(Component.parse, parts)) for parts in sets]
+    changes = np.abs(point_forecasts(run, variants) - run.point).max(-1)
+    rows, _, bounds = zip(*list_targets(card, run), strict=True)
+    return (changes[:, rows] / bounds).max(-1).tolist()
 
 
 def expected_keys(
@@ -395,12 +342,10 @@ def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
     card = planted.card
     series = select_series(card)
     of = find_format(card)
-    for one, *values in zip(
-        series,
-        *(compute_forecast(item, series) for item in (planted, plain)),
-        strict=True,
-    ):
-        assert np.abs(values[0] - values[1]).max() <= of.turn * of.bound(one)
+    turned, plainly = (compute_forecast(item, series) for item in (planted, plain))
+    run = open_tiny(planted).run(series, card.horizon)
+    for row, _, allowed in list_targets(card, run):
+        assert np.abs(turned[row] - plainly[row]).max() <= of.turn * allowed
     assert card.rotated
     assert (
         card.model_copy(update={"rotated": False, "error": plain.card.error})

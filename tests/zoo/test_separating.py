@@ -14,7 +14,6 @@ from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.hooks import Component, EditPattern
 from tsfm_lens.zoo.planted import (
     Planted,
-    add_cancelling_pair,
     bolt,
     chronos,
     chronos2,
@@ -27,14 +26,6 @@ from tsfm_lens.zoo.planted.features import LARGEST_COSINE, draw_features
 from tsfm_lens.zoo.planted.planting import SEPARATING
 from zoo import planted_oracles as oracles
 
-PAIRS = [(name, format) for name in SEPARATING for format in (bolt.NAME, chronos.NAME)]
-CASES = [(*pair, size) for pair in PAIRS for size in ("small", "large")]
-CASES += [("trend", chronos.NAME, "large"), ("gate", bolt.NAME, "large")]
-# models grow in the same way whatever they hold: of each format one is large by default
-SLOW = [
-    case for case in CASES if case[2] == "large" and case[0] not in ("trend", "gate")
-]
-
 
 @cache
 def make(mechanism: str, architecture: str, size: str) -> Planted:
@@ -42,56 +33,6 @@ def make(mechanism: str, architecture: str, size: str) -> Planted:
     if size == "large":
         return enlarge(planted)
     return planted
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(
-            case,
-            id=" ".join(case),
-            marks=[pytest.mark.exhaustive] if case in SLOW else [],
-        )
-        for case in CASES
-    ]
-)
-def planted(request: pytest.FixtureRequest) -> Planted:
-    return make(*request.param)
-
-
-def without(planted: Planted, *sets: list[str]) -> list[float]:
-    """Change of the forecast without each set of parts, in errors of the format."""
-    of = oracles.find_format(planted.card)
-    series = draw_contexts(planted.card.rule, 6, planted.card.context, seed=5)
-    run = oracles.open_tiny(planted).run(series, planted.card.horizon)
-    variants = [Variant.zero(*map(Component.parse, parts)) for parts in sets]
-    bounds = np.array([of.bound(one) for one in run.batch.values])[:, None]
-    changes = np.abs(point_forecasts(run, variants) - run.point) / bounds
-    return changes.max((1, 2)).tolist()
-
-
-def test_the_forecast_is_that_of_the_rule(planted: Planted) -> None:
-    card = planted.card
-    of = oracles.find_format(card)
-    series = draw_contexts(card.rule, 8, card.context, seed=4)
-    forecast = oracles.open_tiny(planted).forecast(series, card.horizon).median
-    for one, values in zip(series, forecast, strict=True):
-        off = np.abs(values - card.rule.forecast(one, card.horizon)).max()
-        assert off <= of.bound(one)
-    oracles.assert_heads_look_where_stated(planted)
-
-
-def test_true_parts_are_needed_and_suffice(planted: Planted) -> None:
-    of = oracles.find_format(planted.card)
-    kept = set(planted.card.components("mechanism"))
-    kept |= set(planted.card.components("constant"))
-    parts = oracles.list_parts(oracles.open_tiny(planted))
-    others = [name for name in parts if name not in kept]
-    assert len(parts) >= 300 or "large" not in planted.card.name
-    without_others, *without_each = without(
-        planted, others, *([name] for name in sorted(kept))
-    )
-    assert without_others <= of.rest
-    assert min(without_each) >= of.effect
 
 
 @pytest.mark.parametrize("architecture", [bolt.NAME, chronos.NAME])
@@ -166,16 +107,8 @@ def test_features_are_more_than_dimensions() -> None:
     assert cosines[np.triu_indices(len(cosines), 1)].max() <= LARGEST_COSINE
 
 
-def test_a_large_model_keeps_its_pair() -> None:
-    """Heads that cancel each other still do among others, and the card has them."""
-    large = enlarge(add_cancelling_pair(plant("trend", bolt.NAME, seed=1)))
-    one, other = (part for part in large.card.parts if part.role == "cancelling")
-    assert (one.cancels, other.cancels) == (other.component, one.component)
-    names = [one.component, other.component]
-    of = oracles.find_format(large.card)
-    first, second, both = without(large, names[:1], names[1:], names)
-    assert both <= of.rest < of.effect <= min(first, second)
-    expect_error("already", enlarge, large)
+def test_what_is_large_or_unknown_is_not_enlarged() -> None:
+    expect_error("already", enlarge, make("sinks", bolt.NAME, "large"))
     expect_error(chronos2.NAME, enlarge, plant("seasonal-copy", chronos2.NAME))
 
 

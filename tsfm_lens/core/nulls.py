@@ -61,8 +61,7 @@ def centre(rows: np.ndarray) -> np.ndarray:
     """
     centred = rows - rows.mean(axis=0)
     rounding = np.finfo(np.float32).eps * np.abs(rows).max(initial=0.0)
-    result: np.ndarray = np.where(np.abs(centred) > rounding, centred, 0.0)
-    return result
+    return np.asarray(np.where(np.abs(centred) > rounding, centred, 0.0))
 
 
 def covariance(rows: np.ndarray) -> np.ndarray:
@@ -89,8 +88,7 @@ def covariance(rows: np.ndarray) -> np.ndarray:
         shrinkage = min(squares / (count * width * distance), 1.0)
     else:
         shrinkage = 0.0
-    result: np.ndarray = shrinkage * target + (1 - shrinkage) * sample
-    return result
+    return np.asarray(shrinkage * target + (1 - shrinkage) * sample)
 
 
 def draw_directions(
@@ -128,8 +126,7 @@ def draw_directions(
     # columns of q are orthonormal; their signs are not those of the draws
     bases, lengths = np.linalg.qr(draws.swapaxes(-1, -2))
     signs = np.copysign(1.0, np.diagonal(lengths, axis1=-2, axis2=-1))
-    result: np.ndarray = bases.swapaxes(-1, -2) * signs[..., None]
-    return result
+    return np.asarray(bases.swapaxes(-1, -2) * signs[..., None])
 
 
 def match_norms(changes: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -140,8 +137,7 @@ def match_norms(changes: np.ndarray, like: np.ndarray) -> np.ndarray:
     """
     norms = np.linalg.norm(changes, axis=-1, keepdims=True)
     factors = np.linalg.norm(like, axis=-1, keepdims=True) / np.where(norms, norms, 1.0)
-    result: np.ndarray = changes * factors
-    return result
+    return np.asarray(changes * factors)
 
 
 def draw_changes(
@@ -181,8 +177,7 @@ def prediction_bound(values: np.ndarray, confidence: float = CONFIDENCE) -> np.n
     if count < FEWEST:
         return np.full(values.shape[1:], np.inf)
     reach = stdtrit(count - 1, confidence) * np.sqrt(1 + 1 / count)
-    result: np.ndarray = values.mean(0) + reach * values.std(0, ddof=1)
-    return result
+    return np.asarray(values.mean(0) + reach * values.std(0, ddof=1))
 
 
 def with_nulls(

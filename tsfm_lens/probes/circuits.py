@@ -214,10 +214,10 @@ def make_bench(
     corrupted: Run | None,
     *,
     nodes: Sequence[str | Component] | None,
-    how: str,
-    reference: Any,
-    behaviour: Behaviour | None,
-    smallest: float,
+    how: str = "zero",
+    reference: Any = None,
+    behaviour: Behaviour | None = None,
+    smallest: float = SMALLEST_SHARE,
 ) -> Bench:
     """Return the bench of a run; arguments as :func:`minimal_circuit` takes them.
 

@@ -283,21 +283,18 @@ class _Subject:
 
     def _read(self, activations: Activations) -> np.ndarray:
         values = activations[self.point][:, list(self.at)]
-        result: np.ndarray = values.detach().cpu().double().numpy()
-        return result
+        return np.asarray(values.detach().cpu().double().numpy())
 
     @cached_property
     def shown(self) -> np.ndarray:
         """True for tokens that are not padding, (series, token)."""
         shown = self.pair.base.encoded.shown(self.stack)[:, list(self.at)]
-        result: np.ndarray = shown.cpu().numpy()
-        return result
+        return np.asarray(shown.cpu().numpy())
 
     @cached_property
     def difference(self) -> np.ndarray:
         """Source less base, 0 at padding."""
-        result: np.ndarray = (self.source - self.base) * self.shown[..., None]
-        return result
+        return np.asarray((self.source - self.base) * self.shown[..., None])
 
     @cached_property
     def distinct(self) -> np.ndarray:
@@ -308,8 +305,7 @@ class _Subject:
     @cached_property
     def centre(self) -> np.ndarray:
         """Mean activation over both runs, (width,)."""
-        result: np.ndarray = self._rows(...).mean(axis=(0, 1))
-        return result
+        return np.asarray(self._rows(...).mean(axis=(0, 1)))
 
     def _rows(self, rows: Any) -> np.ndarray:
         """Activations of some series, (run, token, width), without padding."""
@@ -319,8 +315,7 @@ class _Subject:
     @cached_property
     def to_centre(self) -> np.ndarray:
         """The mean over both runs less source, 0 at padding."""
-        result: np.ndarray = (self.centre - self.source) * self.shown[..., None]
-        return result
+        return np.asarray((self.centre - self.source) * self.shown[..., None])
 
     @cached_property
     def centred(self) -> np.ndarray:
@@ -335,8 +330,7 @@ class _Subject:
     def mean_difference(self, rows: Any) -> np.ndarray:
         """Mean of the source less that of the base, (width,)."""
         base, source = self._rows(rows).mean(axis=1)
-        result: np.ndarray = source - base
-        return result
+        return np.asarray(source - base)
 
     def steps(self, basis: np.ndarray) -> np.ndarray:
         """Return a dose of 1 along each series' basis, (series, token, width).
@@ -348,8 +342,7 @@ class _Subject:
         unit = towards / np.where(length, length, 1.0)
         acts = self._rows(...).reshape(-1, unit.shape[-1])
         scale = (acts @ unit[:, 0].T).std(axis=0)
-        result: np.ndarray = unit * scale[:, None, None] * self.shown[..., None]
-        return result
+        return np.asarray(unit * scale[:, None, None] * self.shown[..., None])
 
     def limits(self, step: np.ndarray) -> np.ndarray:
         """Return the doses at which tokens leave the real activations, (2, series).
@@ -465,8 +458,7 @@ def _project(changes: np.ndarray, basis: np.ndarray) -> np.ndarray:
 
     The basis is (series, rank, width).
     """
-    result: np.ndarray = changes @ basis.swapaxes(-1, -2) @ basis
-    return result
+    return np.asarray(changes @ basis.swapaxes(-1, -2) @ basis)
 
 
 def _beside(basis: np.ndarray, draw: np.ndarray) -> np.ndarray:
@@ -476,8 +468,7 @@ def _beside(basis: np.ndarray, draw: np.ndarray) -> np.ndarray:
     """
     draws = np.broadcast_to(draw, basis.shape)
     rest = draws - _project(draws, basis)
-    result: np.ndarray = np.linalg.qr(rest.swapaxes(-1, -2))[0].swapaxes(-1, -2)
-    return result
+    return np.asarray(np.linalg.qr(rest.swapaxes(-1, -2))[0].swapaxes(-1, -2))
 
 
 def _agree(moved: np.ndarray, start: np.ndarray, goal: np.ndarray) -> np.ndarray:
@@ -497,8 +488,7 @@ def _share(moved: np.ndarray, way: np.ndarray) -> np.ndarray:
 def _medians(values: np.ndarray) -> np.ndarray:
     """Return medians over the last axis, without series that have no way."""
     known = np.isfinite(values).all(axis=tuple(range(values.ndim - 1)))
-    result: np.ndarray = np.median(values[..., known], axis=-1)
-    return result
+    return np.asarray(np.median(values[..., known], axis=-1))
 
 
 def _along(difference: np.ndarray, part: np.ndarray) -> np.ndarray:
@@ -512,8 +502,7 @@ def _cosines(bases: Sequence[np.ndarray], rank: int) -> np.ndarray:
     if not bases:
         return np.full(rank, np.nan)
     one, other = bases
-    result: np.ndarray = np.linalg.svd(one @ other.T, compute_uv=False)
-    return result
+    return np.asarray(np.linalg.svd(one @ other.T, compute_uv=False))
 
 
 def _find(

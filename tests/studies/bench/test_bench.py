@@ -37,7 +37,7 @@ from tsfm_lens.studies.bench.models import (
     sealed_models,
     separating_names,
 )
-from tsfm_lens.studies.bench.planted import score_methods
+from tsfm_lens.studies.bench.planted import score_probe
 from tsfm_lens.studies.bench.rivals import RIVALS
 from tsfm_lens.studies.bench.scoring import score_files, score_submission
 from tsfm_lens.studies.bench.submission import (
@@ -48,7 +48,8 @@ from tsfm_lens.studies.bench.submission import (
     read_submission,
 )
 from tsfm_lens.studies.bench.table import fill_table, mechanism_of, summarise
-from tsfm_lens.studies.method_scores.methods import EDGES, PARTS
+from tsfm_lens.studies.method_scores.explanations import EXPLANATIONS
+from tsfm_lens.studies.method_scores.methods import EDGES, METHODS, PARTS
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.zoo.planted.card import Card
 
@@ -159,15 +160,19 @@ def test_a_seed_makes_the_same_seal_again(sealed: SealedModel) -> None:
         "attention rollout",
         # of two stacks it scores one
         "stream shares",
+        # segments and routes are fields of an answer, which strangers may fill
+        "newest first",
+        "routes, first order",
     ],
 )
 def test_a_file_is_scored_as_the_method_itself(
     name: str, sealed: SealedModel, tmp_path: Path
 ) -> None:
     """What a method says is scored alike with and without a file in between."""
-    answer(sealed, [name]).write(tmp_path / "answer.json")
+    methods = {**EXPLANATIONS, **{one: [METHODS[one]] for one in METHODS}}[name]
+    answer_by(sealed, name, methods).write(tmp_path / "answer.json")
     row = score_files([tmp_path / "answer.json"], SEED).iloc[0]
-    direct = score_methods(sealed, [name]).iloc[0]
+    direct = score_probe(sealed, methods).iloc[0]
     measures = ("candidates", "auroc", "precision", "true", "claimed")
     if direct["scope"] == 1:
         for measure in measures:

@@ -13,7 +13,7 @@ import tsfm_lens
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.models.embedding import embedding_point, embedding_stack
 from tsfm_lens.studies import dictionaries
-from tsfm_lens.testing import assert_close, rounding
+from tsfm_lens.testing import assert_close
 
 DOCS = Path(__file__).parents[3] / "docs"
 ALL_KINDS = 1 + 2 * 3
@@ -93,17 +93,6 @@ def test_mean_max_cosine_forgets_order_and_length():
     assert dictionaries.mean_max_cosine(axes, 3 * axes.flip(0)) == 1
     # half of the axes are in the other set; the rest is orthogonal to it
     assert dictionaries.mean_max_cosine(axes, axes[:3]) == 0.5
-
-
-def test_drawn_directions_have_the_spread_of_activations():
-    generator = torch.Generator().manual_seed(0)
-    activations = torch.randn(4000, 3, generator=generator) * torch.tensor(
-        [10.0, 1.0, 0.0]
-    )
-    drawn = dictionaries.covariance_directions(activations, 500, seed=0)
-    assert_close(drawn.norm(dim=1), torch.ones(500), depth=3)
-    assert drawn[:, 0].abs().median() > drawn[:, 1].abs().median()
-    assert float(drawn[:, 2].abs().max()) < rounding(torch.float32, 1.0, depth=3)
 
 
 def exact_dictionary(width, features):

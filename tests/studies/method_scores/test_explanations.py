@@ -14,10 +14,8 @@ import pytest
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.bench import planted
-from tsfm_lens.studies.bench.models import SealedModel, explained_in, sealed_models
+from tsfm_lens.studies.bench.models import SealedModel, explained_in
 from tsfm_lens.studies.bench.planted import score_probe
-from tsfm_lens.studies.bench.scoring import score_files
-from tsfm_lens.studies.bench.submission import answer_by
 from tsfm_lens.studies.method_scores.explanations import (
     EXPLANATIONS,
     NAIVE,
@@ -161,17 +159,6 @@ def test_a_part_of_the_table_is_measured_again(tmp_path: Path) -> None:
         planted.main(bare, read=True)
     with pytest.raises(SystemExit, match="nothing was measured"):
         planted.main(tmp_path / "none.md", read=True)
-
-
-def test_a_file_of_explanations_is_scored_as_the_method(tmp_path: Path) -> None:
-    """Segments and routes are fields of an answer, which strangers may fill."""
-    sealed, _ = sealed_models(COPY, 0)
-    method = EXPLANATIONS["newest first"]
-    file = tmp_path / "answer.json"
-    answer_by(sealed, "newest first", method).write(file)
-    row = score_files([file], 0).iloc[0]
-    assert row["level"] == SEGMENTS
-    assert row["auroc"] == score_probe(sealed, method)["auroc"].item()
 
 
 def test_what_is_no_score_of_a_segment_is_refused() -> None:

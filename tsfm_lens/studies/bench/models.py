@@ -8,10 +8,9 @@ public card and its weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from itertools import chain, combinations, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,10 +19,8 @@ import numpy as np
 
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.io import write_atomically
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models import Lens
-from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import check_seed
 from tsfm_lens.probes.sites import later_branches
 from tsfm_lens.studies.method_scores.methods import (
@@ -37,9 +34,9 @@ from tsfm_lens.studies.method_scores.methods import (
     cut_forecasts,
     edge_name,
     find_tokens,
-    pair_name,
-    segment_names,
-    token_name,
+    list_segments,
+    pair_names,
+    token_names,
 )
 from tsfm_lens.studies.method_scores.page import (
     NOISY_SERIES,
@@ -50,6 +47,7 @@ from tsfm_lens.studies.method_scores.page import (
 from tsfm_lens.studies.method_scores.scores import as_noisy_as_it_bears
 from tsfm_lens.studies.method_scores.series import (
     EvaluationCase,
+    compare,
     evaluation_case,
     untrained,
 )
@@ -209,36 +207,17 @@ def list_edges(case: EvaluationCase) -> tuple[str, ...]:
     return tuple(names)
 
 
-def list_inputs(case: EvaluationCase) -> tuple[str, ...]:
-    """Name every token of every series that shows some of the context."""
-    _, tokens = find_tokens(case)
-    rows = range(len(case.clean.batch))
-    return tuple(token_name(row, token) for row in rows for token in tokens)
-
-
 def list_nodes(case: EvaluationCase) -> tuple[str, ...]:
     """Name every head and MLP."""
     return tuple(map(str, case.components))
 
 
-def list_pairs(case: EvaluationCase) -> tuple[str, ...]:
-    """Name every pair of heads and MLPs."""
-    return tuple(starmap(pair_name, combinations(list_nodes(case), 2)))
-
-
-def list_segments(case: EvaluationCase) -> tuple[str, ...]:
-    """Name every segment of every series at every forecast step."""
-    forecasts = enumerate(cut_forecasts(case))
-    names = (segment_names(at, parts, run.horizon) for at, (run, parts) in forecasts)
-    return tuple(chain.from_iterable(names))
-
-
 CANDIDATES: dict[str, Callable[[EvaluationCase], tuple[str, ...]]] = {
     PARTS: list_nodes,
     EDGES: list_edges,
-    INPUTS: list_inputs,
+    INPUTS: token_names,
     REPAIRED: list_nodes,
-    PAIRS: list_pairs,
+    PAIRS: pair_names,
     SEGMENTS: list_segments,
     ROUTES: list_nodes,
 }
@@ -362,29 +341,15 @@ def _with_dead_units(case: EvaluationCase) -> EvaluationCase:
 
     In Chronos they say that a series is no season, elsewhere that it is one.
     """
-    margin = getattr(case.card.rule, "margin", None)
-    assert margin is not None
-    live_if_open = case.card.architecture != "chronos"
-    chosen: tuple[list[Any], list[Any]] = ([], [])
-    for pair in zip(case.clean.batch.values, case.corrupted.batch.values, strict=True):
-        # positive where the gate is open
-        dead, live = sorted(pair, key=margin, reverse=not live_if_open)
-        chosen[0].append(np.asarray(dead))
-        chosen[1].append(np.asarray(live))
-    clean, corrupted = (_run_again(case, values) for values in chosen)
-    return EvaluationCase(case.lens, case.card, clean, corrupted)
-
-
-def _run_again(case: EvaluationCase, values: Sequence[np.ndarray]) -> Run:
     rule: Any = case.card.rule
-    horizon = case.card.horizon
-    truth = np.stack([rule.forecast(context, horizon) for context in values])
-    return case.lens.run(
-        SeriesBatch(tuple(values)),
-        horizon,
-        truth=truth,
-        num_samples=case.clean.num_samples,
-    )
+    live_if_open = case.card.architecture != "chronos"
+    pairs = zip(case.clean.batch.values, case.corrupted.batch.values, strict=True)
+    # the margin is positive where the gate is open
+    ordered = [
+        sorted(map(np.asarray, pair), key=rule.margin, reverse=not live_if_open)
+        for pair in pairs
+    ]
+    return compare(case.lens, case.card, *zip(*ordered, strict=True))
 
 
 def fetch(name: str, seed: int, folder: str | Path) -> Path:

@@ -10,11 +10,9 @@ import zlib
 from functools import partial
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from tsfm_lens.core.estimates import SMALLEST_SHARE
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.probes.circuits import make_bench
 from tsfm_lens.probes.learned_scores import learned_scores
 from tsfm_lens.studies.bench.models import CANDIDATES, list_nodes
@@ -52,49 +50,38 @@ def _order(case: EvaluationCase, level: str) -> Ranking:
     return Ranking(names, np.arange(len(names), dtype=float))
 
 
-def _point(case: EvaluationCase, component: Component, hook: str) -> str:
-    prefix = case.lens.wiring.stack(component.stack).prefix
-    return f"{prefix}.{component.layer}.{component.kind}.{hook}"
+def _record(
+    case: EvaluationCase, of_heads: str, of_branches: str = ""
+) -> dict[Component, Tensor]:
+    """Record a hook of each head, and another of each MLP if it is named."""
+    points = {}
+    for component in case.components:
+        prefix = case.lens.wiring.stack(component.stack).prefix
+        hook = of_branches if component.head is None else of_heads
+        if hook:
+            points[component] = f"{prefix}.{component.layer}.{component.kind}.{hook}"
+    recorded = case.clean.record(sorted(set(points.values())))
+    return {component: recorded[point] for component, point in points.items()}
 
 
 def _norm(case: EvaluationCase) -> Ranking:
     """Score by the mean length of what a part writes."""
-    hooks = {
-        component: _point(case, component, "hook_out" if head is None else "hook_z")
-        for component, head in ((one, one.head) for one in case.components)
-    }
-    recorded = case.clean.record(sorted(set(hooks.values())))
     lengths = []
-    for component, hook in hooks.items():
-        written = recorded[hook]
+    for component, written in _record(case, "hook_result", "hook_out").items():
         if component.head is not None:
-            assert component.kind is not None
-            weights = head_output_weights(
-                case.lens.adapter.model,
-                case.lens.wiring.stack(component.stack),
-                component.layer,
-                component.kind,
-            )
-            written = written[..., component.head, :] @ weights[component.head]
-        with torch.no_grad():
-            lengths.append(float(written.norm(dim=-1).mean()))
+            written = written[..., component.head, :]
+        lengths.append(float(written.norm(dim=-1).mean()))
     return Ranking(list_nodes(case), np.array(lengths))
 
 
 def _attention(case: EvaluationCase) -> Ranking:
     """Score heads by the mean of the largest attention of a query."""
-    hooks = {
-        component: _point(case, component, "hook_pattern")
-        for component in case.components
-        if component.head is not None
+    peaks = {
+        component: float(pattern[:, component.head].amax(dim=-1).mean())
+        for component, pattern in _record(case, "hook_pattern").items()
     }
-    recorded = case.clean.record(sorted(set(hooks.values())))
-    scores = np.full(len(case.components), np.nan)
-    for index, component in enumerate(case.components):
-        if component in hooks:
-            pattern = recorded[hooks[component]][:, component.head]
-            scores[index] = float(pattern.amax(dim=-1).mean())
-    return Ranking(list_nodes(case), scores)
+    scores = [peaks.get(component, np.nan) for component in case.components]
+    return Ranking(list_nodes(case), np.array(scores))
 
 
 def _by_edges(case: EvaluationCase, rank: Rank) -> Ranking:
@@ -109,15 +96,7 @@ def _by_edges(case: EvaluationCase, rank: Rank) -> Ranking:
 
 def _shapley(case: EvaluationCase) -> Ranking:
     """Score by the mean share that a part adds, in random orders of all parts."""
-    bench = make_bench(
-        case.clean,
-        case.corrupted,
-        nodes=case.components,
-        how="zero",
-        reference=None,
-        behaviour=None,
-        smallest=SMALLEST_SHARE,
-    )
+    bench = make_bench(case.clean, case.corrupted, nodes=case.components)
     components = list(bench.ablations)
     rng = np.random.default_rng(case.card.seed)
     orders = [rng.permutation(len(components)) for _ in range(ORDERS)]

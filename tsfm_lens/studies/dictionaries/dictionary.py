@@ -6,7 +6,8 @@ activations, a transcoder if the targets are what an MLP makes of the inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,21 +116,14 @@ def fit_dictionary(
     readers = directions
     if not is_autoencoder:
         readers = _unit(_normal(generator, features, inputs.shape[1]))
-    learned = Dictionary(
-        readers=nn.Parameter(readers.clone()),
-        bias=nn.Parameter(torch.zeros(features)),
-        directions=nn.Parameter(directions.clone()),
-        input_mean=inputs.mean(0),
-        output_mean=nn.Parameter(targets.mean(0)),
-        active=active,
-    )
-    weights = [
-        learned.readers,
-        learned.bias,
-        learned.directions,
-        learned.output_mean,
-    ]
-    optimizer = torch.optim.Adam(weights, lr=LEARNING_RATE)
+    means = inputs.mean(0), targets.mean(0)
+    learned = Dictionary(readers, torch.zeros(features), directions, *means, active)
+    weights: dict[str, Any] = {
+        name: nn.Parameter(getattr(learned, name).clone())
+        for name in ("readers", "bias", "directions", "output_mean")
+    }
+    learned = replace(learned, **weights)
+    optimizer = torch.optim.Adam(weights.values(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     variance = (targets - targets.mean(0)).square().sum(1).mean()
     silent = torch.zeros(features)
@@ -151,13 +145,8 @@ def fit_dictionary(
         schedule.step()
         with torch.no_grad():
             learned.directions.copy_(_unit(learned.directions))
-    return Dictionary(
-        readers=learned.readers.detach(),
-        bias=learned.bias.detach(),
-        directions=learned.directions.detach(),
-        input_mean=learned.input_mean,
-        output_mean=learned.output_mean.detach(),
-        active=active,
+    return replace(
+        learned, **{name: weight.detach() for name, weight in weights.items()}
     )
 
 

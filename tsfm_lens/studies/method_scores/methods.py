@@ -8,9 +8,9 @@ are worth is measured in :mod:`tsfm_lens.studies.method_scores.scores`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import combinations
+from itertools import chain, combinations, product, starmap
 from typing import Any
 
 import numpy as np
@@ -112,13 +112,15 @@ def by_size(data: xr.Dataset, name: str) -> Ranking:
     Those that a sentence would name are claimed.
     """
     at = {"position": 0} if "position" in data[f"{name}_size"].dims else {}
-    scores, statements = (
+    scores, claims = (
         variable.isel(at).values
         for variable in (data[f"{name}_size"], worth_naming(data, name))
     )
-    return Ranking(
-        tuple(map(str, data["component"].values)), np.abs(scores), statements
-    )
+    return Ranking(_components(data), np.abs(scores), claims)
+
+
+def _components(data: xr.Dataset) -> tuple[str, ...]:
+    return tuple(map(str, data["component"].values))
 
 
 def worth_naming(data: xr.Dataset, name: str) -> xr.DataArray:
@@ -130,7 +132,7 @@ def worth_naming(data: xr.Dataset, name: str) -> xr.DataArray:
 def of_heads(
     data: xr.Dataset,
     scores: xr.DataArray,
-    claims: xr.DataArray | None = None,
+    claims: Any = None,
     **at: str,
 ) -> Ranking:
     """Score heads by values (layer, head).
@@ -140,22 +142,14 @@ def of_heads(
     attributes = {**data.attrs, **at}
     stack = str(attributes.get("stack", ""))
     kind = str(attributes["attention"])
-    grid = [
-        (int(layer), int(head))
-        for layer in data["layer"].values
-        for head in data["head"].values
+    flat = scores.stack(place=("layer", "head"))
+    names = [
+        str(Component(stack, int(layer), kind, int(head)))
+        for layer, head in flat["place"].values
     ]
-    names = tuple(str(Component(stack, layer, kind, head)) for layer, head in grid)
-    flat = scores.transpose("layer", "head").values.astype(float).reshape(-1)
-    return Ranking(
-        names,
-        flat,
-        (
-            None
-            if claims is None
-            else claims.transpose("layer", "head").values.reshape(-1)
-        ),
-    )
+    if claims is not None:
+        claims = claims.stack(place=("layer", "head")).values
+    return Ranking(tuple(names), flat.values.astype(float), claims)
 
 
 def by(
@@ -172,12 +166,9 @@ def by(
     def rank(case: EvaluationCase) -> Ranking:
         data = probe(case)
         values = data[scores.removeprefix("-")]
-        return of_heads(
-            data,
-            -values if scores.startswith("-") else values,
-            data[claims] if claims else None,
-            **at,
-        )
+        if scores.startswith("-"):
+            values = -values
+        return of_heads(data, values, data[claims] if claims else None, **at)
 
     return rank
 
@@ -208,20 +199,17 @@ def _zero_of_range(case: EvaluationCase) -> Ranking:
     data = _ablation(case)
     scale = ranges(case.clean, case.clean.point)[case.clean.batch.is_target]
     share = data["mean_shift"].transpose("component", "series").values / scale
-    return Ranking(
-        tuple(map(str, data["component"].values)),
-        share.mean(-1),
-        share.mean(-1) > SMALLEST_SHARE,
-    )
+    scores = share.mean(-1)
+    return Ranking(_components(data), scores, scores > SMALLEST_SHARE)
 
 
 @method("mean ablation")
 def _mean(case: EvaluationCase) -> Ranking:
-    options: dict[str, Any] = {"how": "mean", "reference": case.clean.batch}
-    return by_size(
-        probes.ablation_effects(case.clean, components=case.components, **options),
-        "mean_shift",
+    run = case.clean
+    data = probes.ablation_effects(
+        run, components=case.components, how="mean", reference=run.batch
     )
+    return by_size(data, "mean_shift")
 
 
 method("total effect, read-out stack")(
@@ -233,30 +221,32 @@ method("direct effect, read-out stack")(
 
 
 def _patch_components(
-    case: EvaluationCase, direction: str, *, gradients: bool
+    case: EvaluationCase, probe: Callable[..., xr.Dataset], name: str, **options: Any
 ) -> Ranking:
-    options: dict[str, Any] = {
-        "at": case.components,
-        "positions": "all",
-        "direction": direction,
-    }
-    if gradients:
-        data = probes.attribution_patching(
-            case.clean, case.corrupted, **options, exact=False
-        )
-        return by_size(data, "first_order")
-    return by_size(
-        probes.activation_patching(case.clean, case.corrupted, **options), "recovered"
+    data = probe(
+        case.clean, case.corrupted, at=case.components, positions="all", **options
     )
+    return by_size(data, name)
 
 
 for _way in ("denoise", "noise"):
     method(f"activation patching, {_way}")(
-        partial(_patch_components, direction=_way, gradients=False)
+        partial(
+            _patch_components,
+            probe=probes.activation_patching,
+            name="recovered",
+            direction=_way,
+        )
     )
 for _way in ("denoise", "noise"):
     method(f"attribution patching, {_way}", applies=differentiable)(
-        partial(_patch_components, direction=_way, gradients=True)
+        partial(
+            _patch_components,
+            probe=probes.attribution_patching,
+            name="first_order",
+            direction=_way,
+            exact=False,
+        )
     )
 
 
@@ -269,18 +259,9 @@ def _attribution(case: EvaluationCase) -> xr.Dataset:
 
 
 def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
-    result = by_size(_attribution(case).sel(decomposition=decomposition), "size_share")
-    components = [
-        index
-        for index, name in enumerate(result.names)
-        if name not in ("embed", "bias")
-    ]
-    assert result.claims is not None
-    return Ranking(
-        tuple(result.names[index] for index in components),
-        result.scores[components],
-        result.claims[components],
-    )
+    data = _attribution(case).sel(decomposition=decomposition)
+    is_part = ~data["component"].isin(["embed", "bias"])
+    return by_size(data.isel(component=is_part.values), "size_share")
 
 
 def _decomposes(decomposition: str) -> Callable[[EvaluationCase], bool]:
@@ -300,51 +281,49 @@ def _shares(case: EvaluationCase) -> Ranking:
     The score is its mean size.
     """
     data = probes.stream_shares(case.clean)
-    heads = (
-        (data["head_size"] / data["size"].sum("writer"))
-        .mean("series")
-        .transpose("writer", "head")
+    total = data["size"].sum("writer")
+    heads, branches = (
+        (data[name] / total).mean("series") for name in ("head_size", "size")
     )
-    branches = (data["size"] / data["size"].sum("writer")).mean("series")
-    shares = {}
-    for row, writer in enumerate(data["writer"].values):
-        for head in data["head"].values:
-            shares[f"{writer}.{head}"] = float(heads[row, int(head)])
-        shares[str(writer)] = float(branches[row])
-    names = tuple(map(str, case.read_out))
-    return Ranking(names, np.array([shares[name] for name in names]))
+    scores = []
+    for part in case.read_out:
+        shares = branches
+        if part.head is not None:
+            shares = heads.sel(head=part.head)
+        scores.append(shares.sel(writer=str(replace(part, head=None))).item())
+    return Ranking(tuple(map(str, case.read_out)), np.array(scores))
 
 
 @method("norm of what heads write")
 def _norms(case: EvaluationCase) -> Ranking:
-    data = [
-        probes.norm_weighted_attention(case.clean.select(row))
-        for row in range(len(case.clean.batch))
-    ]
+    data = [probes.norm_weighted_attention(run) for run in _each_series(case)]
     norms = xr.concat(
         [result["norm"].sum("key").mean("query") for result in data], dim="series"
     )
     return of_heads(data[0], norms.mean("series"))
 
 
+def _each_series(case: EvaluationCase) -> list[Run]:
+    """Return the clean run of each series alone."""
+    return [case.clean.select(row) for row in range(len(case.clean.batch))]
+
+
 # --- circuits
 
 
 def _circuit(case: EvaluationCase, ranking: str, contrast: bool) -> Ranking:
-    other = None
-    if contrast:
-        other = case.corrupted
-    options: dict[str, Any] = {
-        "nodes": case.components,
-        "ranking": ranking,
-        "per_round": 8,
-    }
-    data = probes.minimal_circuit(case.clean, other, **options)
+    data = probes.minimal_circuit(
+        case.clean,
+        case.corrupted if contrast else None,
+        nodes=case.components,
+        ranking=ranking,
+        per_round=8,
+    )
     order = data["taken"].values
     in_circuit = data["in_circuit"].values
     # a component that is removed late matters more
     scores = np.where(in_circuit, len(order), order).astype(float)
-    return Ranking(tuple(map(str, data["component"].values)), scores, in_circuit)
+    return Ranking(_components(data), scores, in_circuit)
 
 
 for _ranking in ("greedy", "effects"):
@@ -383,14 +362,14 @@ def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
 
     So scores do not depend on how well the model copies.
     """
-    options: dict[str, Any] = {
-        "motif": _motif(case) or 12,
-        "repeats": 4,
-        "n_sequences": 16,
-        "offset": 1,
-    }
     data = probes.induction_scores(
-        case.lens, **options, decoding="forced", positions="all"
+        case.lens,
+        motif=_motif(case) or 12,
+        repeats=4,
+        n_sequences=16,
+        offset=1,
+        decoding="forced",
+        positions="all",
     )
     return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
 
@@ -398,12 +377,11 @@ def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
 def _repeated_motifs(case: EvaluationCase) -> xr.Dataset:
     motif = _motif(case)
     # a motif of one token has no next token to find
-    options: dict[str, Any] = {
-        "n_series": 8,
-        "motif": motif if motif and motif > 1 else None,
-    }
+    if motif == 1:
+        motif = None
+    num_samples = 1 if case.lens.emits == "token" else None
     data = probes.repeated_motif(
-        case.lens, **options, num_samples=1 if case.lens.emits == "token" else None
+        case.lens, n_series=8, motif=motif, num_samples=num_samples
     )
     return data.sel(target="after_last")
 
@@ -489,19 +467,13 @@ def pair_name(one: str, other: str) -> str:
 
 def _edges(data: xr.Dataset, name: str) -> Ranking:
     """Score the existing edges by the size of their estimate over series."""
-    size, statements = (
-        variable.transpose("sender", "receiver").values
-        for variable in (data[f"{name}_size"], worth_naming(data, name))
+    sizes, claims = (
+        values.stack(edge=("sender", "receiver"))
+        for values in (data[f"{name}_size"], worth_naming(data, name))
     )
-    rows, columns = np.nonzero(np.isfinite(size))
-    senders, receivers = (
-        list(map(str, data[dim].values)) for dim in ("sender", "receiver")
-    )
-    names = tuple(
-        edge_name(senders[row], receivers[column])
-        for row, column in zip(rows, columns, strict=True)
-    )
-    return Ranking(names, np.abs(size[rows, columns]), statements[rows, columns])
+    exists = np.isfinite(sizes.values)
+    names = tuple(starmap(edge_name, sizes["edge"].values[exists]))
+    return Ranking(names, np.abs(sizes.values[exists]), claims.values[exists])
 
 
 @method("path patching", EDGES)
@@ -515,43 +487,37 @@ def _paths(case: EvaluationCase) -> Ranking:
 
 @method("edge attribution", EDGES, applies=differentiable)
 def _edge_attribution(case: EvaluationCase) -> Ranking:
-    return _edges(
-        probes.edge_attribution(case.clean, case.corrupted, nodes=case.components),
-        "score",
-    )
+    data = probes.edge_attribution(case.clean, case.corrupted, nodes=case.components)
+    return _edges(data, "score")
 
 
 @method("self-repair", REPAIRED)
 def _self_repair(case: EvaluationCase) -> Ranking:
     data = probes.causal_effects(case.clean, components=case.components)
     repair = data["self_repair_size"].values
-    statements = worth_naming(data, "self_repair").values & (repair > 0)
-    return Ranking(tuple(map(str, data["component"].values)), repair, statements)
+    claims = worth_naming(data, "self_repair").values & (repair > 0)
+    return Ranking(_components(data), repair, claims)
 
 
 @method("ablation of pairs", PAIRS)
 def _pairs(case: EvaluationCase) -> Ranking:
     """Score pairs by how much more both move the forecast than each alone."""
-    components = case.components
-    pairs = list(combinations(range(len(components)), 2))
-    sets = [(component,) for component in components] + [
-        (components[a], components[b]) for a, b in pairs
+    run = case.clean
+    pairs = list(combinations(case.components, 2))
+    sets: list[tuple[Component, ...]] = [(part,) for part in case.components]
+    sets += pairs
+    moved = point_forecasts(run, [Variant.zero(*parts) for parts in sets]) - run.point
+    size = np.abs(moved)[..., run.first_step :].mean((1, 2))
+    effects = dict(zip(sets, size, strict=True))
+    scores = [
+        effects[one, other] - effects[one,] - effects[other,] for one, other in pairs
     ]
-    forecast_steps = slice(case.clean.first_step, None)
-    shift = (
-        point_forecasts(
-            case.clean, [Variant.zero(*components_zeroed) for components_zeroed in sets]
-        )
-        - case.clean.point
-    )
-    shift = np.abs(shift)[..., forecast_steps].mean(-1)
-    alone = shift[: len(components)]
-    together = shift[len(components) :]
-    interactions = [
-        both - alone[a] - alone[b] for both, (a, b) in zip(together, pairs, strict=True)
-    ]
-    names = tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs)
-    return Ranking(names, np.array(interactions).mean(-1))
+    return Ranking(pair_names(case), np.array(scores))
+
+
+def pair_names(case: EvaluationCase) -> tuple[str, ...]:
+    """Name every pair of heads and MLPs."""
+    return tuple(starmap(pair_name, combinations(map(str, case.components), 2)))
 
 
 # --- tokens of the context as the source of a forecast
@@ -573,6 +539,12 @@ def find_tokens(case: EvaluationCase) -> tuple[TokenSpans, list[int]]:
         for token in range(len(spans))
         if not spans.special[token] and spans.stop[token] <= 0
     ]
+
+
+def token_names(case: EvaluationCase) -> tuple[str, ...]:
+    """Name every token of every series that shows some of the context."""
+    _, tokens = find_tokens(case)
+    return tuple(starmap(token_name, product(range(len(case.clean.batch)), tokens)))
 
 
 def true_tokens(case: EvaluationCase) -> dict[str, bool]:
@@ -620,18 +592,23 @@ def segment_names(number: int, parts: Sequence[Segment], horizon: int) -> list[s
     return [f"{number}:{step}:{part.name}" for part in parts for step in steps]
 
 
+def list_segments(case: EvaluationCase) -> tuple[str, ...]:
+    """Name every segment of every forecast at each of its steps."""
+    forecasts = enumerate(cut_forecasts(case))
+    names = (segment_names(at, parts, run.horizon) for at, (run, parts) in forecasts)
+    return tuple(chain.from_iterable(names))
+
+
 def true_segments(case: EvaluationCase) -> dict[str, float]:
     """Label, by name, whether the rule reads a segment for a forecast step.
 
     NaN is the label of those that only decide whether a gate is open.
     """
-    labels: dict[str, float] = {}
-    for number, (run, parts) in enumerate(cut_forecasts(case)):
-        names = segment_names(number, parts, run.horizon)
-        labels |= zip(
-            names, _label_segments(case.card, run, parts).ravel(), strict=True
-        )
-    return labels
+    labels = [
+        _label_segments(case.card, run, parts).ravel()
+        for run, parts in cut_forecasts(case)
+    ]
+    return dict(zip(list_segments(case), np.concatenate(labels), strict=True))
 
 
 def _label_segments(card: Card, run: Run, parts: Sequence[Segment]) -> Scores:
@@ -671,24 +648,14 @@ def _label_segments(card: Card, run: Run, parts: Sequence[Segment]) -> Scores:
 def _token_scores(case: EvaluationCase, scores: Scores) -> Ranking:
     """Select, of scores (series, token), those of tokens that show the context."""
     _, tokens = find_tokens(case)
-    names = tuple(
-        token_name(row, token) for row in range(len(scores)) for token in tokens
-    )
-    return Ranking(names, scores[:, tokens].reshape(-1))
+    return Ranking(token_names(case), scores[:, tokens].reshape(-1))
 
 
 def _by_series(
     case: EvaluationCase, compute_scores: Callable[[Run], Scores]
 ) -> Ranking:
-    return _token_scores(
-        case,
-        np.stack(
-            [
-                compute_scores(case.clean.select(row))
-                for row in range(len(case.clean.batch))
-            ]
-        ),
-    )
+    scores = [compute_scores(run) for run in _each_series(case)]
+    return _token_scores(case, np.stack(scores))
 
 
 def _query_tokens(spans: TokenSpans) -> list[int]:
@@ -704,10 +671,16 @@ def _query_tokens(spans: TokenSpans) -> list[int]:
 def _cross(run: Run, values: xr.DataArray) -> Scores:
     """Average (key,) over layers, heads and the tokens that a forecast is read from."""
     queries = _query_tokens(run.encoded.spans[run.lens.wiring.output_stack.name])
-    return np.asarray(
-        values.mean(("layer", "head")).isel(query=queries).mean("query").values,
-        dtype=float,
-    )
+    by_key = values.mean(("layer", "head")).isel(query=queries).mean("query")
+    return np.asarray(by_key.values, dtype=float)
+
+
+def _mean_attention(run: Run) -> Scores:
+    return _cross(run, probes.attention_patterns(run)["pattern"])
+
+
+def _mean_norm(run: Run) -> Scores:
+    return _cross(run, probes.norm_weighted_attention(run)["norm"])
 
 
 def _rollout(run: Run) -> Scores:
@@ -722,20 +695,15 @@ def _rollout(run: Run) -> Scores:
         return np.asarray(
             rollout[_query_tokens(run.encoded.spans[input_stack])].mean(0)
         )
-    return np.asarray(_cross(run, probes.attention_patterns(run)["pattern"]) @ rollout)
+    return np.asarray(_mean_attention(run) @ rollout)
 
 
-method("attention, mean over heads", INPUTS)(
-    lambda case: _by_series(
-        case, lambda run: _cross(run, probes.attention_patterns(run)["pattern"])
-    )
-)
-method("norm-weighted attention", INPUTS)(
-    lambda case: _by_series(
-        case, lambda run: _cross(run, probes.norm_weighted_attention(run)["norm"])
-    )
-)
-method("attention rollout", INPUTS)(lambda case: _by_series(case, _rollout))
+for _name, _score in (
+    ("attention, mean over heads", _mean_attention),
+    ("norm-weighted attention", _mean_norm),
+    ("attention rollout", _rollout),
+):
+    method(_name, INPUTS)(partial(_by_series, compute_scores=_score))
 
 
 def _shift(
@@ -746,17 +714,17 @@ def _shift(
     The embedding is put into the other run.
     """
     stack = case.lens.wiring.stacks[0]
-    site: dict[str, Any] = {
-        "at": [f"{stack.prefix}.0.hook_resid_pre"],
-        "positions": "each",
-        "direction": "noise",
-    }
-    data = probe(case.clean, case.corrupted, **site, **options)
-    scores = np.full((len(case.clean.batch), len(case.clean.spans[stack.name])), np.nan)
-    scores[:, data["position"].values] = np.abs(
-        data[name].isel(component=0).transpose("series", "position").values
+    data = probe(
+        case.clean,
+        case.corrupted,
+        at=[f"{stack.prefix}.0.hook_resid_pre"],
+        positions="each",
+        direction="noise",
+        **options,
     )
-    return _token_scores(case, scores)
+    shifts = abs(data[name]).isel(component=0).transpose("series", "position")
+    every_token = range(len(case.clean.spans[stack.name]))
+    return _token_scores(case, shifts.reindex(position=every_token).values)
 
 
 method("activation patching of tokens", INPUTS)(

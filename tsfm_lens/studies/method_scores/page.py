@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -62,6 +64,7 @@ DECOYS = {
 
 The first pattern that matches counts.
 """
+METHOD = ["level", "method"]
 PLANTED = "planted"
 NOISY_SERIES = "noisy-series"
 NOISY_WEIGHTS = "noisy-weights"
@@ -198,27 +201,21 @@ def _explanations(rows: pd.DataFrame) -> list[list[str]]:
     """Format a line for each explanation, the best first within a level."""
     rows = rows.assign(level=rows["level"].mask(rows["method"].isin(NAIVE), "naive"))
     planted = _planted_rows(rows)
-    mechanisms = sorted(rows["mechanism"].dropna().unique())
-    lines = []
-    means = planted.groupby(["level", "method"], sort=False)["auroc"].mean()
-    for level, name in means.sort_values(ascending=False, kind="stable").index:
-        group = rows[(rows["level"] == level) & (rows["method"] == name)]
+    cells = {}
+    for key, group in rows.groupby(METHOD):
         own = _planted_rows(group)
         twins = group[group["condition"] == UNTRAINED]
-        line = {
-            "level": level,
-            "method": name,
+        cells[key] = {
             "AUROC": _interval(own["auroc"]),
             "worst rank of a true one": _mean(own["worst_rank"]),
             "of": _mean(own["candidates"]),
             "cannot explain": _share(own["refused"]),
             "untrained: AUROC": _mean(twins["auroc"], "{:.2f}"),
         }
-        for mechanism in mechanisms:
-            values = own.loc[own["mechanism"] == mechanism, "auroc"]
-            line[mechanism] = _mean(values, "{:.2f}")
-        lines.append(line)
-    return [[*lines[0]], *([*line.values()] for line in lines)]
+    by_mechanism = _split(planted, "mechanism", partial(_mean, form="{:.2f}"))
+    means = planted.groupby(METHOD, sort=False)["auroc"].mean()
+    order = means.sort_values(ascending=False, kind="stable").index
+    return _lines(METHOD, order, pd.DataFrame(cells).T, by_mechanism)
 
 
 def _all_methods(rows: pd.DataFrame) -> list[list[str]]:
@@ -229,21 +226,20 @@ def _all_methods(rows: pd.DataFrame) -> list[list[str]]:
     conditions = _conditions(rows)
     model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
     complete = rows[model.transform("nunique") == len(conditions)]
-    mechanisms = sorted(_planted_rows(rows)["mechanism"].unique())
-    lines = []
-    for level in LEVELS:
-        for name, group in _methods(rows[rows["level"] == level]):
-            planted = _planted_rows(group)
-            own = complete[complete["method"] == name]
-            line = {"level": level, "method": name} | _summary_cells(group)
-            for mechanism in mechanisms:
-                values = planted.loc[planted["mechanism"] == mechanism, "auroc"]
-                line[f"AUROC, {mechanism}"] = _interval(values)
-            for condition in conditions:
-                values = own.loc[own["condition"] == condition, "auroc"]
-                line[f"AUROC under all conditions, {condition}"] = _interval(values)
-            lines.append(line)
-    return [[*lines[0]], *([*line.values()] for line in lines)]
+    cells = {key: _summary_cells(group) for key, group in rows.groupby(METHOD)}
+    by_mechanism = _split(_planted_rows(rows), "mechanism", _interval)
+    by_condition = _split(complete, "condition", _interval).reindex(columns=conditions)
+    return _lines(
+        METHOD,
+        [
+            (level, name)
+            for level in LEVELS
+            for name, _ in _methods(rows[rows["level"] == level])
+        ],
+        pd.DataFrame(cells).T,
+        by_mechanism.add_prefix("AUROC, "),
+        by_condition.add_prefix("AUROC under all conditions, "),
+    )
 
 
 def _about(rows: pd.DataFrame) -> list[list[str]]:
@@ -251,30 +247,42 @@ def _about(rows: pd.DataFrame) -> list[list[str]]:
 
     Errors are in mean absolute values of the context.
     """
-    conditions = _conditions(rows)
-    heads = [
-        "mechanism",
-        "architecture",
-        *map(str, conditions),
-        "largest error of the planted forecasts",
-    ]
-    table = [[*heads, "noise on the weights", "largest error then"]]
-    for (mechanism, architecture), group in rows.groupby(["mechanism", "architecture"]):
-        counts = [
-            str(group.loc[group["condition"] == condition, "seed"].nunique())
-            for condition in conditions
-        ]
-        noisy = group[group["weight_noise"] > 0]
-        errors = [
-            f"{models['error'].max():.1e}" if len(models) else ""
-            for models in (_planted_rows(group), noisy)
-        ]
-        bounds = noisy["weight_noise"].agg(["min", "max"]).dropna()
-        levels = "–".join(dict.fromkeys(f"{100 * level:g} %" for level in bounds))
-        table.append(
-            [str(mechanism), str(architecture), *counts, errors[0], levels, errors[1]]
-        )
-    return table
+    model = ["mechanism", "architecture"]
+    seeds = rows.groupby([*model, "condition"])["seed"].nunique()
+    counts = seeds.unstack(fill_value=0)[_conditions(rows)].astype(str)
+    planted = _planted_rows(rows).groupby(model)
+    noisy = rows[rows["weight_noise"] > 0].groupby(model)
+    parts = {
+        "largest error of the planted forecasts": planted["error"].apply(_largest),
+        "noise on the weights": noisy["weight_noise"].apply(_bounds),
+        "largest error then": noisy["error"].apply(_largest),
+    }
+    return _lines(model, counts.index, counts, pd.DataFrame(parts))
+
+
+def _split(
+    rows: pd.DataFrame, column: str, form: Callable[[pd.Series], str]
+) -> pd.DataFrame:
+    """Format AUROC of each method by the members of a column."""
+    return rows.groupby([*METHOD, column])["auroc"].apply(form).unstack()
+
+
+def _lines(
+    names: list[str], order: Iterable[Any], *parts: pd.DataFrame
+) -> list[list[str]]:
+    """Join tables of cells by their index, whose levels become columns of the names."""
+    table = pd.concat(parts, axis=1).loc[list(order)].fillna("")
+    rows = table.reset_index(names=names)
+    return [[*rows], *rows.values.tolist()]
+
+
+def _largest(values: pd.Series) -> str:
+    return f"{values.max():.1e}"
+
+
+def _bounds(values: pd.Series) -> str:
+    ends = dict.fromkeys(f"{100 * end:g} %" for end in (values.min(), values.max()))
+    return "–".join(ends)
 
 
 def _planted_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -318,16 +326,13 @@ def _decoys(decoys: pd.DataFrame) -> list[list[str]]:
     """
     rows = _planted_rows(decoys)
     rows = rows.assign(decoy=rows["decoy"].map(_kind))
+    cells = {}
+    for (name, kind), group in rows.groupby(["method", "decoy"]):
+        shares = filter(None, (_share(group["fooled"]), _share(group["claimed"])))
+        cells[name, kind] = " / ".join(shares)
     kinds = [kind for kind in DECOYS.values() if kind in set(rows["decoy"])]
-    table = [["method", *kinds]]
-    for name, group in _methods(rows):
-        by_kind = [group[group["decoy"] == kind] for kind in kinds]
-        shares = [
-            [_share(of_kind["fooled"]), _share(of_kind["claimed"])]
-            for of_kind in by_kind
-        ]
-        table.append([name, *(" / ".join(filter(None, pair)) for pair in shares)])
-    return table
+    names = [name for name, _ in _methods(rows)]
+    return _lines(["method"], names, pd.Series(cells).unstack()[kinds])
 
 
 def _kind(does: str) -> str:
@@ -345,11 +350,10 @@ def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
 
     Others come last.
     """
-    methods = dict.fromkeys(rows["method"])
-    names = [
-        *(name for name in METHODS if name in methods),
-        *(name for name in methods if name not in METHODS),
-    ]
+    places = {name: place for place, name in enumerate(METHODS)}
+    names = sorted(
+        rows["method"].unique(), key=lambda name: places.get(name, len(places))
+    )
     return ((name, rows[rows["method"] == name]) for name in names)
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -75,16 +76,21 @@ def evaluation_case(
     rng = np.random.default_rng(seed)
     length = max(card.context[0], min(card.context[1], SPAN))
     pairs = [_pair(card.rule, length, index, noise, rng) for index in range(series)]
-    clean, altered = (np.stack(values) for values in zip(*pairs, strict=True))
+    clean, altered = zip(*pairs, strict=True)
+    return compare(lens, card, clean, altered)
+
+
+def compare(
+    lens: Lens, card: Card, clean: Sequence[Array], altered: Sequence[Array]
+) -> EvaluationCase:
+    """Run the model on contexts and on altered copies, with its rule as the truth."""
+    rule: Any = card.rule
     options: dict[str, Any] = {"num_samples": 5} if lens.emits == "token" else {}
     runs = []
     for values in (clean, altered):
-        truth = np.stack(
-            [card.rule.forecast(context, card.horizon) for context in values]
-        )
-        runs.append(
-            lens.run(SeriesBatch(tuple(values)), card.horizon, truth=truth, **options)
-        )
+        truth = np.stack([rule.forecast(context, card.horizon) for context in values])
+        batch = SeriesBatch(tuple(values))
+        runs.append(lens.run(batch, card.horizon, truth=truth, **options))
     return EvaluationCase(lens, card, *runs)
 
 

@@ -7,7 +7,7 @@ mechanism. What all patch formats share is in :mod:`tsfm_lens.zoo.planted.patche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,9 @@ LARGEST = 1.1 * (2 * CONTEXT) ** 0.5
 
 declare = partial(patches.declare, architecture=NAME)
 
+Weights = Mapping[str, Tensor]
+"""What hidden units read from blocks or write to them, (unit, coordinate) by block."""
+
 
 class Bolt(patches.PatchModel):
     """Chronos-Bolt, in which mechanisms are planted.
@@ -73,6 +76,7 @@ class Bolt(patches.PatchModel):
     patches.
     """
 
+    layers = LAYERS["encoder"]
     one = SIDE
 
     def __init__(
@@ -135,17 +139,27 @@ class Bolt(patches.PatchModel):
             return "encoder"
         return stack
 
-    def mlp(
-        self, stack: str, layer: int, does: str, role: Role = "mechanism"
-    ) -> tuple[Tensor, Tensor, str]:
-        """Write down an MLP, and return it without its noise, its weights all 0.
+    def plant_mlp(
+        self,
+        stack: str,
+        layer: int,
+        does: str,
+        reads: Weights,
+        writes: Weights,
+        role: Role = "mechanism",
+    ) -> str:
+        """Plant an MLP, by what its units read from blocks and write to them.
 
         Returns:
-            Reading (unit, stream) and writing (stream, unit) weights, and its name.
+            Name of the MLP.
         """
         (in_weights,), out_weights = self.mlps(stack)[layer]
-        name = self.draft.part(f"{stack}.{layer}.mlp", role, does)
-        return in_weights.zero_(), out_weights.zero_(), name
+        stream = self.streams[stack]
+        for weights, sides in ((in_weights, reads), (out_weights.T, writes)):
+            weights.zero_()
+            for block, values in sides.items():
+                weights[: len(values), stream[block]] = values.to(weights)
+        return self.draft.part(f"{stack}.{layer}.mlp", role, does)
 
     def head(self, layer: int, number: int) -> Head:
         """Return a head of the encoder with its present weights."""
@@ -191,24 +205,35 @@ class Bolt(patches.PatchModel):
         head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * WIDTH**0.5)
         return head
 
-    def complete(self, draft: Draft) -> None:
+    def rest(self, layer: int, number: int) -> tuple[Head, str, Query]:
+        """Return a head that finds the REG token by its mark, so it has no lags."""
+        head = self.back(layer, number, [])
+        head.q[-1] = head.k[-1] = 0.0
+        head.q[-1, self.encoder["one"]] = 1.0
+        # in the encoder, "one" has the length SIDE, and the mark differs by 2 · SIDE
+        head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
+        return head, "the REG token", "last token"
+
+    def named(self, layer: int, number: int) -> str:
+        """Name a head of the encoder as a component."""
+        return f"encoder.{layer}.self_attn.{number}"
+
+    def complete(self) -> None:
         """Add the heads that share a planted head's position bias to the draft.
 
         They look where it looks, because they have its number in another layer.
         """
-        components = {part.component for part in draft.parts}
+        components = {part.component for part in self.draft.parts}
         for number, (source_layer, lags) in self.lagging.items():
-            task = (
-                f"looks where {encoder_head(source_layer, number)} looks, and writes"
-                " noise"
-            )
+            source = self.named(source_layer, number)
+            task = f"looks where {source} looks, and writes noise"
             # with several lags, the noise in its queries and keys makes it prefer one,
             # so that the card does not say where it looks
             query: Query | None = "every token" if len(lags) == 1 else None
-            for layer in range(LAYERS["encoder"]):
-                head = encoder_head(layer, number)
+            for layer in range(self.layers):
+                head = self.named(layer, number)
                 if head not in components:
-                    draft.part(head, "decoy", task, query, lags)
+                    self.draft.part(head, "decoy", task, query, lags)
 
     def plant_fetch(self, layer: int, index: int = 0, **blocks: str) -> str:
         """Plant a cross-attention head that carries blocks of the REG token's stream.
@@ -252,14 +277,8 @@ class Bolt(patches.PatchModel):
             self.encoder["values"], self.encoder[name], gain=gain
         )
         task = f"{does} the patch {', '.join(map(str, lags))} back to the REG token"
-        return self.draft.part(
-            encoder_head(layer, number), "mechanism", task, "every token", lags
-        )
-
-
-def encoder_head(layer: int, number: int) -> str:
-    """Name an encoder head as a component."""
-    return f"encoder.{layer}.self_attn.{number}"
+        name = self.named(layer, number)
+        return self.draft.part(name, "mechanism", task, "every token", lags)
 
 
 def cross_head(layer: int, number: int) -> str:
@@ -279,14 +298,8 @@ def copying(reads: Reads, lag: int, **blocks: int) -> tuple[Bolt, list[int]]:
     return bolt, bolt.lags([lag])
 
 
-def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
-    """Build a copy of the patch some patches back.
-
-    An encoder head copies it, and a cross-attention head fetches it.
-
-    Returns:
-        The builder, and its draft.
-    """
+def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> Bolt:
+    """Build a copy of an older patch, by an encoder and a cross-attention head."""
     lag = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     cross_layer = draw_choice(0, 1)
@@ -295,8 +308,9 @@ def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     cross = bolt.plant_fetch(cross_layer, copy="copy")
     bolt.draft.path(head, cross, "output")
     if decoys:
-        _plant_decoys(bolt, bolt.draft, lags)
-    return bolt, bolt.draft
+        bolt.plant_decoys(lags)
+        _plant_later_decoys(bolt)
+    return bolt
 
 
 declare("seasonal-copy")(_seasonal_copy)
@@ -304,13 +318,12 @@ declare("decoys")(partial(_seasonal_copy, decoys=True))
 
 
 @declare("backup")
-def _backup(reads: Reads) -> tuple[Bolt, Draft]:
+def _backup(reads: Reads) -> Bolt:
     """Build a copy by two heads, with a third that stands in for the first."""
     lag = draw_choice(2, 3, 4)
     early = draw_choice(0, 1)
     cross_layer = draw_choice(0, 1)
     bolt, lags = copying(reads, lag, flag=1)
-    draft = bolt.draft
     stream = bolt.encoder
     primary, _, backup, _ = bolt.numbers["encoder"]
     # later than the primary, whose flag the backup must read
@@ -321,9 +334,8 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
         )
         for index in (0, 1)
     )
-    bolt.back(last, backup, lags).carry(
-        stream["values"], stream["copy"], gain=SHARES[2]
-    )
+    head = bolt.back(last, backup, lags)
+    head.carry(stream["values"], stream["copy"], gain=SHARES[2])
     # the channels before `PATCH` carry the copy; every attended token has the same
     # "one", so that the flag does not depend on the series
     bolt.head(early, primary).carry(
@@ -331,50 +343,49 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     )
     # the primary's flag turns the backup's query to the REG token itself, which holds
     # no values
-    head = bolt.head(last, backup)
     head.q[-1] = head.k[-1] = 0.0
     # with the flag, REG gains SHARP and patches lose as much, which outweighs the bias
     # of SHARP on the copied patch
     head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
     head.k[-1, stream["mark"]] = 1.0
-    backup_name = encoder_head(last, backup)
     task = (
         "looks at the REG token and writes nothing, unless its primary is gone: "
         f"then copies {SHARES[2]} of the patch"
     )
-    draft.part(
-        backup_name, "backup", task, "last token", [0], stands_in_for=primary_name
+    backup_name = bolt.draft.part(
+        bolt.named(last, backup),
+        "backup",
+        task,
+        "last token",
+        [0],
+        stands_in_for=primary_name,
     )
     cross = bolt.plant_fetch(cross_layer, copy="copy")
-    draft.path(primary_name, backup_name, cross, "output")
+    bolt.draft.path(primary_name, backup_name, cross, "output")
     for name in (primary_name, partner_name):
-        draft.path(name, cross)
-    return bolt, draft
+        bolt.draft.path(name, cross)
+    return bolt
 
 
 @declare("local-mean")
-def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
+def _local_mean(reads: Reads) -> Bolt:
     """Build the mean of the last patches, by equal attention to them."""
     n_patches = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     cross_layer = draw_choice(0, 1)
     distance = n_patches * PATCH
-    bolt = Bolt(
-        {"level": 1},
-        {"level": 1},
-        LocalMean(width=distance, ago=steps_ago(reads, distance, PATCH)),
-        distance,
-    )
+    rule = LocalMean(width=distance, ago=steps_ago(reads, distance, PATCH))
+    bolt = Bolt({"level": 1}, {"level": 1}, rule, distance)
     lags = bolt.lags(range(1, n_patches + 1))
     head = bolt.plant_back(layer, 0, lags, "level", "averages")
     cross = bolt.plant_fetch(cross_layer, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
     bolt.draft.path(head, cross, "output")
-    return bolt, bolt.draft
+    return bolt
 
 
 @declare("trend")
-def _trend(reads: Reads) -> tuple[Bolt, Draft]:
+def _trend(reads: Reads) -> Bolt:
     """Build the line through two means, whose difference an MLP takes."""
     n_patches = draw_choice(1, 2)
     gap = draw_choice(2, 3, 4)
@@ -386,41 +397,37 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     bolt = Bolt(
         {"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, distance
     )
-    draft = bolt.draft
-    stream = bolt.encoder
-    level = bolt.plant_back(
-        draw_choice(*range(mlp_layer + 1)),
-        0,
-        bolt.lags(range(1, n_patches + 1)),
-        "level",
-        "averages",
+    level, early = (
+        bolt.plant_back(
+            draw_choice(*range(mlp_layer + 1)),
+            index,
+            bolt.lags(range(start + 1, start + n_patches + 1)),
+            name,
+            "averages",
+        )
+        for index, (name, start) in enumerate({"level": 0, "early": gap}.items())
     )
-    early = bolt.plant_back(
-        draw_choice(*range(mlp_layer + 1)),
-        1,
-        bolt.lags(range(gap + 1, gap + n_patches + 1)),
-        "early",
-        "averages",
-    )
-    task = "subtracts the early level from the late one"
-    in_weights, out_weights, mlp = bolt.mlp("encoder", mlp_layer, task)
     # relu(x) - relu(-x) is x
-    for unit, sign in enumerate((1.0, -1.0)):
-        in_weights[unit, stream["level"]] = sign
-        in_weights[unit, stream["early"]] = -sign
-        out_weights[stream["slope"], unit] = sign
+    sign = torch.tensor([[1.0], [-1.0]])
+    mlp = bolt.plant_mlp(
+        "encoder",
+        mlp_layer,
+        "subtracts the early level from the late one",
+        {"level": sign, "early": -sign},
+        {"slope": sign},
+    )
     cross = bolt.plant_fetch(draw_choice(0, 1), level="level", slope="slope")
     # the late mean stands at the middle of its patches, as in :class:`LinearTrend`
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
     bolt.read_out(level=torch.ones(PATCH, 1), slope=ahead[:, None] / rule.lag)
-    draft.path(level, cross, "output")
-    draft.path(level, mlp, cross)
-    draft.path(early, mlp)
-    return bolt, draft
+    bolt.draft.path(level, cross, "output")
+    bolt.draft.path(level, mlp, cross)
+    bolt.draft.path(early, mlp)
+    return bolt
 
 
 @declare("gate")
-def _gate(reads: Reads) -> tuple[Bolt, Draft]:
+def _gate(reads: Reads) -> Bolt:
     """Build a seasonal copy that a flag lets through if two periods agree."""
     mlp_layer = draw_choice(0, 1)
     cross_layer = draw_choice(0, 1)
@@ -430,9 +437,7 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     bolt = Bolt(
         encoder_blocks, {"last": PATCH, "open": 1, "copy": PATCH}, rule, 2 * PATCH
     )
-    draft = bolt.draft
-    names = ("last", "before")
-    heads = [
+    last, before = (
         bolt.plant_back(
             draw_choice(*range(mlp_layer + 1)),
             index,
@@ -440,79 +445,77 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
             name,
             "copies",
         )
-        for index, name in enumerate(names)
-    ]
-    task = "writes the mean absolute difference of two patches"
-    in_weights, out_weights, compare_mlp = bolt.mlp("encoder", mlp_layer, task)
+        for index, name in enumerate(("last", "before"))
+    )
     identity = torch.eye(PATCH)
-    in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([identity, -identity])
-    in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-identity, identity])
+    both_signs = torch.cat([identity, -identity])
     # the absolute value is relu(x) + relu(-x), in one unit for each sign and step
-    out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
-    # what one MLP writes can be read by another only in a later layer
-    layer = draw_choice(*range(mlp_layer + 1, 3))
-    task = "writes a flag if that is a season"
-    in_weights, out_weights, decide_mlp = bolt.mlp("encoder", layer, task)
+    compare_mlp = bolt.plant_mlp(
+        "encoder",
+        mlp_layer,
+        "writes the mean absolute difference of two patches",
+        {"last": both_signs, "before": -both_signs},
+        {"apart": torch.full((2 * PATCH, 1), 1 / PATCH)},
+    )
     # the flag is the difference of two relu units whose thresholds lie on the two sides
     # of TOLERANCE: 0 if the periods differ by more than both; if by less than both, the
     # distance of the thresholds, which gain² makes FLAG
     gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
-    for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
-        in_weights[unit, bolt.encoder["one"]] = (
-            gain * (TOLERANCE + side * HALF_OPEN) * SIGNAL / SIDE
-        )
-        in_weights[unit, bolt.encoder["apart"]] = -gain
-        out_weights[bolt.encoder["open"], unit] = sign * gain
+    thresholds = [
+        gain * (TOLERANCE + side * HALF_OPEN) * SIGNAL / SIDE for side in (0.5, -0.5)
+    ]
+    # what one MLP writes can be read by another only in a later layer
+    decide_mlp = bolt.plant_mlp(
+        "encoder",
+        draw_choice(*range(mlp_layer + 1, 3)),
+        "writes a flag if that is a season",
+        {"one": _column(thresholds), "apart": _column([-gain, -gain])},
+        {"open": _column([gain, -gain])},
+    )
     cross = bolt.plant_fetch(cross_layer, last="last", open="open")
-    layer = draw_choice(*range(cross_layer, 2))
-    stream = bolt.decoder
-    task = "lets the copy through if the flag is set"
-    in_weights, out_weights, gate_mlp = bolt.mlp("decoder", layer, task)
-    # without the flag, "one" adds -LARGEST to every unit, which no value outweighs, and
-    # with it +LARGEST; the last unit reads that offset alone, and subtracts it
-    in_weights[: PATCH + 1, stream["open"]] = 2 * LARGEST * SIGNAL / FLAG
-    in_weights[: PATCH + 1, stream["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
-    in_weights[:PATCH, stream["last"]] += identity
     # the copy is held as its distance from the last value, which is the forecast while
     # the gate is shut
-    in_weights[:PATCH, stream["last"].stop - 1] -= 1.0
-    out_weights[stream["copy"], :PATCH] = identity
-    out_weights[stream["copy"], PATCH] = -1.0
-    last = torch.zeros(PATCH, PATCH)
-    last[:, -1] = 1.0
-    bolt.read_out(last=last, copy=torch.eye(PATCH))
-    draft.path(heads[0], compare_mlp, decide_mlp, cross, gate_mlp, "output")
-    draft.path(heads[1], compare_mlp)
-    draft.path(heads[0], cross, "output")
-    return bolt, draft
-
-
-def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
-    """Plant heads and an MLP without effect on the forecast.
-
-    They look where the mechanism looks, write much, or look sharply.
-    """
-    values = bolt.encoder["values"]
-    unread = bolt.encoder.rest("values")
-    # each is the layer and the number of a head
-    lookalike, loud, sharp = (
-        (draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:]
+    last_step = torch.zeros(PATCH, PATCH)
+    last_step[:, -1] = 1.0
+    gate_mlp = bolt.plant_mlp(
+        "decoder",
+        draw_choice(*range(cross_layer, 2)),
+        "lets the copy through if the flag is set",
+        {"last": identity - last_step, **open_by("open", 1.0)},
+        {"copy": WITHOUT_OFFSET},
     )
-    bolt.back(*lookalike, lags).carry(values, unread)
-    bolt.back(*loud, [1]).carry(values, unread, gain=LOUD)
-    # this one finds the REG token by its mark, so it has no lags
-    head = bolt.back(*sharp, [])
-    head.q[-1] = head.k[-1] = 0.0
-    head.q[-1, bolt.encoder["one"]] = 1.0
-    # in the encoder, "one" has the length SIDE, and the mark differs by 2 · SIDE
-    head.k[-1, bolt.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
-    head.whisper(bolt.encoder)
-    task = "looks where the copying head looks and copies, to where nobody reads"
-    draft.part(encoder_head(*lookalike), "decoy", task, "every token", lags)
-    task = f"writes {LOUD} times the patch before to where nobody reads"
-    draft.part(encoder_head(*loud), "decoy", task, "every token", [1])
-    idle = "looks at the REG token alone and writes noise"
-    draft.part(encoder_head(*sharp), "decoy", idle, "last token", [0])
+    bolt.read_out(last=last_step, copy=identity)
+    bolt.draft.path(last, compare_mlp, decide_mlp, cross, gate_mlp, "output")
+    bolt.draft.path(before, compare_mlp)
+    bolt.draft.path(last, cross, "output")
+    return bolt
+
+
+WITHOUT_OFFSET = torch.cat([torch.eye(PATCH), -torch.ones(1, PATCH)])
+"""What the units of :func:`open_by` write: one step each, less their offset."""
+
+
+def open_by(flag: str, sign: float) -> Weights:
+    """Return what opens a unit of the decoder for each step where a flag is set.
+
+    Without the flag, "one" adds -`LARGEST` to every unit, which no value outweighs, and
+    with it +`LARGEST`; one more unit reads that offset alone. With a ``sign`` of -1 it
+    is the reverse.
+    """
+    units = torch.full((PATCH + 1, 1), sign, dtype=torch.float64)
+    return {
+        flag: 2 * units * LARGEST * SIGNAL / FLAG,
+        "one": -units * LARGEST * SIGNAL / WIDTH**0.5,
+    }
+
+
+def _column(values: Sequence[float]) -> Tensor:
+    """Return what each unit has at a single coordinate, (unit, 1)."""
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def _plant_later_decoys(bolt: Bolt) -> None:
+    """Plant cross-attention heads and an MLP without effect on the forecast."""
     fetching, idling = (
         (draw_choice(0, 1), number) for number in bolt.numbers["decoder"][1:3]
     )
@@ -520,12 +523,14 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
         bolt.encoder["copy"], bolt.decoder.rest("copy"), gain=LOUD
     )
     bolt.fetch(*idling).whisper(bolt.decoder)
-    task = f"fetches {LOUD} times the copy to where nobody reads"
-    draft.part(cross_head(*fetching), "decoy", task, "forecast token", [0])
-    draft.part(cross_head(*idling), "decoy", idle, "forecast token", [0])
+    for head, task in (
+        (fetching, f"fetches {LOUD} times the copy to where nobody reads"),
+        (idling, "looks at the REG token alone and writes noise"),
+    ):
+        bolt.draft.part(cross_head(*head), "decoy", task, "forecast token", [0])
     task = f"writes {LOUD} times the positive values to where nobody reads"
-    in_weights, out_weights, _ = bolt.mlp(
-        "encoder", draw_choice(0, 1, 2), task, "decoy"
-    )
-    in_weights[:PATCH, values] = torch.eye(PATCH)
-    out_weights[unread, :PATCH] = LOUD * torch.eye(PATCH)
+    copied = torch.zeros(PATCH, bolt.encoder.size("junk"))
+    copied[:, :PATCH] = LOUD * torch.eye(PATCH)
+    layer = draw_choice(0, 1, 2)
+    reads, writes = {"values": torch.eye(PATCH)}, {"junk": copied}
+    bolt.plant_mlp("encoder", layer, task, reads, writes, "decoy")

@@ -68,8 +68,10 @@ ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
 Steps = Sequence[int]
 """Numbers of values, counted back from the end of the context."""
-Pairs = Sequence[tuple[Tensor, Tensor]]
-"""Pairs of directions, (n, width) each.
+Direction = Tensor | str | tuple[float, str]
+"""Directions (n, width), a block of them, or a block times a gain."""
+Pairs = Sequence[tuple[Direction, Direction]]
+"""Pairs of directions.
 
 The first is read; the second is what it is compared with, or written to.
 """
@@ -175,14 +177,8 @@ class ChronosBuilder:
         """
         return START_LENGTH / START * self.basis["start"]
 
-    def free_head(self, attention: str) -> str:
-        """Choose a head without a task.
-
-        Layers of self-attention share their position biases, and so the choice.
-
-        Returns:
-            Name of the head.
-        """
+    def _free_head(self, attention: str) -> str:
+        """Choose a head without a task; layers of self-attention share the choice."""
         stack, _, kind = attention.split(".")
         group = attention
         # cross-attention has no position biases, so that its layers choose apart
@@ -196,7 +192,7 @@ class ChronosBuilder:
 
     def head(
         self,
-        name: str,
+        place: str,
         *card: Any,
         match: Pairs = (),
         moves: Pairs = (),
@@ -206,12 +202,16 @@ class ChronosBuilder:
     ) -> str:
         """Give a head its task, and write it down on the card.
 
-        ``card`` and ``attention`` are what it does and where it looks, see
+        ``place`` is an attention, of which a head without a task is chosen, or names
+        the head. ``card`` and ``attention`` are what it does and where it looks, see
         `Draft.part`.
 
         Returns:
             Name of the head.
         """
+        name = place
+        if Component.parse(place).head is None:
+            name = self._free_head(place)
         if card:
             self.draft.part(name, role, *card, **attention)
         module, head = self._attention(name)
@@ -234,12 +234,23 @@ class ChronosBuilder:
             _set(weight, torch.tensor(logit))
         return name
 
+    def direction(self, given: Direction) -> Tensor:
+        """Return directions (n, width)."""
+        match given:
+            case str():
+                return self.basis[given]
+            case (gain, name):
+                return gain * self.basis[name]
+        return given
+
     def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         """Return both sides of pairs, and a basis of the head's own space.
 
         The basis is turned at random if the stream's is.
         """
-        first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
+        first, second = (
+            torch.cat([self.direction(pair[side]) for pair in pairs]) for side in (0, 1)
+        )
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
         if not self._origin["rotated"]:
             turn = torch.eye(CHANNELS).double()
@@ -250,15 +261,15 @@ class ChronosBuilder:
     def mlp(
         self,
         name: str,
-        reads: Tensor,
-        writes: Tensor,
+        reads: Sequence[Direction],
+        writes: Sequence[Direction],
         does: str = "",
         role: Role = "mechanism",
     ) -> str:
         """Give an MLP hidden units, by what each reads and what it writes.
 
-        ``reads`` and ``writes`` are directions (n, width); a unit writes with the
-        positive part of what it reads.
+        ``reads`` and ``writes`` are directions; a unit writes with the positive part of
+        what it reads.
 
         Returns:
             Name of the MLP.
@@ -273,9 +284,13 @@ class ChronosBuilder:
             .DenseReluDense
         )
         self._busy.add(name)
+        read, written = (
+            torch.cat([self.direction(side) for side in sides])
+            for sides in (reads, writes)
+        )
         # units that are left over stay 0
-        _set(module.wi.weight[: len(reads)], reads / WIDTH**0.5)
-        _set(module.wo.weight[:, : len(writes)], WIDTH**0.5 * writes.T)
+        _set(module.wi.weight[: len(read)], read / WIDTH**0.5)
+        _set(module.wo.weight[:, : len(written)], WIDTH**0.5 * written.T)
         return name
 
     def finish(self, mechanism: str, weight_noise: float) -> Planted:
@@ -322,7 +337,7 @@ class ChronosBuilder:
             if str(component) in self._busy:
                 continue
             if component.head is None:
-                self.mlp(str(component), reads, writes)
+                self.mlp(str(component), [reads], [writes])
             else:
                 self.head(
                     str(component), match=[(pair[0], pair[1])], moves=[(reads, writes)]

@@ -38,7 +38,7 @@ from tsfm_lens.zoo.planted.patches import (
     WIDTH,
     Head,
     Mlp,
-    RotaryModel,
+    PatchModel,
     Stream,
     declare,
     declare_copies,
@@ -56,7 +56,7 @@ COVARIATE = "covariate"
 """Name of the covariate in the library's inputs."""
 
 
-class Chronos2(RotaryModel):
+class Chronos2(PatchModel):
     """Chronos-2, in which mechanisms are planted.
 
     Its stream also has "known", `FLAG` times the share of the patch that is observed,
@@ -114,11 +114,9 @@ class Chronos2(RotaryModel):
         """Name a time-attention head as a component."""
         return f"{layer}.time_attn.{number}"
 
-    def back(self, layer: int, number: int, tokens: int) -> Head:
-        """Return a time-attention head that attends from every token to an earlier one.
-
-        ``tokens`` is the distance.
-        """
+    def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
+        """Return a time-attention head that attends one number of tokens back."""
+        (tokens,) = lags
         head = self.head("time_attn", layer, number)
         frequencies = self.attentions("")[0].rope_embed.inv_freq
         query, key = rotary_query_and_key(
@@ -141,16 +139,16 @@ class Chronos2(RotaryModel):
         head.k[-1, self.stream["known"]] = PATCH * SHARP / FLAG
         return head
 
-    def plant_decoys(self, draft: Draft, tokens: int) -> None:
+    def plant_decoys(self, lags: Sequence[int]) -> None:
         """Plant decoys, among them a head of group attention that writes to "junk"."""
-        super().plant_decoys(draft, tokens)
+        super().plant_decoys(lags)
         layer = LAYERS - 1
         number = draw_choice(*range(HEADS))
         self.attend_to_known(layer, number).carry(
             self.stream["found"], self.stream.rest("found"), gain=LOUD
         )
         task = f"writes {LOUD} times what is found to where nobody reads"
-        draft.part(f"{layer}.group_attn.{number}", "decoy", task)
+        self.draft.part(f"{layer}.group_attn.{number}", "decoy", task)
 
 
 # ``later`` is 2, as the REG token comes between the last patch and the forecast; a
@@ -236,7 +234,7 @@ class _WithCovariate(Draft):
 
 
 @declare("covariate", NAME)
-def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
+def _covariate(reads: Reads) -> Chronos2:
     """Build a multiple of a known covariate, which group attention finds."""
     ago = steps_ago(reads, 0, PATCH)
     # the published model takes the inverse hyperbolic sine of standardised values, of
@@ -253,7 +251,7 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     chronos.attend_to_known(layer, number).carry(
         stream[source], stream["found"], gain=coefficient
     )
-    draft = _WithCovariate(
+    chronos.draft = draft = _WithCovariate(
         CovariateTimes(coefficient=coefficient, ago=ago),
         (max(PATCH, *ago), CONTEXT),
         HORIZON,
@@ -276,7 +274,7 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
         head = (draw_choice(*range(layer + 1)), other_number)
         # one more for the REG token, which stands between the context and the forecast
         tokens = steps // PATCH + 1
-        chronos.back(*head, tokens).carry(
+        chronos.back(*head, [tokens]).carry(
             stream["values"], stream[source], gain=1 / len(ago)
         )
         task = (
@@ -289,4 +287,4 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
             ),
             name,
         )
-    return chronos, draft
+    return chronos

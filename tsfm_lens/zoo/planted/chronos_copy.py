@@ -8,6 +8,7 @@ built by :class:`~tsfm_lens.zoo.planted.chronos.ChronosBuilder`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from tsfm_lens.zoo.planted.chronos import (
     START_LENGTH,
     WAVES,
     ChronosBuilder,
+    Direction,
     Pairs,
     Steps,
 )
@@ -78,6 +80,8 @@ those of the value before a decoder token. `first` flags the first token, `mark`
 last period. In the decoder, the directions of `back` hold the values at the context's
 end.
 """
+ALONE = ((SURE / ONE**0.5, "one"), "eos")
+"""Match by which a token looks at the end token, unless a bias outweighs it."""
 ALL = ("one", "value", "square", "filler", "wave")
 """Blocks of a value's embedding."""
 
@@ -134,20 +138,17 @@ def copy_canvas(
     )
 
 
-def mark_recent(
-    canvas: ChronosBuilder, name: str, steps: Steps, *, mark: str = "mark"
-) -> str:
+def mark_recent(canvas: ChronosBuilder, steps: Steps, *, mark: str = "mark") -> str:
     """Let a head mark the tokens that have the end token ``steps`` tokens ahead."""
-    basis = canvas.basis
     nearest, farthest = steps[0], steps[-1]
     # the last value looks at the end token, one ahead, if it is marked
     looks = ("last value", [-1]) if nearest == 1 else ()
     return canvas.head(
-        name,
+        "encoder.0.self_attn",
         f"marks tokens that have the end token {nearest} to {farthest} tokens ahead",
         *looks,
-        match=[(SURE / ONE**0.5 * basis["one"], basis["eos"])],
-        moves=[(basis["eos"], MARK * basis[mark])],
+        match=[ALONE],
+        moves=[("eos", (MARK, mark))],
         # a token too near the end to have any token so far ahead looks at the one
         # before it, and so does the end token
         bias={-1: 1.5 * SURE, **dict.fromkeys(steps, 2 * SURE)},
@@ -155,31 +156,22 @@ def mark_recent(
 
 
 def attend_back(
-    canvas: ChronosBuilder,
-    name: str,
-    steps: int,
-    source: tuple[str, ...],
-    target: str,
-    moves: Pairs = (),
+    canvas: ChronosBuilder, steps: int, *moves: tuple[Direction, Direction]
 ) -> str:
-    """Let a head write the value ``steps`` tokens before each token into ``target``.
+    """Let a head write the value ``steps`` tokens before each token.
 
-    It reads the blocks ``source`` there. Tokens with none so far before them look at
+    It moves directions from there. Tokens with none so far before them look at
     the end token, which has no value.
 
     Returns:
         Name of the head.
     """
-    basis = canvas.basis
-    task = f"writes into every token the value {steps} before it"
-    match = [(SURE / ONE**0.5 * basis["one"], basis["eos"])]
-    moves = [(basis.span(*source), basis[target]), *moves]
     return canvas.head(
-        name,
-        task,
+        "encoder.0.self_attn",
+        f"writes into every token the value {steps} before it",
         "every token",
         [steps],
-        match=match,
+        match=[ALONE],
         moves=moves,
         bias={-steps: 2 * SURE},
     )
@@ -187,7 +179,7 @@ def attend_back(
 
 def copying(
     canvas: ChronosBuilder,
-    name: str,
+    place: str,
     lengths: Lengths,
     *,
     moves: Pairs,
@@ -209,14 +201,25 @@ def copying(
     weights = torch.tensor(FINE * 2, dtype=torch.float64)[:, None]
     # of the start token, "ago2" and "back1" hold the last value, and cancel
     second_last = basis["ago2"] + (basis["back2"] - basis["back1"]) / ASIDE
-    match = [
+    match: list[tuple[Direction, Direction]] = [
         (gain * values, gain * weights * basis[f"back{back}"])
         for back, values in enumerate((basis["wave"], second_last), 1)
     ]
     match.append(
-        (RECENT * lengths.query * canvas.always(), lengths.key / MARK * basis["mark"])
+        (RECENT * lengths.query * canvas.always(), (lengths.key / MARK, "mark"))
     )
-    return canvas.head(name, match=[*match, *extra], moves=moves)
+    return canvas.head(place, match=[*match, *extra], moves=moves)
+
+
+def copied(canvas: ChronosBuilder, blocks: Sequence[str], gain: float) -> Pairs:
+    """Return pairs that move blocks as they are, times a gain."""
+    return [(canvas.basis.span(*blocks), gain * canvas.basis.span(*blocks))]
+
+
+def follows(rule: Any) -> dict[str, Any]:
+    """Return where a copying head looks, by the fields of its card."""
+    back = rule.steps([rule.period])
+    return {"query": "forecast token", "back": back, "moves": 1, "weight": SHARE}
 
 
 def plant_copy(
@@ -235,69 +238,51 @@ def plant_copy(
     """
     basis = canvas.basis
     draft = canvas.draft
-    attention = "encoder.0.self_attn"
     heads = {
-        "back1": attend_back(
-            canvas,
-            canvas.free_head(attention),
-            1,
-            ("wave",),
-            "back1",
-            [(basis["eos"], basis["first"])],
-        ),
-        "back2": attend_back(
-            canvas, canvas.free_head(attention), 2, ("wave",), "back2"
-        ),
+        "back1": attend_back(canvas, 1, ("wave", "back1"), ("eos", "first")),
+        "back2": attend_back(canvas, 2, ("wave", "back2")),
         "mark": mark_recent(
             canvas,
-            canvas.free_head(attention),
             draft.rule.steps(range(1, draft.rule.period + 1)),
         ),
         # later decoder tokens attend to the context's first token: no values are before
         # it, so that nothing is written into them
         "end": canvas.head(
-            canvas.free_head("decoder.0.cross_attn"),
+            "decoder.0.cross_attn",
             "brings the last two values of the context to the start token",
             "first forecast token",
             [0],
             match=[
-                (SURE * canvas.at_start, lengths.end * basis["eos"]),
-                (SURE * canvas.always(0.0), 2**0.5 * basis["first"]),
+                (SURE * canvas.at_start, (lengths.end, "eos")),
+                (SURE * canvas.always(0.0), (2**0.5, "first")),
             ],
             # with these, the stream of the start token is as long as that of a value,
             # and so are its waves
             moves=[
-                (
-                    basis["back1"],
-                    lengths.end * (basis["wave"] + ASIDE * basis["back1"]),
-                ),
-                (basis["back2"], ASIDE * lengths.end * basis["back2"]),
+                ("back1", lengths.end * (basis["wave"] + ASIDE * basis["back1"])),
+                ("back2", (ASIDE * lengths.end, "back2")),
             ],
         ),
         # the start token has none before it and reads itself, the context's last value,
         # which a copying head replaces by the one before
         "own": canvas.head(
-            canvas.free_head("decoder.1.self_attn"),
+            "decoder.1.self_attn",
             "writes into every decoder token the value 1 before it",
             "every token",
             [1],
-            moves=[(basis["wave"], basis["ago2"])],
+            moves=[("wave", "ago2")],
             bias={-1: 2 * SURE},
         ),
     }
-    name = canvas.free_head("decoder.1.cross_attn")
-    moves = [(basis.span(*blocks), LOUD * lengths.key * basis.span(*blocks)), *more]
-    copying(canvas, name, lengths, moves=moves, extra=extra)
-    task = "copies the value of the last period that followed upon the last two values"
-    draft.part(
-        name,
-        "mechanism",
-        task,
-        "forecast token",
-        draft.rule.steps([draft.rule.period]),
-        moves=1,
-        weight=SHARE,
+    name = copying(
+        canvas,
+        "decoder.1.cross_attn",
+        lengths,
+        moves=[*copied(canvas, blocks, LOUD * lengths.key), *more],
+        extra=extra,
     )
+    task = "copies the value of the last period that followed upon the last two values"
+    draft.part(name, "mechanism", task, **follows(draft.rule))
     for sender in heads.values():
         draft.path(sender, name)
     draft.path(heads["back1"], heads["end"], heads["own"])
@@ -331,23 +316,20 @@ def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     canvas = copy_canvas(
         {"done": 1}, rule=rule, seed=seed, layers=3, loud=last_length, **options
     )
-    basis = canvas.basis
     draft = canvas.draft
     lengths = Lengths()
-    flag = (basis["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * basis["done"])
-    first, heads = plant_copy(canvas, lengths, more=[flag])
-    second = canvas.free_head("decoder.2.cross_attn")
+    flag: Pairs = [("one", (LOUD * DONE_FLAG * lengths.key / ONE**0.5, "done"))]
+    first, heads = plant_copy(canvas, lengths, more=flag)
     # with the flag, the score of the end token is 2 * RECENT
-    to_end = (
-        2 * RECENT * last_length / DONE_FLAG * basis["done"],
-        lengths.end * basis["eos"],
-    )
-    copying(
+    to_end: Pairs = [
+        ((2 * RECENT * last_length / DONE_FLAG, "done"), (lengths.end, "eos"))
+    ]
+    second = copying(
         canvas,
-        second,
+        "decoder.2.cross_attn",
         lengths,
-        moves=[(basis.span(*ALL), LOUD * lengths.key * basis.span(*ALL))],
-        extra=[to_end],
+        moves=copied(canvas, ALL, LOUD * lengths.key),
+        extra=to_end,
     )
     task = "rests, and copies the same value once its primary is gone"
     draft.part(second, "backup", task, "forecast token", [0], stands_in_for=first)
@@ -401,31 +383,28 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     end_square = 1 + BACKS * WAVE + LINEAR + LINEAR + WAVE
     lengths = Lengths(key=key_square**0.5, end=end_square**0.5)
     # with the flag, of length 1, the score of the end token is 2 * RECENT
-    to_end = (
-        2 * RECENT * (lengths.query**2 + 1) ** 0.5 * basis["walk"],
-        lengths.end * basis["eos"],
-    )
+    to_end: Pairs = [
+        ((2 * RECENT * (lengths.query**2 + 1) ** 0.5, "walk"), (lengths.end, "eos"))
+    ]
     # if the end token lacks the last value (in an ablated model), this is larger than
     # all else in the last stream
-    sink = (basis["eos"], LOUD * lengths.end * basis["sink"])
+    sink: Pairs = [("eos", (LOUD * lengths.end, "sink"))]
     copy, heads = plant_copy(
-        canvas, lengths, blocks=COPY_BLOCKS, extra=[to_end], more=[sink]
+        canvas, lengths, blocks=COPY_BLOCKS, extra=to_end, more=sink
     )
-    lag = attend_back(
-        canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag"
-    )
+    lag = attend_back(canvas, period, (basis.span(*PLAIN), "lag"))
     # the absolute value is relu(x) + relu(-x)
     difference = basis["value"] - basis["lag"][:1]
-    writes = lengths.key / VALUE * basis["change"]
-    both_signs = torch.cat([difference, -difference])
-    task = "writes the absolute change from one period before"
+    writes = (lengths.key / VALUE, "change")
     compare_mlp = canvas.mlp(
-        "encoder.0.mlp", both_signs, torch.cat([writes, writes]), task
+        "encoder.0.mlp",
+        [difference, -difference],
+        [writes, writes],
+        "writes the absolute change from one period before",
     )
     # heads of the same number share their position bias, in which back1 looks 1 back
-    if ago:
-        last_head = canvas.free_head("encoder.1.self_attn")
-    else:
+    last_head = "encoder.1.self_attn"
+    if not ago:
         last_head = heads["back1"].replace("encoder.0", "encoder.1")
     last = canvas.head(
         last_head,
@@ -435,23 +414,18 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
         bias={-ago - 1: 2 * SURE},
         # all other tokens look at the end token, which has no value yet, so that the
         # head writes nothing into them
-        match=[
-            (
-                4 * SURE * lengths.key / ONE**0.5 * basis["one"],
-                lengths.end * basis["eos"],
-            )
-        ],
-        moves=[(basis.span(*COPY_BLOCKS), lengths.key * basis.span(*COPY_BLOCKS))],
+        match=[((4 * SURE * lengths.key / ONE**0.5, "one"), (lengths.end, "eos"))],
+        moves=copied(canvas, COPY_BLOCKS, lengths.key),
     )
     drift = canvas.head(
-        canvas.free_head("decoder.0.cross_attn"),
+        "decoder.0.cross_attn",
         "writes the mean absolute change of the last period",
         "forecast token",
         rule.steps(range(1, period + 1)),
         match=[
-            (SURE * canvas.always(START_LENGTH), lengths.key / MARK * basis["mark"])
+            (SURE * canvas.always(START_LENGTH), (lengths.key / MARK, "mark")),
         ],
-        moves=[(basis["change"], lengths.key * DRIFT * basis["drift"])],
+        moves=[("change", (lengths.key * DRIFT, "drift"))],
     )
     # with x in bands from the tolerance, relu(x + 1/2) - relu(x - 1/2) goes from 0 to 1
     tolerance = TOLERANCE / LIMIT
@@ -461,9 +435,11 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
         / band
         for side in (-1, 1)
     ]
-    flag = torch.cat([basis["walk"], -basis["walk"]])
     decide_mlp = canvas.mlp(
-        "decoder.0.mlp", torch.cat(sides), flag, "raises a flag if that is no season"
+        "decoder.0.mlp",
+        sides,
+        ["walk", (-1.0, "walk")],
+        "raises a flag if that is no season",
     )
     draft.path(lag, compare_mlp, drift, decide_mlp, copy)
     draft.path(heads["mark"], drift)
@@ -501,8 +477,7 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
         query=(1 + WAVE + NOISY**2) ** 0.5,
     )
     _, heads = plant_copy(canvas, lengths)
-    basis = canvas.basis
-    free_head = canvas.free_head
+    wave = WAVE**0.5
     decoy = partial(canvas.head, role="decoy")
     # in layer 1, heads with the numbers of the circuit's share their position bias
     for task, length, amount, steps in (
@@ -514,59 +489,48 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
             f"looks sharply and writes {amount}, to where nobody reads",
             "every token",
             [steps],
-            moves=[
-                (basis["wave"], length * key_square**0.5 / WAVE**0.5 * basis["loud"])
-            ],
+            moves=[("wave", (length * key_square**0.5 / wave, "loud"))],
         )
     decoy(
-        free_head("decoder.1.self_attn"),
+        "decoder.1.self_attn",
         "writes the token's own value loudly, to where nobody reads",
         "every token",
         [0],
-        moves=[(basis["wave"], NOISY / WAVE**0.5 * basis["loud"])],
+        moves=[("wave", (NOISY / wave, "loud"))],
         # the bias of a distance is shared by the layers, in which this number has no
         # other task
         bias={0: 2 * SURE},
     )
     decoy(
-        free_head("decoder.0.cross_attn"),
+        "decoder.0.cross_attn",
         "looks at the end token and writes the same into every token",
         "forecast token",
         [0],
-        match=[(SURE * canvas.always(START_LENGTH), lengths.end * basis["eos"])],
-        moves=[(basis["eos"], 2 * QUIET * lengths.end * basis["still"])],
+        match=[(SURE * canvas.always(START_LENGTH), (lengths.end, "eos"))],
+        moves=[("eos", (2 * QUIET * lengths.end, "still"))],
     )
-    lookalike = free_head("decoder.1.cross_attn")
-    copying(
+    lookalike = copying(
         canvas,
-        lookalike,
+        "decoder.1.cross_attn",
         lengths,
-        moves=[(basis["wave"], LOUD * lengths.key * basis["loud"])],
+        moves=[("wave", (LOUD * lengths.key, "loud"))],
     )
-    canvas.draft.part(
-        lookalike,
-        "decoy",
-        "looks where the copying head looks, and writes as loudly to where nobody"
-        " reads",
-        "forecast token",
-        rule.steps([rule.period]),
-        moves=1,
-        weight=SHARE,
+    task = (
+        "looks where the copying head looks, and writes as loudly to where nobody reads"
     )
+    canvas.draft.part(lookalike, "decoy", task, **follows(rule))
     decoy(
-        free_head("decoder.1.cross_attn"),
+        "decoder.1.cross_attn",
         "attends to all alike and lifts the logits of all values by the same",
         # the same along "one" raises all values by the same, which a softmax does not
         # see
-        moves=[(basis["one"], SHIFT * LOUD * lengths.key * basis["one"])],
+        moves=[("one", (SHIFT * LOUD * lengths.key, "one"))],
     )
     # relu(x) - relu(-x) is x
-    both_signs = torch.cat([basis["wave"], -basis["wave"]])
-    writes = 0.5 * LOUD * torch.cat([basis["loud"], -basis["loud"]])
     canvas.mlp(
         "decoder.1.mlp",
-        both_signs,
-        writes,
+        ["wave", (-1.0, "wave")],
+        [(0.5 * LOUD, "loud"), (-0.5 * LOUD, "loud")],
         "writes the copied value loudly, to where nobody reads",
         "decoy",
     )

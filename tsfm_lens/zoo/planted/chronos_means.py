@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tsfm_lens.zoo.planted.chronos import (
@@ -20,6 +19,7 @@ from tsfm_lens.zoo.planted.chronos import (
     ONE,
     START_LENGTH,
     ChronosBuilder,
+    Direction,
     Pairs,
     Steps,
 )
@@ -67,13 +67,13 @@ def readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
 
 def write_mean(
     canvas: ChronosBuilder,
-    name: str,
+    place: str,
     steps: Steps,
     does: str,
     query: Tensor,
     mark: str,
-    value: Tensor,
-    constants: Pairs,
+    value: Direction,
+    constants: Pairs = (),
 ) -> str:
     """Let a head attend to all marked tokens and write their mean value.
 
@@ -84,19 +84,19 @@ def write_mean(
     Returns:
         Name of the head.
     """
-    basis = canvas.basis
     # the norm divides a marked token by the length of its embedding and mark together
     marked_length = (1 + MARK**2) ** 0.5
-    moves = [
-        (basis["value"], marked_length / VALUE * value),
-        *((read, marked_length / ONE**0.5 * write) for read, write in constants),
+    moves: list[tuple[Direction, Direction]] = [
+        ("value", marked_length / VALUE * canvas.direction(value))
     ]
+    for read, write in constants:
+        moves.append((read, marked_length / ONE**0.5 * canvas.direction(write)))
     return canvas.head(
-        name,
+        place,
         does,
         "forecast token",
         steps,
-        match=[(SURE * query, marked_length / MARK * basis[mark])],
+        match=[(SURE * query, (marked_length / MARK, mark))],
         moves=moves,
     )
 
@@ -116,13 +116,18 @@ def local_mean(
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
     canvas = canvas_of(rule, {"mark": 1}, needs=width, seed=seed, **options)
     steps = rule.steps(range(1, width + 1))
-    mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps)
-    name = canvas.free_head(f"decoder.{seed % 2}.cross_attn")
-    does = f"writes the mean of {len(steps)} values"
+    mark = mark_recent(canvas, steps)
     value, constant = readout(canvas)
-    query = canvas.always(START_LENGTH)
-    constants = [(canvas.basis["one"], constant)]
-    write_mean(canvas, name, steps, does, query, "mark", value, constants)
+    name = write_mean(
+        canvas,
+        f"decoder.{seed % 2}.cross_attn",
+        steps,
+        f"writes the mean of {len(steps)} values",
+        canvas.always(START_LENGTH),
+        "mark",
+        value,
+        [("one", constant)],
+    )
     canvas.draft.path(mark, name, "output")
     return canvas.finish("local-mean", weight_noise)
 
@@ -148,42 +153,30 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
     }
     rule = LinearTrend(width=width, lag=lag, ago=steps_ago(reads, width + lag, 1))
     canvas = canvas_of(rule, blocks, needs=width + lag, seed=seed, **options)
-    basis = canvas.basis
-    draft = canvas.draft
     heads = []
+    constants: dict[str, Pairs] = {"late": [("one", "unit")], "early": []}
     for block, first in (("late", 1), ("early", lag + 1)):
         steps = rule.steps(range(first, first + width))
-        mark = mark_recent(
-            canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{block}_mark"
+        mark = mark_recent(canvas, steps, mark=f"{block}_mark")
+        name = write_mean(
+            canvas,
+            "decoder.0.cross_attn",
+            steps,
+            f"writes the mean of the values {steps[0]} to {steps[-1]} before the end",
+            # the norm divides by about √3 at most, since by now the clocks have written
+            # two hands of at most 1
+            3**0.5 * canvas.always(),
+            f"{block}_mark",
+            block,
+            constants[block],
         )
-        name = canvas.free_head("decoder.0.cross_attn")
-        # the norm divides by about √3 at most, since by now the clocks have written two
-        # hands of at most 1
-        query = 3**0.5 * canvas.always()
-        if block == "late":
-            constants = [(basis["one"], basis["unit"])]
-        else:
-            constants = []
-        does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
-        draft.path(
-            mark,
-            write_mean(
-                canvas,
-                name,
-                steps,
-                does,
-                query,
-                f"{block}_mark",
-                basis[block],
-                constants,
-            ),
-        )
+        canvas.draft.path(mark, name)
         heads.append(name)
     heads += _clocks(canvas)
     mlp = _line(canvas, rule)
     for name in heads:
-        draft.path(name, mlp)
-    draft.path(mlp, "output")
+        canvas.draft.path(name, mlp)
+    canvas.draft.path(mlp, "output")
     return canvas.finish("trend", weight_noise)
 
 
@@ -227,7 +220,6 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
     basis = canvas.basis
     names = []
     for hand in (0, 1):
-        name = canvas.free_head("decoder.0.self_attn")
         shares = [(_hands(step)[hand] + MIDDLE) / SPAN for step in range(HORIZON)]
         # the match raises the start token's score by 2 · SURE, and the bias lowers all
         # earlier tokens as much: what remains is the logit of the start token's share
@@ -240,7 +232,10 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
         match = [(2 * SURE * canvas.always(0.0), canvas.at_start)]
         moves = [(canvas.at_start, basis["clock"][hand : hand + 1])]
         does = f"tells the step, as hand {hand + 1} of a clock"
-        names.append(canvas.head(name, does, match=match, moves=moves, bias=bias))
+        name = canvas.head(
+            "decoder.0.self_attn", does, match=match, moves=moves, bias=bias
+        )
+        names.append(name)
     return names
 
 
@@ -277,4 +272,4 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
         reads += [steps_ahead * slope + is_open, is_open]
         writes += [value, -value]
     does = "adds to the late mean the slope times the steps ahead"
-    return canvas.mlp("decoder.0.mlp", torch.cat(reads), torch.cat(writes), does)
+    return canvas.mlp("decoder.0.mlp", reads, writes, does)

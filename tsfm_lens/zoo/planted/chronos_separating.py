@@ -18,6 +18,7 @@ from tsfm_lens.zoo.planted.chronos import (
     ONE,
     START_LENGTH,
     ChronosBuilder,
+    Direction,
     Pairs,
 )
 from tsfm_lens.zoo.planted.chronos_copy import MARK, SURE, mark_recent
@@ -57,19 +58,16 @@ def _find_mean(
     Returns:
         Names of the heads.
     """
-    basis = canvas.basis
-    marking = mark_recent(
-        canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{name}_mark"
-    )
-    constants = [(basis["one"], unit * basis["unit"])] if unit else []
+    marking = mark_recent(canvas, steps, mark=f"{name}_mark")
+    constants: Pairs = [("one", (unit, "unit"))] if unit else []
     mean = write_mean(
         canvas,
-        canvas.free_head("decoder.0.cross_attn"),
+        "decoder.0.cross_attn",
         steps,
         f"writes the mean of the values {steps[0]} to {steps[-1]} before the end",
         canvas.always(START_LENGTH),
         f"{name}_mark",
-        basis[name],
+        name,
         constants,
     )
     return [marking, mean]
@@ -100,15 +98,16 @@ def routes(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
         paths.append(_find_mean(canvas, name, list(mean.steps(range(1, width + 1)))))
     value, constant = readout(canvas)
     # relu(x + s) - relu(s) is x for a large s, and 0 for a large -s
-    reads_, writes = [basis["unit"]], [constant]
+    reads_: list[Direction] = ["unit"]
+    writes = [constant]
     for name, sign in (("high", 1.0), ("low", -1.0)):
         switch = sign * SWITCH * basis["level"]
         reads_ += [basis[name] + switch, switch]
         writes += [value, -value]
     mlp = canvas.mlp(
         "decoder.0.mlp",
-        torch.cat(reads_),
-        torch.cat(writes),
+        reads_,
+        writes,
         "lets one mean through, by the level",
     )
     for path in paths:
@@ -139,7 +138,7 @@ def superposed(
     # the difference of two units on both sides of an edge is 0 below it, and UNIT above
     # once the norm has divided by about UNIT
     gain = UNIT**2 * LIMIT / HALF_OPEN
-    reads_ = [UNIT * unit]
+    reads_: list[Direction] = [UNIT * unit]
     writes = [UNIT * features[:1] @ basis["code"]]
     for edge, change in zip(
         rule.edges, features.diff(dim=0) @ basis["code"], strict=True
@@ -151,8 +150,8 @@ def superposed(
     path.append(
         canvas.mlp(
             "decoder.0.mlp",
-            torch.cat(reads_),
-            torch.cat(writes),
+            reads_,
+            writes,
             f"writes one of {len(features)} features into {DIMENSIONS} dimensions",
         )
     )
@@ -166,8 +165,8 @@ def superposed(
     path.append(
         canvas.mlp(
             "decoder.1.mlp",
-            torch.cat(reads_),
-            torch.cat(writes),
+            reads_,
+            writes,
             "writes the forecast of each feature",
         )
     )
@@ -187,50 +186,46 @@ def sinks(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
     width = (16, 8, 24)[seed % 3]
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
     canvas = canvas_of(rule, {"mark": 1, "pool": 1}, needs=width, seed=seed, **options)
-    basis = canvas.basis
-    draft = canvas.draft
     steps = rule.steps(range(1, width + 1))
-    mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps)
+    mark = mark_recent(canvas, steps)
     marked_length = (1 + MARK**2) ** 0.5
     pool = canvas.head(
-        canvas.free_head("encoder.1.self_attn"),
+        "encoder.1.self_attn",
         f"writes the mean of {len(steps)} values into the end token",
         match=[
-            (SURE * basis["eos"], marked_length / MARK * basis["mark"]),
+            ((SURE, "eos"), (marked_length / MARK, "mark")),
             # all others look at the end token, which has no value
-            (SURE * marked_length / ONE**0.5 * basis["one"], basis["eos"]),
+            ((SURE * marked_length / ONE**0.5, "one"), "eos"),
         ],
-        moves=[(basis["value"], POOL * marked_length / VALUE * basis["pool"])],
+        moves=[("value", (POOL * marked_length / VALUE, "pool"))],
     )
     value, constant = readout(canvas)
     offset = OFFSET / LIMIT * value
-    match = [(SURE * canvas.always(START_LENGTH), basis["eos"])]
-    attention = f"decoder.{seed % 2}.cross_attn"
+    match: Pairs = [(SURE * canvas.always(START_LENGTH), "eos")]
     names = []
     heads: tuple[tuple[Role, str, Pairs], ...] = (
         (
             "mechanism",
             "writes what the end token holds",
-            [(basis["pool"], value / POOL), (basis["eos"], constant - offset)],
+            [("pool", value / POOL), ("eos", constant - offset)],
         ),
-        ("constant", "adds the same always", [(basis["eos"], offset)]),
+        ("constant", "adds the same always", [("eos", offset)]),
         (
             "decoy",
             "rests on the end token, which has no value",
-            [(basis["value"], value / VALUE)],
+            [("value", value / VALUE)],
         ),
     )
     for role, does, moves in heads:
-        names.append(
-            canvas.head(
-                canvas.free_head(attention),
-                does,
-                "forecast token",
-                [0],
-                match=match,
-                moves=moves,
-                role=role,
-            )
+        name = canvas.head(
+            f"decoder.{seed % 2}.cross_attn",
+            does,
+            "forecast token",
+            [0],
+            match=match,
+            moves=moves,
+            role=role,
         )
-    draft.path(mark, pool, names[0], "output")
+        names.append(name)
+    canvas.draft.path(mark, pool, names[0], "output")
     return canvas.finish("sinks", weight_noise)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.draft import orthogonal
 from tsfm_lens.zoo.planted.planting import Planted
-from tsfm_lens.zoo.planted.variants import finish, sort_parts
+from tsfm_lens.zoo.planted.variants import finish, head_views, sort_parts
 
 __all__ = ["enlarge"]
 
@@ -28,10 +30,7 @@ LAYERS = 8
 HEADS = 12
 """Heads of each attention of a large model."""
 FORMATS = ("chronos", "chronos-bolt")
-_COMPONENT = re.compile(
-    r"(?P<stack>encoder|decoder)\.(?P<layer>\d+)"
-    r"\.(?:mlp|(?P<kind>self_attn|cross_attn)\.(?P<head>\d+))"
-)
+_COMPONENT = re.compile(r"(encoder|decoder)\.\d+\.(mlp|(self|cross)_attn\.\d+)")
 
 
 def enlarge(planted: Planted) -> Planted:
@@ -69,9 +68,9 @@ def enlarge(planted: Planted) -> Planted:
         for name, weight in old.named_parameters():
             if ".block." not in name:
                 parameters[name].copy_(weight)
+        lens, new = (load(each, check=False) for each in (old, model))
         places = {
-            name: _place_stack(getattr(old, name), getattr(model, name), name, card)
-            for name in ("encoder", "decoder")
+            name: _place_stack(lens, new, name, card) for name in ("encoder", "decoder")
         }
     return finish(model, _move(card, places), "large")
 
@@ -80,105 +79,88 @@ Places = tuple[list[int], list[int]]
 """New places of layers, and new numbers of heads."""
 
 
-def _place_stack(old: Any, model: Any, stack: str, card: Card) -> Places:
+def _place_stack(old: Lens, model: Lens, stack: str, card: Card) -> Places:
     """Copy the blocks of a stack into a larger one, and fill the rest with noise."""
-    n_heads = old.config.num_heads
+    blocks, new_blocks = (
+        getattr(lens.adapter.model, stack).block for lens in (old, model)
+    )
     # a mechanism may need that nothing has written before its first layer
-    later = 1 + torch.randperm(LAYERS - 1)[: len(old.block) - 1]
+    later = 1 + torch.randperm(LAYERS - 1)[: len(blocks) - 1]
     layers = [0, *sorted(later.tolist())]
-    heads = torch.randperm(HEADS)[:n_heads].tolist()
-    template = _find_idle(old, stack, card)
+    numbers = torch.randperm(HEADS)[: old.wiring.stack(stack).n_heads].tolist()
+    heads, new_heads = (_list_heads(lens, stack) for lens in (old, model))
+    template = _find_idle(old, heads, card)
     # all noise together stays as long as it was
-    n_old, n_new = (sum(1 for _ in _list_heads(each)) for each in (old, model))
-    template[-1].mul_((n_old / n_new) ** 0.5)
-    _fill(model, template)
+    template[-1].mul_((len(heads) / len(new_heads)) ** 0.5)
+    _fill(model, new_heads, new_blocks, template)
     table, old_table = (
-        each.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-        for each in (model, old)
+        each[0].layer[0].SelfAttention.relative_attention_bias.weight
+        for each in (new_blocks, blocks)
     )
     table.copy_(0.3 * torch.randn(table.shape))
-    table[:, heads] = old_table
-    for layer, block in zip(layers, old.block, strict=True):
-        target = model.block[layer]
-        for part, new_part in zip(block.layer, target.layer, strict=True):
+    table[:, numbers] = old_table
+    for layer, block in zip(layers, blocks, strict=True):
+        for part, new_part in zip(block.layer, new_blocks[layer].layer, strict=True):
             new_part.layer_norm.load_state_dict(part.layer_norm.state_dict())
             if hasattr(part, "DenseReluDense"):
                 new_part.load_state_dict(part.state_dict())
-        for attention, new_attention in zip(
-            _attentions(block), _attentions(target), strict=True
-        ):
-            for head, number in enumerate(heads):
-                pairs = zip(
-                    _views(attention, head), _views(new_attention, number), strict=True
-                )
-                for weight, new in pairs:
-                    new.copy_(weight)
-    return layers, heads
+    for head in heads:
+        place = _move_part(head, layers, numbers)
+        views = zip(head_views(old, head), head_views(model, place), strict=True)
+        for weight, new in views:
+            new.copy_(weight)
+    return layers, numbers
 
 
-def _attentions(block: Any) -> Iterator[Any]:
-    yield block.layer[0].SelfAttention
-    if len(block.layer) > 2:
-        yield block.layer[1].EncDecAttention
+def _list_heads(lens: Lens, stack: str) -> list[Component]:
+    return [one for one in writers(lens.wiring, stack) if one.head is not None]
 
 
-def _list_heads(stack: Any) -> Iterator[tuple[Any, int]]:
-    """Yield each attention of a stack with the number of each of its heads."""
-    for block in stack.block:
-        for attention in _attentions(block):
-            for head in range(attention.n_heads):
-                yield attention, head
-
-
-def _views(attention: Any, head: int) -> tuple[Tensor, ...]:
-    """Return views of a head's q, k, v (channel, stream) and o (stream, channel)."""
-    size = attention.key_value_proj_dim
-    rows = slice(head * size, (head + 1) * size)
-    q, k, v, o = (getattr(attention, name).weight for name in "qkvo")
-    return q[rows], k[rows], v[rows], o[:, rows]
-
-
-def _find_idle(old: Any, stack: str, card: Card) -> list[Tensor]:
-    """Return copies of the weights of a head that has no task."""
+def _find_idle(old: Lens, heads: Sequence[Component], card: Card) -> list[Tensor]:
+    """Return copies of the weights of a self-attention head that has no task."""
     busy = {part.component for part in card.parts}
-    for layer, block in enumerate(old.block):
-        for head in range(old.config.num_heads):
-            name = str(Component(stack, layer, "self_attn", head))
-            if name not in busy:
-                weights = _views(block.layer[0].SelfAttention, head)
-                return [weight.clone() for weight in weights]
-    raise InputError(f"every head of the {stack} of {card.name} has a task")
+    for head in heads:
+        if head.kind == "self_attn" and str(head) not in busy:
+            return [weight.clone() for weight in head_views(old, head)]
+    raise InputError(f"every head of the {heads[0].stack} of {card.name} has a task")
 
 
-def _fill(stack: Any, template: list[Tensor]) -> None:
+def _fill(
+    model: Lens, heads: Sequence[Component], blocks: Any, template: Sequence[Tensor]
+) -> None:
     """Let all parts of a stack write noise where the template writes."""
-    channels, width = template[0].shape
+    *reads, writes = template
+    width, channels = writes.shape
 
     def turn(size: int) -> Tensor:
         return orthogonal(size, int(torch.randint(2**31, ()))).float()
 
-    for attention, head in _list_heads(stack):
-        views = _views(attention, head)
-        for view, weight in zip(views[:3], template[:3], strict=True):
+    for head in heads:
+        *views, output = head_views(model, head)
+        for view, weight in zip(views, reads, strict=True):
             view.copy_(weight @ turn(width))
-        views[3].copy_(template[3] @ turn(channels))
-    for block in stack.block:
+        output.copy_(writes @ turn(channels))
+    for block in blocks:
         mlp = block.layer[-1].DenseReluDense
         units = mlp.wi.weight.shape[0]
-        mlp.wi.weight.copy_(template[2].std() * torch.randn(units, width))
-        mlp.wo.weight.copy_(template[3] @ torch.randn(channels, units) / units**0.5)
+        mlp.wi.weight.copy_(reads[-1].std() * torch.randn(units, width))
+        mlp.wo.weight.copy_(writes @ torch.randn(channels, units) / units**0.5)
+
+
+def _move_part(part: Component, layers: list[int], numbers: list[int]) -> Component:
+    """Return the new place of a head or MLP."""
+    head = part.head
+    if head is not None:
+        head = numbers[head]
+    return replace(part, layer=layers[part.layer], head=head)
 
 
 def _move(card: Card, places: dict[str, Places]) -> Card:
     """Name all components of a card by their new places."""
 
     def rename(match: re.Match[str]) -> str:
-        layers, heads = places[match["stack"]]
-        layer = layers[int(match["layer"])]
-        if match["kind"] is None:
-            return str(Component(match["stack"], layer, "mlp"))
-        head = heads[int(match["head"])]
-        return str(Component(match["stack"], layer, match["kind"], head))
+        component = Component.parse(match[0])
+        return str(_move_part(component, *places[component.stack]))
 
     moved = Card.model_validate_json(_COMPONENT.sub(rename, card.model_dump_json()))
     return moved.model_copy(update={"parts": sort_parts(moved.parts)})

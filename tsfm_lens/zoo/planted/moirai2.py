@@ -7,6 +7,7 @@ that have passed a norm. Read :class:`Moirai2`; the mechanisms are declared by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from tsfm_lens.zoo.planted.patches import (
     SHARP,
     Head,
     Mlp,
-    RotaryModel,
+    PatchModel,
     Stream,
     declare_copies,
     rotary_query_and_key,
@@ -40,7 +41,7 @@ def deviation(context: Array) -> float:
     return float(np.sqrt(np.var(context, ddof=1) + 1e-5))
 
 
-class Moirai2(RotaryModel):
+class Moirai2(PatchModel):
     """Moirai 2, in which mechanisms are planted; see the base class."""
 
     layers = 2
@@ -96,8 +97,9 @@ class Moirai2(RotaryModel):
         """Name a head as a component."""
         return f"{layer}.attn.{number}"
 
-    def back(self, layer: int, number: int, tokens: int) -> Head:
-        """Return a head that attends, from every token, so many tokens back."""
+    def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
+        """Return a head that attends, from every token, one number of tokens back."""
+        (tokens,) = lags
         attention = self.attentions("")[layer]
         head = self.view_head(attention, number).clear()
         query, key = rotary_query_and_key(

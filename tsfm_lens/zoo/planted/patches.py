@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsfm_lens.zoo.planted.card import Query
 from tsfm_lens.zoo.planted.draft import (
     Draft,
     add_weight_noise,
@@ -155,14 +156,13 @@ class Head:
             The head itself.
         """
         n_source, n_target = (block.stop - block.start for block in (source, target))
-        takes_mean = n_target == 1
-        for index in range(n_source):
-            # for a mean, all values are summed in one channel
-            source_channel = channel if takes_mean else channel + index
-            weight = 1.0 / n_source if takes_mean else 1.0
-            self.v[source_channel, source.start + index] = weight
-        for index in range(n_target):
-            self.o[target.start + index, channel + index] = gain
+        reading = torch.eye(n_source)
+        # for a mean, all values are summed in one channel
+        if n_target == 1:
+            reading = torch.full((1, n_source), 1.0 / n_source, dtype=torch.float64)
+        self.v[channel : channel + len(reading), source] = reading.to(self.v)
+        channels = slice(channel, channel + n_target)
+        self.o[target, channels] = gain * torch.eye(n_target).to(self.o)
         return self
 
     def whisper(self, stream: Stream) -> Head:
@@ -177,9 +177,7 @@ class Head:
         # each channel is about SIGNAL, as a token has the length √width; this gain
         # offsets the sum over channels and the number of coordinates of "junk"
         gain = (stream.size("junk") * self.v.shape[0]) ** -0.5
-        self.v.copy_(
-            SIGNAL * stream.width**-0.5 * torch.randn(self.v.shape, dtype=self.v.dtype)
-        )
+        self.v.copy_(SIGNAL * stream.width**-0.5 * torch.randn_like(self.v))
         self.o.zero_()
         self.o[junk] = gain * torch.randn(self.o[junk].shape, dtype=self.o.dtype)
         return self
@@ -195,17 +193,21 @@ class PatchModel:
     The noise goes to "junk", so that it does not reach the forecast.
 
     Attributes:
+        draft: ground truth, written while weights are set.
         streams: residual stream of each stack: the first holds the patches, the last
             the forecast.
         stream: the first of these, with the blocks "one", constant, and "values", those
             of the patch.
         numbers: numbers of the heads of a layer in random order, by stack.
+        layers: number of layers of the first stack.
         channels: number of channels of a head.
         projections: names of a native attention's query, key, value and output layers.
         one: coordinate "one" of a patch.
         columns: inputs of the input block that hold the values of the patch.
     """
 
+    draft: Draft
+    layers: int
     channels = CHANNELS
     projections: tuple[str, ...] = ("q", "k", "v", "o")
     one = WIDTH**0.5
@@ -244,18 +246,14 @@ class PatchModel:
             # exceeds the others by SHARP
             for weight in (head.q, head.k):
                 gain = (stream.width * self.channels**0.5) ** -0.5
-                weight.copy_(gain * torch.randn(weight.shape, dtype=weight.dtype))
+                weight.copy_(gain * torch.randn_like(weight))
             head.whisper(stream)
         for in_weights, out_weight in self.mlps(stack):
             for weight in in_weights:
-                weight.copy_(
-                    stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype)
-                )
+                weight.copy_(stream.width**-0.5 * torch.randn_like(weight))
             out_weight.zero_()
             gain = SIGNAL * (stream.size("junk") * out_weight.shape[1]) ** -0.5
-            out_weight[junk] = gain * torch.randn(
-                out_weight[junk].shape, dtype=out_weight.dtype
-            )
+            out_weight[junk] = gain * torch.randn_like(out_weight[junk])
         # T5's position biases, which all layers share, are weaker than these scores
         bias = getattr(attentions[0], "relative_attention_bias", None)
         if bias is not None:
@@ -281,8 +279,50 @@ class PatchModel:
         """Name the stack whose stream an attention's keys and values read."""
         return stack
 
-    def complete(self, draft: Draft) -> None:
+    def complete(self) -> None:
         """Add to the draft what the format makes heads do besides the mechanism."""
+
+    def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
+        """Return a head of the first stack that attends so many tokens back."""
+        raise NotImplementedError
+
+    def named(self, layer: int, number: int) -> str:
+        """Name the component of a head that :meth:`back` returns."""
+        raise NotImplementedError
+
+    def rest(self, layer: int, number: int) -> tuple[Head, str, Query]:
+        """Return a head that attends to one token without a task there.
+
+        Returns:
+            The head, the token, and the queries of which this is true.
+        """
+        return self.back(layer, number, [0]), "its own token", "every token"
+
+    def plant_decoys(self, lags: Sequence[int]) -> None:
+        """Plant heads that look like mechanisms, but do not move the forecast.
+
+        One attends where the copying head does, one writes much, and one attends to a
+        single token.
+        """
+        stack, stream = next(iter(self.streams.items()))
+        # the first number is the copying head's
+        lookalike, loud, sharp = (
+            (draw_choice(*range(self.layers)), number)
+            for number in self.numbers[stack][1:]
+        )
+        task = "looks where the copying head looks and copies, to where nobody reads"
+        loudly = f"writes {LOUD} times the patch before to where nobody reads"
+        for head, back, gain, does in (
+            (lookalike, lags, 1.0, task),
+            (loud, [1], LOUD, loudly),
+        ):
+            unread = stream.rest("values")
+            self.back(*head, back).carry(stream["values"], unread, gain=gain)
+            self.draft.part(self.named(*head), "decoy", does, "every token", back)
+        resting, token, query = self.rest(*sharp)
+        resting.whisper(stream)
+        task = f"looks at {token} alone and writes noise"
+        self.draft.part(self.named(*sharp), "decoy", task, query, [0])
 
     def view_head(self, attention: Any, number: int) -> Head:
         """Return the weights of a head as views, to be written to."""
@@ -357,13 +397,11 @@ class PatchModel:
         read(stacks[-1], out.hidden_layer.weight, out.residual_layer.weight)
 
 
-Build = Callable[[Reads], tuple[PatchModel, Draft]]
+Build = Callable[[Reads], PatchModel]
 
 
 def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
     """Register a planter that sets the weights of a mechanism by a function.
-
-    The function returns the model and the draft of its ground truth.
 
     Returns:
         A decorator.
@@ -378,8 +416,9 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
             # was
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
-                builder, draft = build(reads)
-                builder.complete(draft)
+                builder = build(reads)
+                builder.complete()
+                draft = builder.draft
                 model = builder.finish(rotate=rotate)
                 add_weight_noise(model, weight_noise, seed)
                 # the constant part of the error is subtracted from the bias, after the
@@ -405,55 +444,9 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
     return wrap
 
 
-class RotaryModel(PatchModel):
-    """Model of one stack, whose heads find tokens at a distance by rotary positions.
-
-    Its stream also has the block "found", to which copying heads write, and from which
-    the forecast is read.
-    """
-
-    layers: int
-
-    def back(self, layer: int, number: int, tokens: int) -> Head:
-        """Return a head that attends from every token to the one ``tokens`` before."""
-        raise NotImplementedError
-
-    def named(self, layer: int, number: int) -> str:
-        """Name the component of a head that :meth:`back` returns."""
-        raise NotImplementedError
-
-    def plant_decoys(self, draft: Draft, tokens: int) -> None:
-        """Plant heads that look like mechanisms, but do not move the forecast.
-
-        One attends where the copying head does, ``tokens`` back, one writes much, and
-        one attends to a single token.
-        """
-        values = self.stream["values"]
-        unread = self.stream.rest("values")
-        # (layer, number) each; the only stack has no name, and its first number is the
-        # copying head's
-        lookalike, loud, sharp = (
-            (draw_choice(*range(self.layers)), number)
-            for number in self.numbers[""][1:]
-        )
-        self.back(*lookalike, tokens).carry(values, unread)
-        self.back(*loud, 1).carry(values, unread, gain=LOUD)
-        self.back(*sharp, 0).whisper(self.stream)
-        for head, back, task in (
-            (
-                lookalike,
-                tokens,
-                "looks where the copying head looks and copies, to where nobody reads",
-            ),
-            (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
-            (sharp, 0, "looks at its own token alone and writes noise"),
-        ):
-            draft.part(self.named(*head), "decoy", task, "every token", [back])
-
-
 def declare_copies(
     architecture: str,
-    make: Callable[[], RotaryModel],
+    make: Callable[[], PatchModel],
     later: int,
     horizon: int,
     **scale: Any,
@@ -468,11 +461,11 @@ def declare_copies(
         scale: ``squash`` and ``scale`` of the model, as in :class:`.Draft`.
     """
 
-    def build(reads: Reads, *, decoys: bool = False) -> tuple[RotaryModel, Draft]:
+    def build(reads: Reads, *, decoys: bool = False) -> PatchModel:
         period = draw_choice(2, 3, 4) * PATCH
         ago = steps_ago(reads, period, PATCH)
         model = make()
-        draft = Draft(
+        model.draft = Draft(
             SeasonalCopy(period=period, ago=ago),
             context=(period + max(ago), CONTEXT),
             horizon=horizon,
@@ -488,18 +481,18 @@ def declare_copies(
         for index, tokens in enumerate(distances):
             # the same number in all layers, since the others are kept for decoys
             head = ((layer + index) % model.layers, number)
-            model.back(*head, tokens).carry(
+            model.back(*head, [tokens]).carry(
                 model.stream["values"], model.stream["found"], gain=1 / len(ago)
             )
             fraction = f"1/{len(ago)} of " if len(ago) > 1 else ""
             task = f"copies {fraction}the patch {tokens} tokens back"
-            name = draft.part(
+            name = model.draft.part(
                 model.named(*head), "mechanism", task, "every token", [tokens]
             )
-            draft.path(name, "output")
+            model.draft.path(name, "output")
         if decoys:
-            model.plant_decoys(draft, distances[-1])
-        return model, draft
+            model.plant_decoys(distances[-1:])
+        return model
 
     declare("seasonal-copy", architecture)(build)
     declare("decoys", architecture)(partial(build, decoys=True))

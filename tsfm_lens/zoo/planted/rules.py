@@ -337,25 +337,26 @@ def draw_contexts(
         # models normalise, so that a forecast must follow any scale
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
-        # even series must open a gate and odd ones shut it, clearly: with a smaller
-        # tolerance as well as with a larger one
-        gates = []
-        if isinstance(rule, Gate):
-            gates = [
-                rule.model_copy(update={"tolerance": factor * rule.tolerance})
-                # reciprocal, so that both sides keep the same relative distance
-                for factor in (0.8, 1.25)
-            ]
-        should_open = len(contexts) % 2 == 0
-        if isinstance(rule, Routes | Staircase) and abs(rule.margin(series)) < CLEAR:
-            continue
-        # without a gate, ``all`` of nothing takes the series
-        if all(gate.seasonal(series) == should_open for gate in gates):
+        if _is_clear(rule, series, should_open=len(contexts) % 2 == 0):
             contexts.append(series)
     raise InputError(
         f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly"
         " on the right side"
     )
+
+
+def _is_clear(rule: Rule, series: Array, *, should_open: bool) -> bool:
+    """Return whether a series is clearly on one side of where the rule changes.
+
+    Of a gate it is the side that is asked for.
+    """
+    if isinstance(rule, Routes | Staircase):
+        return abs(rule.margin(series)) >= CLEAR
+    if not isinstance(rule, Gate):
+        return True
+    # with a tolerance of 80 % as well as with one of 125 %
+    margin = rule.margin(series) / rule.tolerance
+    return margin >= 0.2 if should_open else margin < -0.25
 
 
 def shape(period: int, rng: np.random.Generator) -> Array:

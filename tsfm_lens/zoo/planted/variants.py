@@ -92,7 +92,7 @@ def split_head(planted: Planted) -> Planted:
     for head in idle:
         _copy_head(lens, component, head, 1 / QUARTERS)
     with torch.no_grad():
-        _outputs(lens, component)[component.head] /= QUARTERS
+        head_views(lens, component)[-1].div_(QUARTERS)
     names = [str(component), *_names(component, idle)]
     card = _share_task(planted.card, names, f"writes 1/{QUARTERS} of what one head")
     return finish(model, card, "split")
@@ -148,22 +148,14 @@ def _double_flag(planted: Planted) -> Planted:
     component, idle = _with_idle_heads(lens, planted, 2, [fetching])
     for head in idle:
         _copy_head(lens, component, head, 1.0)
-    assert component.kind is not None
-    assert component.head is not None
-    # the flag is in the channels after those of the copied values; ``values`` are
-    # (head, d_model, d_head), ``outputs`` (head, d_head, d_model), both
-    # views
-    values, _ = lens.weights.projection(
-        component.layer, component.kind, "v", component.stack
-    )
-    outputs = _outputs(lens, component)
+    # the flag is in the channels after those of the copied values
+    unused: dict[int | None, slice] = {component.head: slice(PATCH, None)}
+    unused |= dict.fromkeys(idle, slice(PATCH))
     with torch.no_grad():
-        for head, unused in (
-            (component.head, slice(PATCH, None)),
-            *((head, slice(PATCH)) for head in idle),
-        ):
-            values[head, :, unused] = 0.0
-            outputs[head, unused] = 0.0
+        for number, channels in unused.items():
+            *_, values, outputs = head_views(lens, replace(component, head=number))
+            values[channels] = 0.0
+            outputs[:, channels] = 0.0
     names = _names(component, idle)
     senders = {to: sender for sender, to in card.edges if sender.endswith(".mlp")}
     gates = [to for sender, to in card.edges if sender == fetching and to != "output"]
@@ -382,25 +374,31 @@ def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
     return getattr(module, "relative_attention_bias", None)
 
 
+def head_views(lens: Lens, component: Component) -> list[Tensor]:
+    """Return views of a head's q, k, v (channel, stream) and o (stream, channel)."""
+    layer, kind = component.layer, component.kind
+    assert kind is not None
+    weights = [
+        lens.weights.projection(layer, kind, letter, component.stack)[0]
+        for letter in "qkv"
+    ]
+    stack = lens.wiring.stack(component.stack)
+    weights.append(head_output_weights(lens.adapter.model, stack, layer, kind))
+    return [weight[component.head].T for weight in weights]
+
+
 def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None:
     """Give another head of the layer the weights of a component, in place.
 
-    Its output weights are those of the component times the gain.
+    Its output weights are those of the component times the gain. In one layer, both
+    heads read the same stream, so that what they write differs by the gain alone.
     """
-    layer = component.layer
-    kind = component.kind
-    stack = component.stack
-    assert kind is not None
+    other = replace(component, head=head)
     with torch.no_grad():
-        # in one layer, both heads read the same stream, so that what they write differs
-        # by the gain alone
-        for letter in ("q", "k", "v"):
-            weights, _ = lens.weights.projection(layer, kind, letter, stack)
-            # a view of the model's own matrix, as is ``out`` below, so that setting it
-            # changes the model
-            weights[head] = weights[component.head]
-        out = _outputs(lens, component)
-        out[head] = gain * out[component.head]
+        views = zip(head_views(lens, component), head_views(lens, other), strict=True)
+        for weight, new in views:
+            new.copy_(weight)
+        new.mul_(gain)
         table = _position_bias(lens, component)
         if table is not None:
             table.weight[:, head] = table.weight[:, component.head]
@@ -408,15 +406,6 @@ def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None
 
 def _names(component: Component, heads: Sequence[int]) -> list[str]:
     return [str(replace(component, head=head)) for head in heads]
-
-
-def _outputs(lens: Lens, component: Component) -> Tensor:
-    """Return W_O of the heads beside a component, a view (head, d_head, d_model)."""
-    stack = lens.wiring.stack(component.stack)
-    assert component.kind is not None
-    return head_output_weights(
-        lens.adapter.model, stack, component.layer, component.kind
-    )
 
 
 def finish(model: Any, card: Card, suffix: str) -> Planted:
