@@ -12,10 +12,11 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.viz.select import names
+from tsfm_lens.viz.select import kind_word, names
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
 # Order of streams within a layer; indices of the writers lie between. All other
@@ -152,6 +153,49 @@ def find_positions(ds: xr.Dataset, dim: str = "component") -> Sites:
         layer.astype(int),
         head.astype(int),
     )
+
+
+def by_layer(ds: xr.Dataset) -> xr.Dataset:
+    """Lay components out as a map.
+
+    Returns:
+        The variables over (layer, head, …): a layer has its heads, its MLP and the
+        whole layer as columns. Rows name the stack, and columns the kind of attention,
+        where a model has several.
+    """
+    # the embedding is of no layer
+    ds = ds.isel(component=coordinate(ds, "layer") >= 0)
+    sites = find_positions(ds)
+    has_stacks = len(set(sites.stack)) > 1
+    of_heads = zip(sites.kind, sites.head, strict=True)
+    kinds = {kind for kind, head in of_heads if head >= 0}
+    rows = []
+    # heads come first, then attention as a whole, MLPs and whole layers
+    columns: dict[str, int] = {}
+    labels = []
+    for stack, layer, kind, head in zip(
+        sites.stack, sites.layer, sites.kind, sites.head, strict=True
+    ):
+        rows.append(f"{layer} ({stack})" if has_stacks else str(layer))
+        label = kind_word(kind).removesuffix("-attention")
+        rank = _KIND_ORDER.get(kind, 1)
+        if head >= 0:
+            label = f"{label} {head}" if len(kinds) > 1 else str(head)
+            rank = 0
+        elif kind in kinds:
+            label = f"{label}, all heads"
+        columns.setdefault(label, rank)
+        labels.append(label)
+    keys = pd.MultiIndex.from_arrays([rows, labels], names=["layer", "head"])
+    along = [name for name in ds.coords if "component" in ds[name].dims]
+    flat = ds.isel(component=sites.order).drop_vars(along)
+    flat = flat.assign_coords(xr.Coordinates.from_pandas_multiindex(keys, "component"))
+    grid = flat.unstack("component").sel(
+        layer=list(dict.fromkeys(rows)), head=sorted(columns, key=columns.__getitem__)
+    )
+    if any(columns.values()):
+        grid["head"].attrs["long_name"] = "component"
+    return grid
 
 
 def _sort(
