@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 import planted
-from refusals import expect_error
 from tsfm_lens import viz
-from tsfm_lens.core.errors import InputError
 from viz.marks import heatmaps, named
 
 UNDATED = planted.series(dated=False)
@@ -60,49 +58,16 @@ def test_positions_together_give_component_dots() -> None:
     np.testing.assert_array_equal(dots.x, ds["recovered"][:, 0, 0])
 
 
-def test_circuit_cells_are_filled() -> None:
-    """The cells of the circuit are filled, at their places."""
+def test_circuit_cells_are_outlined() -> None:
+    """The cells of the circuit are outlined, and the others have their cost."""
     ds = planted.circuit()
-    fig = viz.circuit_graph(ds)
-    nodes = [trace for trace in fig.data if trace.customdata is not None]
-    inside = {
-        name
-        for trace in nodes
-        for name in trace.customdata
-        if "in the circuit" in trace.hovertemplate
-    }
-    assert inside == set(ds["component"].values[ds["in_circuit"].values])
-    spots = {
-        name: (x, y)
-        for t in nodes
-        for x, y, name in zip(t.x, t.y, t.customdata, strict=False)
-    }
-    assert len(set(spots.values())) == len(spots) == ds.sizes["component"]
-    # deeper is further right, and heads of a branch share a column
-    assert (
-        spots["decoder.0.mlp"][0]
-        < spots["decoder.1.cross_attn.0"][0]
-        == spots["decoder.1.cross_attn.2"][0]
-    )
-    assert spots["decoder.1.cross_attn.0"][1] > spots["decoder.1.cross_attn.2"][1]
+    fig = viz.circuit_map(ds)
+    (cells,) = heatmaps(fig)
+    shape = np.shape(cells.z)
+    np.testing.assert_array_equal(np.ravel(cells.z), ds["cost"])
+    outlined = np.zeros(shape, dtype=bool)
+    for frame in fig.layout.shapes:
+        outlined[round(frame.y0 + 0.44), round(frame.x0 + 0.46)] = True
+    np.testing.assert_array_equal(outlined.ravel(), ds["in_circuit"])
     assert "faithfulness 0.9" in fig.layout.meta["subtitle"]
     assert "3 of 8 components" in fig.layout.meta["title"]
-
-
-def test_edge_widths_show_their_strength() -> None:
-    """The strongest edges are drawn as wide as they are strong."""
-    circuit = planted.circuit()
-    edges = planted.edges()
-    drawn = named(viz.circuit_graph(circuit, edges, most=2), "edge")
-    assert [trace.line.width for trace in drawn] == pytest.approx([0.6 + 5.4 / 2, 6])
-    assert "decoder.0.cross_attn.0 → output" in drawn[-1].hovertemplate
-    with pytest.raises(InputError, match=r"encoder\.0\.mlp"):
-        viz.circuit_graph(
-            circuit,
-            edges.assign_coords(
-                receiver=["encoder.0.mlp", *edges["receiver"].values[1:]]
-            ),
-        )
-    expect_error(
-        "'edge_attribution' is needed", viz.circuit_graph, circuit, planted.paths()
-    )

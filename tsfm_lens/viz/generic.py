@@ -144,7 +144,8 @@ def draw_variable(
         title: of the figure; from the measurement and the model unless given.
         about: what the values are, a sentence that is the title unless one is given.
         remarks: parts of the subtitle.
-        outlined: variable of flags, whose cells of a map have a frame.
+        outlined: variable of flags, whose cells of a map have a frame, and a tint where
+            they have no value.
         top: number of members, the largest, that are drawn as rows of dots.
         selection: a label, or an index counted from 0, by dimension: ``layer=3,
             series="co2"``.
@@ -607,8 +608,14 @@ def _draw_heat_map(drawn: _Drawn, outlined: str) -> go.Figure:
         ygap=1 if len(rows) <= 60 else 0,
         **tests,
     )
+    empty = np.isnan(drawn.values)
     if outlined:
-        panel.frames(array(drawn.ds, outlined, *drawn.dims) > 0, VERMILION)
+        marked = array(drawn.ds, outlined, *drawn.dims) > 0
+        panel.frames(marked, VERMILION)
+        if (marked & empty).any():
+            tint = mixed(VERMILION, 0.4)
+            panel.cover(marked & empty, tint, x=columns, y=rows, name="outlined")
+        empty &= ~marked
     colours = _colours(drawn)
     if of_pairs and numbered:
         # the numbers say what a bar far from the map would
@@ -634,10 +641,8 @@ def _draw_heat_map(drawn: _Drawn, outlined: str) -> go.Figure:
         # the cells of pairs are square
         panel.x(constrain="domain", constraintoward="left")
         panel.y(scaleanchor="x", constrain="domain", constraintoward="top")
-    empty = ""
-    if np.isnan(drawn.values).any():
-        empty = "empty: no value"
-    return canvas.finalize(drawn.title, *drawn.remarks, empty)
+    gaps = "empty: no value" if empty.any() else ""
+    return canvas.finalize(drawn.title, *drawn.remarks, gaps)
 
 
 def _describe_cells(drawn: _Drawn) -> dict[str, Any]:
