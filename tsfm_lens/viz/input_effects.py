@@ -25,9 +25,6 @@ __all__ = ["item_map"]
 
 _MAX_ITEMS = 3  # named in sentences
 _MAX_ROWS = 12  # of the map
-# Pixels of a row, and of a segment's name in a column.
-_ROW = 30
-_LABEL = 90
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:

@@ -122,10 +122,8 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     )
 
 
-def map_table(
-    fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3
-) -> pd.DataFrame:
-    """Tabulate the drawn cells of the logit map with at least ``least`` probability."""
+def map_table(fig: go.Figure, ds: xr.Dataset, series: int) -> pd.DataFrame:
+    """Tabulate the drawn cells of the logit map that are not as pale as none."""
     parts = []
     # read from the figure, so that the table has the same cells
     for trace in fig.data:
@@ -134,7 +132,7 @@ def map_table(
         # (row of values, column of steps)
         mass = np.asarray(trace.customdata, dtype=float)
         edges = np.asarray(trace.y, dtype=float)
-        row, column = np.nonzero(mass >= least)
+        row, column = np.nonzero(mass >= FLOOR)
         # steps that a column averages
         group = int(trace.meta["steps"])
         part = pd.DataFrame(

@@ -17,7 +17,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz.select import kind_word, names
-from tsfm_lens.viz.theme import CATEGORICAL, plain
+from tsfm_lens.viz.theme import plain
 
 # Order of streams within a layer; indices of the writers lie between. All other
 # streams, such as "hook_resid_post", come after these.
@@ -104,10 +104,6 @@ class Sites:
             "ticktext": [plain(text) for text in texts],
         }
 
-    def colours(self) -> dict[str, str]:
-        """Return a colour for each kind of component."""
-        return dict(zip(dict.fromkeys(self.kind), CATEGORICAL, strict=False))
-
     def what(self) -> str:
         """Name the sites for a subtitle."""
         of_stack = ""
@@ -136,18 +132,18 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
     return np.asarray(ds[name].values)
 
 
-def find_positions(ds: xr.Dataset, dim: str = "component") -> Sites:
-    """Return the sites along ``dim``, sorted by depth.
+def find_positions(ds: xr.Dataset) -> Sites:
+    """Return the components as sites, sorted by depth.
 
     Those of one branch stay in the order of the result.
     """
     along = {name: coordinate(ds, name) for name in ("stack", "kind", "layer", "head")}
     for name, values in along.items():
-        if len(values) != ds.sizes[dim]:
-            raise InputError(f"the coordinate {name!r} does not lie along {dim!r}.")
+        if len(values) != ds.sizes["component"]:
+            raise InputError(f"the coordinate {name!r} does not lie along 'component'.")
     stack, kind, layer, head = along.values()
     return _sort(
-        names(ds, dim),
+        names(ds, "component"),
         stack.astype(str).tolist(),
         kind.astype(str).tolist(),
         layer.astype(int),

@@ -187,8 +187,8 @@ def ablated_forecast_table(
     return table
 
 
-def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """Return the heads and MLPs of the largest Spearman distance on a series.
+def strongest(ds: xr.Dataset, series: int) -> list[str]:
+    """Return the six heads and MLPs of the largest Spearman distance on a series.
 
     The strongest comes first; a flat series has none.
     """
@@ -201,8 +201,7 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
         if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])
     ]
     return [
-        names(ds, "component")[i]
-        for i in sorted(single, key=lambda i: -effect[i])[:count]
+        names(ds, "component")[i] for i in sorted(single, key=lambda i: -effect[i])[:6]
     ]
 
 
