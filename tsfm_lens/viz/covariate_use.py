@@ -69,7 +69,7 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         columns[f"share of {part}"] = share * np.array(shares)
     table = pd.DataFrame(columns).astype(object)
     # answers as JSON have no NaN
-    rows: list[dict[str, Any]] = table.where(table.notna(), None).to_dict("records")
+    rows: list[Any] = table.where(table.notna(), None).to_dict("records")
     return rows
 
 
