@@ -157,10 +157,10 @@ def test_gallery_starts_with_what_is_there() -> None:
     assert set(gallery.STRONGEST) <= set(entries)
     chosen = {
         slug: entries[slug]
-        for slug in ("induction_maps", "forecast_fan", "patching_map")
+        for slug in ("induction_corner", "forecast_fan", "patching_map")
     }
     readings = {
-        "induction_maps": ["Heads above both thresholds: none of 12."],
+        "induction_corner": ["Heads above both thresholds: none of 12."],
         "forecast_fan": ["The forecast rises. None of this is certain."],
         "patching_map": ["Patches that recover half: none of 132."],
     }
@@ -171,7 +171,7 @@ def test_gallery_starts_with_what_is_there() -> None:
     assert [*gallery.order_entries(chosen, drawn)] == [
         "patching_map",
         "forecast_fan",
-        "induction_maps",
+        "induction_corner",
     ]
 
 

@@ -183,8 +183,8 @@ def test_map_of_items_stands_as_the_overview() -> None:
     effects = explain.input_effects(run, parts=2, method="occlusion")
     order = item_overview(effects)["series"]
     fig = viz.item_map(effects)
-    assert list(fig.layout.yaxis.ticktext) == order.tolist()
-    sizes = effects["size"].sel(series=order.values).transpose("series", "segment")
+    assert list(fig.data[0].x) == order.tolist()
+    sizes = effects["size"].sel(series=order.values).transpose("segment", "series")
     np.testing.assert_array_equal(fig.data[0].z, sizes)
 
 

@@ -137,7 +137,7 @@ def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     lines = viz.input_timeline(found)
     bars = viz.input_waterfall(found)
     assert list(lines.layout.yaxis3.ticktext) == [*names, "k"]
-    assert set(names) <= set(bars.layout.yaxis.ticktext)
+    assert set(names) <= set(bars.data[0].y)
 
 
 @pytest.mark.parametrize(

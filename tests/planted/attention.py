@@ -205,4 +205,7 @@ def patch_attention(on: xr.Dataset = THREE) -> xr.Dataset:
         key_start=("key", [*starts, 0]),
         key_stop=("key", [*(starts + time // 3), 0]),
         key_special=("key", ["", "", "", "REG"]),
+        query_start=("query", np.arange(4)),
+        query_stop=("query", np.arange(1, 5)),
+        query_special=("query", [""] * 4),
     )

@@ -21,7 +21,7 @@ def heatmaps(fig: go.Figure) -> list[go.Heatmap]:
     return [
         trace
         for trace in fig.data
-        if trace.type == "heatmap" and trace.name not in (NOT_SIGNIFICANT, "no path")
+        if trace.type == "heatmap" and trace.name not in (NOT_SIGNIFICANT, "outlined")
     ]
 
 

@@ -152,7 +152,7 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
             np.shape(heatmap.z)
             for heatmap in heatmaps(viz.ablation_heatmap(two_stacks()))
         ],
-        [(1, 3), (1, 1), (2, 3), (2, 1), (2, 1)],
+        [(3, 5)],
     ),
     "a missing effect is an empty cell": (
         lambda: heatmaps(

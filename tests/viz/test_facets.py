@@ -54,7 +54,7 @@ def test_equal_maps_share_colours(ablation: xr.Dataset) -> None:
     assert [axis.showscale for axis in both.select_coloraxes()] == [False, None]
     assert {trace.coloraxis for trace in heatmaps(both)} >= {
         "coloraxis",
-        "coloraxis5",
+        "coloraxis2",
     }
 
 

@@ -35,7 +35,8 @@ MAPS: dict[str, Case] = {
     "patch_attention_grid": (
         "patch_attention",
         {"layer": -1},
-        lambda ds: ds["attention"].sel(layer=1),
+        # a gap stands before the special token
+        lambda ds: np.insert(ds["attention"].sel(layer=1).values, 3, np.nan, axis=-1),
     ),
     "attention_rollout_map": ("flow", {}, lambda ds: ds["flow"]),
 }

@@ -53,12 +53,3 @@ def test_logit_maps_peak_where_planted():
     ]
     # two numbers of four significant digits
     assert ratio[1] == pytest.approx(2 * ratio[0], rel=2 * last_digit(3))
-
-
-def test_selected_patch_starts_at_first_step():
-    """The selected patch is marked at its first step."""
-    patches = planted.patch_attention(planted.rivers_and_roads())
-    fig = viz.selected_patch(patches, layer=0)
-    (mark,) = (shape for shape in fig.layout.shapes if shape.line.dash == "6px,3px")
-    assert mark.x0 == mark.x1 == -20
-    assert "layer 0, head 1" in fig.layout.meta["title"]

@@ -17,7 +17,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, panels
-from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.viz.generic import draw_variable
+from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Timeline, mark_start, timeline, value_hover
 from tsfm_lens.viz.select import (
     array,
@@ -605,32 +606,17 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
         >>> fig.data[0].z.shape  # 3 layers × 4 heads
         (3, 4)
     """
-    normalised = array(ds, "normalised", "layer", "head")
     sharp = array(ds, "sharp", "layer", "head") > 0
-    # a line for each hover box, (layer, head)
-    notes = [
-        [
-            f"<br>normalised {value:.2f}{', sharp' if is_sharp else ''}"
-            for value, is_sharp in zip(*layer, strict=True)
-        ]
-        for layer in zip(normalised, sharp, strict=True)
-    ]
     threshold = number(float(ds.attrs.get("sharp_below", np.nan)))
-    return head_maps(
+    fig = draw_variable(
         ds,
-        [
-            HeadMap(
-                array(ds, "entropy", "layer", "head"),
-                "",
-                "entropy",
-                "nats",
-                reverse=True,
-                notes=notes,
-            )
+        "entropy",
+        title=f"Attention entropy of the heads of {name_model(ds)}",
+        remarks=[
+            f"{attention_kind(ds)}, mean over forecast steps and series",
+            f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp"
+            f" (below {threshold} of the heads' range)",
         ],
-        f"Attention entropy of the heads of {name_model(ds)}",
-        f"{attention_kind(ds)}, mean over forecast steps and series",
-        f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp (below"
-        f" {threshold} of the heads' range)",
-        outlined=sharp,
+        outlined="sharp",
     )
+    return fig.update_layout(coloraxis_reversescale=True)

@@ -18,9 +18,8 @@ import xarray as xr
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.findings import EffectEstimate, describe_flat, find_estimate
-from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.grid import LOG_AXIS
-from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import timeline
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -34,7 +33,7 @@ from tsfm_lens.viz.select import (
     position,
     series_position,
 )
-from tsfm_lens.viz.sheet import Style, blank, sheet
+from tsfm_lens.viz.sheet import Style, sheet
 from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, percent, plain
 from tsfm_lens.viz.words import after_number, measured, signed
@@ -335,44 +334,27 @@ def attribution_heatmap(
         (5, 12)
     """
     chosen = _select_contributions(ds, decomposition, series, quantile)
-    time = timeline(ds, series_position(ds, series))
     size = np.nan_to_num(chosen.size)
     # the largest components, in the order of the result
     keep = np.sort(np.argsort(-size)[:top])
-    z = chosen.values[keep]
-    canvas = blank(max(140, 17 * len(keep)), 480)
-    panel = canvas.panel()
-    labels = [plain(chosen.components[i]) for i in keep]
-    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}}"
-    hover = f"{hover} {plain(after_number(chosen.unit))}"
-    panel.cells(
-        z,
-        time.at(np.array([int(v) for v in names(ds, "step")])),
-        labels,
-        hover,
-        xgap=0,
-        ygap=0,
+    drawn = xr.Dataset(
+        {"contribution": (("component", "step"), chosen.values[keep])},
+        # as text, since numbers would make lines of a few components
+        {"component": np.array(chosen.components)[keep], "step": names(ds, "step")},
+        ds.attrs,
     )
-    panel.y(
-        "component",
-        autorange="reversed",
-        ticks="",
-        showline=False,
-        dtick=1,
-        tickfont_size=11,
-    )
-    panel.x("" if time.stamps is not None else "forecast step")
-    canvas.colours(
-        colour_scale(f"contribution ({chosen.unit})", z, diverging=True, root=True)
-    )
-    title = (
-        f"Contributions to the forecast of {chosen.series} by {name_model(ds)}, by"
-        f" step: {chosen.decomposition}"
-    )
+    drawn["contribution"].attrs["units"] = chosen.unit
+    drawn["step"].attrs["long_name"] = "forecast step"
     fewer = ""
     if len(keep) < len(size):
         fewer = f"the {len(keep)} largest of {len(size)} components"
-    return canvas.finalize(title, chosen.note, fewer)
+    return draw_variable(
+        drawn,
+        "contribution",
+        title=f"Contributions to the forecast of {chosen.series} by {name_model(ds)},"
+        f" by step: {chosen.decomposition}",
+        remarks=[chosen.note, fewer],
+    )
 
 
 class _Contributions(NamedTuple):

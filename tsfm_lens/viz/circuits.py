@@ -20,11 +20,12 @@ from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.findings import find_estimate
 from tsfm_lens.viz.generic import draw_variable, generic_figure
-from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
+    array,
     forecast_series,
     kind_word,
+    medians,
     name_model,
     names,
     shown,
@@ -33,6 +34,7 @@ from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.sites import OUTPUT, Sites, find_positions
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
+    CATEGORICAL,
     GREY,
     INK,
     PURPLE,
@@ -241,7 +243,8 @@ def _draw_nodes(
     head_kinds = {
         kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
-    for kind, colour in sites.colours().items():
+    colours = zip(dict.fromkeys(sites.kind), CATEGORICAL, strict=False)
+    for kind, colour in colours:
         for inside in (True, False):
             members = [
                 i
@@ -294,7 +297,6 @@ def _draw_edges(
         for i, name in enumerate(sites.names)
     }
     nodes[OUTPUT] = (*board.output, True)
-    scores = path_values(edges, "score")
     senders = names(edges, "sender")
     receivers = names(edges, "receiver")
     unknown = [name for name in (*senders, *receivers) if name not in nodes]
@@ -303,10 +305,14 @@ def _draw_edges(
             f"the edges name {unknown[0]}, which is not a component of this circuit's"
             " result"
         )
+    values = array(edges, "score", "sender", "receiver", "series")
+    scores = medians(values)
     noise = find_estimate(edges, "score", "sender", "receiver")
     if noise is not None:
         # an edge whose score is within rounding is not drawn
-        scores = np.where(noise.acts > 0, scores, np.nan)
+        scores = np.where(noise.acts > 0, noise.size, np.nan)
+    # pairs that no edge joins have a score of exactly 0
+    scores = np.where((values != 0).any(-1), scores, np.nan)
     sizes = np.abs(np.nan_to_num(scores)).ravel()
     strongest = np.argsort(-sizes, kind="stable")[: max(most, 0)].tolist()
     # positions of (sender, receiver)

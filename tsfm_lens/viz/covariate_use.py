@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.viz.findings import EffectEstimate, find_estimate, read_estimate
@@ -49,48 +50,27 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         names(ds, "way").index(way) for way in ("shuffled", "constant")
     )
     removed = names(ds, "way").index("removed")
-    columns: dict[str, np.ndarray | None] = {}
+    columns: dict[str, Any] = {"covariate": names(ds, "covariate")}
     for name, way in (("worth", shuffled), ("worth_removed", removed)):
         columns |= {name: None, f"{name}_significant": None}
         if "worth" in ds:
             columns[name] = array(ds, "worth_size", "covariate", "way")[:, way]
-            significant = array(ds, "worth_significant", "covariate", "way")
+            significant = array(ds, "worth_significant", "covariate", "way") > 0
             columns[f"{name}_significant"] = significant[:, way]
     share = array(ds, "moved_size", "covariate", "way")[:, constant]
     columns |= {
         "slope": array(ds, "slope_size", "covariate"),
-        "slope_significant": array(ds, "slope_significant", "covariate"),
+        "slope_significant": array(ds, "slope_significant", "covariate") > 0,
         "step": medians(array(ds, "step_size", "covariate", "series")),
         "share": share,
     }
     for at, part in enumerate(names(ds, "part")):
         shares = [_part_shares(ds, index)[at] for index in range(ds.sizes["covariate"])]
         columns[f"share of {part}"] = share * np.array(shares)
-
-    def plain_value(
-        name: str, values: np.ndarray | None, index: int
-    ) -> float | bool | None:
-        if values is None:
-            return None
-        value = values[index].item()
-        # only NaN differs from itself; answers as JSON have no NaN
-        if value != value:
-            return None
-        if name.endswith("_significant"):
-            return bool(value)
-        result: float | bool | None = value
-        return result
-
-    return [
-        {
-            "covariate": label,
-            **{
-                name: plain_value(name, values, index)
-                for name, values in columns.items()
-            },
-        }
-        for index, label in enumerate(names(ds, "covariate"))
-    ]
+    table = pd.DataFrame(columns).astype(object)
+    # answers as JSON have no NaN
+    rows: list[Any] = table.where(table.notna(), None).to_dict("records")
+    return rows
 
 
 def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:

@@ -120,9 +120,8 @@ def _share_colours(first: Any, second: Any) -> None:
         )
     first.cmin = second.cmin = min(first.cmin, second.cmin)
     first.cmax = second.cmax = max(first.cmax, second.cmax)
-    # the bar beside the second figure serves both; bars under panels stay with theirs
-    if first.colorbar.orientation != "h":
-        first.showscale = False
+    # the bar beside the second figure serves both
+    first.showscale = False
 
 
 def compose(
@@ -362,10 +361,7 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, n_before: int, box: Box) ->
         elif name.startswith("coloraxis"):
             # beside what the figure sets, plotly's defaults of a vertical bar
             bar = {"x": 1.02, "y": 0.5, "len": 1, **part.get("colorbar", {})}
-            side = "y"
-            if bar.get("orientation") == "h":
-                side = "x"
-            bar["len"] *= box[side][1] - box[side][0]
+            bar["len"] *= box["y"][1] - box["y"][0]
             bar["x"] = _interpolate(box["x"], bar["x"])
             bar["y"] = _interpolate(box["y"], bar["y"])
             sheet.update_layout(

@@ -18,9 +18,9 @@ import xarray as xr
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import OTHER_TIMES
 from tsfm_lens.core.stats import SMALLEST, mean_interval
-from tsfm_lens.viz.select import array, flat_series, medians, names
+from tsfm_lens.viz.select import array, flat_series, names
 from tsfm_lens.viz.theme import number, percent
-from tsfm_lens.viz.words import listed, num, over_series, verb
+from tsfm_lens.viz.words import listed, num, verb
 
 NOT_SIGNIFICANT = "not significant"
 WORTH_A_WORD = SMALLEST
@@ -365,32 +365,6 @@ def describe_flat(ds: xr.Dataset, series: int, members: str) -> list[str]:
         f"The context of {names(ds, 'series')[series]} is flat, so its {members} are"
         " not compared."
     ]
-
-
-def central_sizes(effect: EffectEstimate | None, values: np.ndarray) -> np.ndarray:
-    """Return the sizes that sentences report.
-
-    They are those of the tested effect or, without one, medians of ``values`` over
-    series, its last axis.
-    """
-    if effect is None:
-        return medians(values)
-    return effect.size
-
-
-def describe_units(
-    ds: xr.Dataset, effect: EffectEstimate | None, rows: Sequence[int]
-) -> str:
-    """Write over which series, and windows of them, a figure shows medians."""
-    if effect is None:
-        return over_series(ds, rows, "median")
-    facts = effect.facts
-    # the series of the figure alone would then not say what the median is over
-    leaves_out = bool(facts.get("flat", 0))
-    has_windows = facts.get("entries") != facts.get("units")
-    if leaves_out or has_windows:
-        return f"median over {effect.over}"
-    return over_series(ds, rows, "median")
 
 
 def mean_of_seeds(values: np.ndarray) -> EffectEstimate:

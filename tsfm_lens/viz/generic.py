@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from tsfm_lens.core.registry import (
 )
 from tsfm_lens.viz.findings import EffectEstimate, find_estimate
 from tsfm_lens.viz.grid import LOG_AXIS
-from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.select import (
     array,
@@ -38,7 +39,16 @@ from tsfm_lens.viz.select import (
     series_position,
 )
 from tsfm_lens.viz.sheet import blank, text_width
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, LABEL_TYPE, mixed, percent, plain
+from tsfm_lens.viz.theme import (
+    CATEGORICAL,
+    GREY,
+    LABEL_TYPE,
+    VERMILION,
+    mixed,
+    percent,
+    plain,
+    significant,
+)
 from tsfm_lens.viz.words import after_number, capital, num
 
 # Dimensions by how they are drawn: places along the depth of the model; numbers of
@@ -55,6 +65,7 @@ _LOWEST = 1e-9  # smallest singular value that is drawn, as a share of the large
 # Most cells and most columns of a map that have room for numbers.
 _PRINTED = 200
 _MAX_NUMBERED = 12
+_MAX_DIGITS = 6  # columns whose numbers have room for three digits
 _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # share of a map's largest value, of which rounding can be the cause
 _MAP_WIDTH = 480  # pixels that the columns of a map share
@@ -115,6 +126,8 @@ def draw_variable(
     *,
     title: str = "",
     about: str = "",
+    remarks: Sequence[str] = (),
+    outlined: str = "",
     top: int = _MAX_ROWS,
     **selection: str | int,
 ) -> go.Figure:
@@ -130,6 +143,9 @@ def draw_variable(
         variable: name; the first of the result unless given.
         title: of the figure; from the measurement and the model unless given.
         about: what the values are, a sentence that is the title unless one is given.
+        remarks: parts of the subtitle.
+        outlined: variable of flags, whose cells of a map have a frame, and a tint where
+            they have no value.
         top: number of members, the largest, that are drawn as rows of dots.
         selection: a label, or an index counted from 0, by dimension: ``layer=3,
             series="co2"``.
@@ -145,10 +161,9 @@ def draw_variable(
     if name not in result.data_vars:
         raise unknown_name("variable", name, map(str, result.data_vars))
     drawn = _select(result, name, title, about, selection)
+    drawn = replace(drawn, remarks=(*remarks, *drawn.remarks))
     if not drawn.values.size:
         return _draw_nothing(drawn)
-    if drawn.dims == ("layer", "head"):
-        return head_maps(drawn.ds, [_head_map(drawn)], drawn.title, *drawn.remarks)
     *across, last = drawn.dims
     n_axes = len(_axes(drawn.ds, drawn.dims))
     if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
@@ -156,9 +171,9 @@ def draw_variable(
     # Rows of dots show whiskers, which a map cannot. They are readable while a row has
     # few dots.
     few = drawn.effect is not None and drawn.ds.sizes[last] <= _MAX_GROUPS
-    if not n_axes and (few or not across):
+    if drawn.dims != ("layer", "head") and not n_axes and (few or not across):
         return _draw_rows(drawn, top)
-    return _draw_heat_map(drawn)
+    return _draw_heat_map(drawn, outlined)
 
 
 def _draw_nothing(drawn: _Drawn) -> go.Figure:
@@ -528,34 +543,33 @@ def _is_axis(ds: xr.Dataset, dim: str) -> bool:
     return not has_names and not is_depth and dim not in _MEMBERS
 
 
-def _head_map(drawn: _Drawn) -> HeadMap:
-    """Return a map whose colours go both ways from 0 where a value is negative.
+def _colours(drawn: _Drawn) -> dict[str, Any]:
+    """Return colours that go both ways from 0 where a value is negative.
 
     Otherwise they start at 0, or somewhat below the lowest value.
     """
-    values = drawn.values
-    known = values[np.isfinite(values)]
-    low = None
-    if known.size:
+    known = drawn.values[np.isfinite(drawn.values)]
+    sizes = np.abs(known)
+    largest = sizes.max(initial=0.0)
+    # a few large values would leave all others white, so colours then go by the root of
+    # the size
+    is_skewed = bool(known.size) and np.quantile(sizes, 0.9) < 0.5 * largest
+    low = 0.0
+    # differences by rounding alone would be stretched over all colours
+    if known.size and np.ptp(known) >= _ROUNDING * largest:
         # white stands for no value or 0, so a tenth of the range is left below the
         # lowest value, which is tinted then
         low = max(0.0, float(known.min() - 0.1 * np.ptp(known)))
-        # or differences by rounding alone would be stretched over all colours
-        if np.ptp(known) < _ROUNDING * np.abs(known).max():
-            low = 0.0
-    return HeadMap(
-        values,
-        "",
-        drawn.label,
-        drawn.unit,
+    return colour_scale(
+        drawn.value_title,
+        known,
         low=low,
-        diverging=bool((values < 0).any()),
-        write=num,
-        noise=drawn.effect,
+        diverging=bool((known < 0).any()),
+        root=bool(is_skewed),
     )
 
 
-def _draw_heat_map(drawn: _Drawn) -> go.Figure:
+def _draw_heat_map(drawn: _Drawn, outlined: str) -> go.Figure:
     """Draw a map with the first dimension as rows and the second as columns."""
     rows, columns = (
         [plain(label) for label in _labels(drawn.ds, dim)] for dim in drawn.dims
@@ -564,6 +578,8 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     longest = max(text_width(label, LABEL_TYPE) for label in columns)
     are_turned = longest * len(columns) > _MAP_WIDTH
     numbered = len(columns) <= _MAX_NUMBERED
+    # hover boxes have more digits than narrow cells have room for
+    digits = 3 if len(columns) <= _MAX_DIGITS else 2
     of_pairs = drawn.dims[1] == f"other_{drawn.dims[0]}"
     if of_pairs:
         row = int(np.clip(400 / len(rows), 4, 80))
@@ -575,22 +591,32 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         below=round(52 + longest) if are_turned else 52,
     )
     panel = canvas.panel()
+    column = "%{x}"
+    if _axis_title(drawn.ds, drawn.dims[1]) in _MEMBERS:
+        column = f"{drawn.dims[1]} %{{x}}"
+    tests = _describe_cells(drawn)
+    more = "%{customdata}" if tests else ""
     panel.cells(
         drawn.values,
         columns,
         rows,
-        f"%{{y}}, %{{x}}<br>{drawn.hover('z')}",
-        write=num if numbered else None,
+        f"%{{y}}, {column}<br>{drawn.hover('z')}{more}",
+        write=partial(significant, digits=digits) if numbered else None,
         printed=_PRINTED,
         noise=drawn.effect,
         xgap=1 if len(columns) <= 60 else 0,
         ygap=1 if len(rows) <= 60 else 0,
+        **tests,
     )
-    sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
-    # a few large values would leave all others white, so colours then go by the root of
-    # the size
-    is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
-    colours = _head_map(drawn).colours(root=bool(is_skewed))
+    empty = np.isnan(drawn.values)
+    if outlined:
+        marked = array(drawn.ds, outlined, *drawn.dims) > 0
+        panel.frames(marked, VERMILION)
+        if (marked & empty).any():
+            tint = mixed(VERMILION, 0.4)
+            panel.cover(marked & empty, tint, x=columns, y=rows, name="outlined")
+        empty &= ~marked
+    colours = _colours(drawn)
     if of_pairs and numbered:
         # the numbers say what a bar far from the map would
         canvas.fig.update_layout(coloraxis={**colours, "showscale": False})
@@ -615,10 +641,19 @@ def _draw_heat_map(drawn: _Drawn) -> go.Figure:
         # the cells of pairs are square
         panel.x(constrain="domain", constraintoward="left")
         panel.y(scaleanchor="x", constrain="domain", constraintoward="top")
-    empty = ""
-    if np.isnan(drawn.values).any():
-        empty = "empty: no value"
-    return canvas.finalize(drawn.title, *drawn.remarks, empty)
+    gaps = "empty: no value" if empty.any() else ""
+    return canvas.finalize(drawn.title, *drawn.remarks, gaps)
+
+
+def _describe_cells(drawn: _Drawn) -> dict[str, Any]:
+    """Return what a test says of each cell of a map, as plotly's ``customdata``."""
+    # intervals without a test say nothing of series
+    if drawn.effect is None or not drawn.effect.facts:
+        return {}
+    texts = np.empty(drawn.values.shape, dtype=object)
+    for cell in np.ndindex(*texts.shape):
+        texts[cell] = f"<br>{drawn.effect.hover(cell)}"
+    return {"customdata": texts.tolist()}
 
 
 def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:

@@ -33,9 +33,9 @@ def choose_columns(panels: int, most: int = 5) -> int:
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 
-def choose_width(columns: int, least: int = 110) -> int:
+def choose_width(columns: int) -> int:
     """Return the pixels that panels side by side need for their marks."""
-    return 110 + columns * least
+    return 110 + columns * 110
 
 
 def panel_grid(
@@ -43,7 +43,6 @@ def panel_grid(
     *,
     row_height: int,
     most: int = 5,
-    least: int = 110,
     own_x: bool = False,
 ) -> Sheet:
     """Make a grid of panels that share their axes.
@@ -55,7 +54,6 @@ def panel_grid(
         titles: lines of each panel's title.
         row_height: pixels of a panel.
         most: panels side by side.
-        least: pixels of the narrowest panel that its marks need.
         own_x: whether each panel has a horizontal axis of its own.
 
     Returns:
@@ -76,7 +74,7 @@ def panel_grid(
         title_type=_TYPE,
         row_gap=_GAP + 14 * lines + _AXIS * own_x,
         column_gap=min(0.08, 0.3 / columns),
-        min_width=choose_width(columns, least),
+        min_width=choose_width(columns),
         above=30 + 14 * lines,
         shared_xaxes=False if own_x else "all",
         shared_yaxes="all",

@@ -1,8 +1,7 @@
 """Induction heads, and their overlap with sharp ones.
 
 A sharp head has a low entropy of attention. :func:`past_both` decides which heads are
-significantly above both thresholds of induction; :func:`induction_maps` maps the scores
-and frames the heads whose means are above both. :func:`induction_corner` draws the two
+significantly above both thresholds of induction; :func:`induction_corner` draws the two
 scores against each other.
 """
 
@@ -14,14 +13,12 @@ import xarray as xr
 
 from tsfm_lens.core.registry import figure
 from tsfm_lens.core.stats import LEVEL, holm, sign_test
-from tsfm_lens.viz.findings import find_estimate
-from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, name_model, names
-from tsfm_lens.viz.sheet import Style, blank
+from tsfm_lens.viz.sheet import blank
 from tsfm_lens.viz.summary import labelled, summary
 from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, number
 
-__all__ = ["induction_corner", "induction_maps"]
+__all__ = ["induction_corner"]
 
 
 _DIMS = ("layer", "head")
@@ -60,101 +57,10 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return is_induction, ~is_induction & ~is_below
 
 
-@figure(
-    "induction_scores",
-    "Prefix-matching and copying of every head.",
-    table=("prefix_matching", "copy_score", "induction"),
-    sentences=summary(
-        "Induction heads, whose mean prefix matching is at least {prefix_from} and "
-        "mean copy score at least {copy_from}: {induction:which}.",
-        "Heads significantly above both thresholds: {surely:which}; undecided: "
-        "{undecided:count}.",
-        "The model predicts the motif's next token in {copy_accuracy:percent} of "
-        "cases.",
-        surely=lambda ds: labelled(ds, past_both(ds)[0], *_DIMS),
-        undecided=lambda ds: labelled(ds, past_both(ds)[1], *_DIMS),
-    ),
-)
-def induction_maps(ds: xr.Dataset) -> go.Figure:
-    """Draw layer × head maps of prefix matching and copy score.
-
-    The entropy is a third map where it is known.
-
-    Args:
-        ds: result of kind "induction_scores".
-
-    Returns:
-        Two or three maps, layer × head: prefix matching as a share of attention, the
-        copy score in standard deviations, and the entropy in nats.
-
-    Example:
-        >>> scores = probes.induction_scores(lens, motif=8, n_sequences=8)
-        >>> [panel.name for panel in viz.induction_maps(scores).data]
-        ['prefix matching', 'copying', 'attention entropy']
-    """
-    is_induction = array(ds, "induction", *_DIMS) > 0
-    is_significant, is_undecided = past_both(ds)
-    target = "the last instance"
-    if ds.attrs.get("offset", 1):
-        target = "the token after the last instance"
-    # title of the map, word and unit of its colours, and further options
-    scores: dict[str, tuple[str, str, str, Style]] = {
-        "prefix_matching": (
-            "prefix matching",
-            f"attention to {target}",
-            "",
-            {"low": 0.0},
-        ),
-        "copy_score": ("copying", "copy score", "standard deviations", {}),
-        "entropy": ("attention entropy", "entropy", "nats", {"reverse": True}),
-    }
-    maps = [
-        HeadMap(
-            array(ds, name, "layer", "head"),
-            title,
-            word,
-            unit,
-            noise=find_estimate(ds, name, *_DIMS),
-            **options,
-        )
-        for name, (title, word, unit, options) in scores.items()
-        if name in ds
-    ]
-    thresholds = " and ".join(
-        f"{word} of at least {number(ds.attrs[key])}"
-        for word, key in (
-            ("prefix matching", "prefix_from"),
-            ("a copy score", "copy_from"),
-        )
-        if key in ds.attrs
-    )
-    motif = ds.attrs.get("motif", "?")
-    repeats = ds.attrs.get("repeats", "?")
-    position = {
-        "last": "at the last decoder position",
-        "first": "after the prompt",
-    }.get(ds.attrs.get("positions", ""))
-    return head_maps(
-        ds,
-        maps,
-        f"Induction heads of {name_model(ds)}: {int(is_induction.sum())} of"
-        f" {is_induction.size} cross-attention heads",
-        f"{motif} random tokens shown {repeats} times"
-        + (f", scores read {position}" if position else ""),
-        f"framed: mean {thresholds or 'scores of induction heads'}",
-        f"significant over all heads together: {int(is_significant.sum())}, undecided:"
-        f" {int(is_undecided.sum())}",
-        outlined=is_induction,
-    )
-
-
-# word of the group, whether its heads are sharp, colour and symbol of its dots
 # Width and height of a label, as shares of the axes of the narrowest figure.
 _LABEL = (0.1, 0.05)
-_GROUPS = (
-    ("other heads", False, GREY, "circle"),
-    ("sharp heads", True, BLUE, "diamond"),
-)
+# colour and symbol of dots: of all heads, or of those that are not sharp; of sharp ones
+_STYLES = ((GREY, "circle"), (BLUE, "diamond"))
 _MAX_LABELLED = 24  # heads; of more, those in the corner alone have their names
 
 
@@ -182,7 +88,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     The shaded corner holds the heads past both thresholds.
 
     Args:
-        ds: result of kind "induction_overlap".
+        ds: result of kind "induction_overlap" or "induction_scores".
 
     Returns:
         One panel with a point for each head: prefix matching as a share of attention,
@@ -190,16 +96,23 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 
     Example:
         >>> scores = probes.induction_scores(lens, motif=8, n_sequences=8)
-        >>> fig = viz.induction_corner(probes.induction_overlap(scores))
-        >>> fig.layout.meta["title"]
-        'Prefix matching and copying of the heads of chronos-nano'
+        >>> viz.induction_corner(scores).layout.meta["title"]
+        'Induction heads of chronos-nano: 3 of 12'
     """
     prefix, copy = (array(ds, name, *_DIMS).ravel() for name in _THRESHOLDS)
     prefix_from, copy_from = (float(ds.attrs[key]) for key in _THRESHOLDS.values())
     # array() returns booleans as floats
-    induction, sharp = (
-        array(ds, name, *_DIMS).ravel() > 0 for name in ("induction", "sharp")
-    )
+    induction = array(ds, "induction", *_DIMS).ravel() > 0
+    groups = {"heads": np.ones_like(induction)}
+    sharpness = ""
+    if "sharp" in ds:
+        sharp = array(ds, "sharp", *_DIMS).ravel() > 0
+        groups = {"other heads": ~sharp, "sharp heads": sharp}
+        sharpness = (
+            "sharp: entropy of attention below"
+            f" {number(float(ds.attrs['sharp_below']))} of its range, along"
+            f" {ds.attrs.get('entropy_along', 'forecasts')}"
+        )
     labels = [
         f"L{layer}H{head}" for layer in names(ds, "layer") for head in names(ds, "head")
     ]
@@ -222,13 +135,12 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         line_width=0,
         layer="below",
     )
-    for word, is_sharp, colour, symbol in _GROUPS:
-        mask = sharp == is_sharp
+    for (word, mask), (colour, symbol) in zip(groups.items(), _STYLES, strict=False):
         if mask.any():
             panel.dots(
                 prefix[mask],
                 copy[mask],
-                f"{word} ({int(mask.sum())})",
+                f"{word} ({int(mask.sum())})" if sharpness else "",
                 "%{customdata}<br>prefix matching %{x:.3g}<br>copy score %{y:.3g}",
                 colour=colour,
                 symbol=symbol,
@@ -244,13 +156,37 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     panel.hline(copy_from, dash="4px,3px")
     panel.x("prefix matching (share of attention)", range=x_range)
     panel.y("copy score (standard deviations)", range=y_range)
+    surely, undecided = past_both(ds)
+    position = {
+        "last": "at the last decoder position",
+        "first": "after the prompt",
+    }.get(ds.attrs.get("positions", ""), "")
     return canvas.finalize(
-        f"Prefix matching and copying of the heads of {name_model(ds)}",
-        f"means over sequences; shaded: prefix matching of {number(prefix_from)} and a"
-        f" copy score of {number(copy_from)} or more",
-        f"sharp: entropy of attention below {number(float(ds.attrs['sharp_below']))}"
-        f" of its range, along {ds.attrs.get('entropy_along', 'forecasts')}",
+        f"Induction heads of {name_model(ds)}: {int(induction.sum())} of"
+        f" {induction.size}",
+        f"shaded: mean prefix matching of {number(prefix_from)} and copy score of"
+        f" {number(copy_from)} or more, {position}".removesuffix(", "),
+        f"significant over all heads together: {int(surely.sum())}, undecided:"
+        f" {int(undecided.sum())}",
+        sharpness,
     )
+
+
+figure(
+    "induction_scores",
+    "Prefix matching and copying of every head.",
+    table=("prefix_matching", "copy_score", "induction"),
+    sentences=summary(
+        "Induction heads, whose mean prefix matching is at least {prefix_from} and "
+        "mean copy score at least {copy_from}: {induction:which}.",
+        "Heads significantly above both thresholds: {surely:which}; undecided: "
+        "{undecided:count}.",
+        "The model predicts the motif's next token in {copy_accuracy:percent} of "
+        "cases.",
+        surely=lambda ds: labelled(ds, past_both(ds)[0], *_DIMS),
+        undecided=lambda ds: labelled(ds, past_both(ds)[1], *_DIMS),
+    ),
+)(induction_corner)
 
 
 def _reach(values: np.ndarray, threshold: float) -> tuple[float, float]:

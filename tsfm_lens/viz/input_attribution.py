@@ -56,7 +56,7 @@ from tsfm_lens.viz.select import (
     position,
     series_position,
 )
-from tsfm_lens.viz.sheet import Panel, Style, sheet, text_width
+from tsfm_lens.viz.sheet import Panel, Style, blank, text_width
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -554,132 +554,72 @@ def input_waterfall(
 
     Args:
         ds: result of kind "input_attribution".
-        quantile: whose effects are shown. Of two quantiles, bars lead from the width of
-            the interval in the reference forecast to that in the forecast. If None
-            there are two panels: the median, and the width between the outer quantiles.
+        quantile: whose effects are shown, the median's if None. Of two quantiles, bars
+            lead from the width of the interval in the reference forecast to that in the
+            forecast.
         top: number of inputs that have a bar of their own; the others are summed.
 
     Returns:
-        One or two panels with a bar for each segment, in data units. Diamonds are the
-        reference forecast and the forecast.
+        One panel with a bar for each segment, in data units. A dotted line is the
+        reference forecast; the last bar leads from it to the forecast.
 
     Example:
         >>> fig = viz.input_waterfall(explain.input_attribution(run, parts=3))
         >>> fig.layout.meta["title"]
         'Effects from the reference to the forecast of co2 by chronos-nano'
     """
-    levels = np.sort(ds["quantile"].values.astype(float))
-    views = [_QuantileView(ds, quantile)]
-    if quantile is None and len(levels) > 1:
-        views.append(_QuantileView(ds, (float(levels[0]), float(levels[-1]))))
-    view = views[0]
+    view = _QuantileView(ds, quantile)
     order = ranked(ds, view.values)
     groups = order[:top]
-    rest = [index for group in order[top:] for index in group]
     labels = [group_name(names(ds, "segment"), group, view.names) for group in groups]
-    if rest:
-        labels.append(f"{len(rest)} others, summed")
-    rounding = float(ds.attrs.get("rounding", 0.0))
-    joint = any(abs(entry.of("remainder", "step").mean()) > rounding for entry in views)
-    if joint:
-        labels.append("joint effects")
-    count = len(views)
-    height = max(120, _BAR * (len(labels) + 2))
-    canvas = sheet(
-        [height],
-        [1] * count,
-        column_gap=0.04,
-        min_width=420 + 230 * (count - 1),
-        below=68,
-        shared_yaxes=True,
-    )
-    for panel, item in zip(canvas, views, strict=True):
-        _draw_waterfall(panel, item, groups, rest, labels)
-    # bars stand at 1, 2, …, between the diamonds of both forecasts
-    labels = ["reference forecast", *labels, "forecast"]
-    canvas.y(
-        tickvals=list(range(len(labels))),
-        ticktext=[plain(label) for label in labels],
-        ticks="",
-        showline=False,
-    )
-    canvas.y(range=[len(labels) - 0.4, -0.6])
-    remarks = [
-        view.when,
-        view.how,
-        "bars: what each segment adds; diamonds: both forecasts",
-        view.sampled,
-    ]
-    return canvas.finalize(
-        f"Effects from the reference to the forecast of {view.target} by"
-        f" {name_model(ds)}",
-        *remarks,
-    )
-
-
-def _draw_waterfall(
-    panel: Panel,
-    view: _QuantileView,
-    groups: list[list[int]],
-    rest: list[int],
-    labels: list[str],
-) -> None:
-    """Draw the bars of groups of segments, of the rest and of joint effects.
-
-    ``labels`` name the bars in this order.
-    """
+    if order[top:]:
+        groups.append([index for group in order[top:] for index in group])
+        labels.append(f"{len(groups[-1])} others, summed")
     effects = [float(view.effect[group].sum()) for group in groups]
-    # the interval of a sum is no wider than the sum of the intervals
-    half_widths = [float(view.half_width[group].sum()) for group in groups]
-    if rest:
-        effects.append(float(view.effect[rest].sum()))
-    # one label more than effects is that of joint effects, which the caller put last
-    if len(labels) > len(effects):
-        effects.append(float(view.of("remainder", "step").mean()))
+    texts = [signed(effect) for effect in effects]
+    for index, group in enumerate(groups):
+        # the interval of a sum is no wider than the sum of the intervals
+        half_width = view.half_width[group].sum()
+        if half_width:
+            texts[index] += f" ± {num(half_width)}"
+    joint = view.joint_effect()
+    if joint is not None:
+        labels.append("joint effects")
+        effects.append(float(joint.mean()))
+        texts.append(signed(effects[-1]))
     start = float(view.of("reference_forecast", "step").mean())
-    totals = start + np.cumsum(effects)
-    positions = np.arange(1, len(effects) + 1)
+    canvas = blank(max(120, _BAR * (len(labels) + 1)), 420, below=68)
+    panel = canvas.panel()
     panel.add(
         go.Waterfall,
         "",
-        f"%{{customdata}}<br>moves it by %{{delta:+.3g}} {plain(view.unit)}",
+        f"%{{y}}<br>moves it by %{{delta:+.3g}} {plain(view.unit)}",
         orientation="h",
-        x=effects,
-        y=positions,
         base=start,
-        width=0.72,
+        measure=["relative"] * len(labels) + ["total"],
+        x=[*effects, 0.0],
+        y=[*map(plain, labels), "forecast"],
+        text=[*texts, number(start + sum(effects))],
+        textposition="outside",
         increasing={"marker": {"color": VERMILION}},
         decreasing={"marker": {"color": BLUE}},
+        totals={"marker": {"color": GREY}},
         connector={"line": {"color": GREY, "width": 0.7}},
-        customdata=[plain(label) for label in labels],
     )
-    # the bars of the rest and of joint effects have no interval
-    half_widths += [0.0] * (len(effects) - len(half_widths))
-    if any(half_widths):
-        # plotly's waterfall has no error bars, so points of 1 pixel carry them
-        style = {"type": "data", "array": half_widths, "color": INK, "thickness": 1}
-        panel.dots(totals, positions, size=1, error_x={**style, "width": 3})
-    for index, effect, end, half_width in zip(
-        positions, effects, totals, half_widths, strict=True
-    ):
-        # a bar of a negative effect ends at the left of where it starts
-        right = max(end - effect, end + half_width)
-        panel.note(signed(effect), right, index, size=10, xanchor="left", xshift=4)
-    for row, value, word in (
-        (0, start, "reference forecast"),
-        (len(effects) + 1, totals[-1], "forecast"),
-    ):
-        hover = f"{word}<br>%{{x:.4g}} {plain(view.unit)}"
-        panel.dots([value], [row], "", hover, size=9, symbol="diamond")
-        panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
-    low = min(start, totals.min())
-    high = max(start, totals.max())
-    # the numbers stand at the right of the bars and need a third of the axis
-    span = (high - low) or max(abs(high), 1.0)
-    panel.x(
-        f"{view.word}\n({view.unit})",
-        range=[low - 0.06 * span, high + 0.32 * span],
-        nticks=6,
+    panel.vline(start, dash="dot")
+    panel.y(autorange="reversed", ticks="", showline=False)
+    ends = start + np.cumsum([0.0, *effects])
+    # plotly leaves no room for the numbers beside the bars
+    pad = 0.2 * (np.ptp(ends) or abs(start) or 1.0)
+    bounds = [ends.min() - pad, ends.max() + pad]
+    panel.x(f"{view.word} ({view.unit})", nticks=6, range=bounds)
+    return canvas.finalize(
+        f"Effects from the reference to the forecast of {view.target} by"
+        f" {name_model(ds)}",
+        view.when,
+        view.how,
+        f"dotted: reference forecast, {number(start)}",
+        view.sampled,
     )
 
 
@@ -755,7 +695,7 @@ class _QuantileView:
                 samples = f"{ds.attrs['repeats']} seeds"
             else:
                 samples = f"{ds.attrs['forecasts']} forecasts"
-            self.sampled = f"whiskers: {CONFIDENCE_TEXT} intervals over {samples}"
+            self.sampled = f"±: {CONFIDENCE_TEXT} intervals over {samples}"
 
     def of(self, name: str, *dims: str) -> np.ndarray:
         """Return a variable at the quantile, or at the upper minus at the lower one."""

@@ -14,23 +14,17 @@ import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.viz.contributions import BOTH_WAYS, direction
-from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.input_attribution import VERBS, describe_method
-from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import name_segments
 from tsfm_lens.viz.select import find_unit, name_model
-from tsfm_lens.viz.sheet import blank, shortened
 from tsfm_lens.viz.summary import summarize
-from tsfm_lens.viz.theme import LABEL_TYPE, plain
 from tsfm_lens.viz.words import measured, num
 
 __all__ = ["item_map"]
 
 _MAX_ITEMS = 3  # named in sentences
 _MAX_ROWS = 12  # of the map
-# Pixels of a row, and of a segment's name in a column.
-_ROW = 30
-_LABEL = 90
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
@@ -116,47 +110,33 @@ def say_items(ds: xr.Dataset) -> list[str]:
 def item_map(ds: xr.Dataset) -> go.Figure:
     """Draw how far each segment moves the forecast of each item, as a map.
 
-    The items stand as in the overview, at most so many that a row has room for numbers.
+    The items stand as in the overview, at most so many that cells have room for
+    numbers.
 
     Args:
         ds: result of kind "input_effects".
 
     Returns:
-        One map, item × segment, of mean sizes at a step. They are in multiples of the
-        error of the seasonal-naive forecast.
+        One map, segment × item, of mean sizes at a step; dots of a single item. They
+        are in multiples of the error of the seasonal-naive forecast.
 
     Example:
         >>> fig = viz.item_map(explain.input_effects(run, parts=3))
-        >>> fig.data[0].z.shape  # 1 item × 3 segments
-        (1, 3)
+        >>> fig.layout.meta["title"]
+        'Input effects on the forecasts by chronos-nano'
     """
-    rows = item_overview(ds)["series"].head(_MAX_ROWS)
-    sizes = ds["size"].sel(series=rows.values).transpose("series", "segment").values
-    labels = [shortened(name, _LABEL, LABEL_TYPE) for name in name_segments(ds)]
-    canvas = blank(_ROW * len(rows), min_width=520, below=70)
-    panel = canvas.panel()
-    hover = "%{y}<br>%{x}<br>%{z:.4g} times the seasonal-naive error"
-    columns = np.arange(sizes.shape[1])
-    panel.cells(sizes, columns, np.arange(len(rows)), hover, write=num)
-    panel.x(
-        tickvals=columns.tolist(),
-        ticktext=[plain(label).replace("\n", "<br>") for label in labels],
-        tickangle=0,
-        ticks="",
-    )
-    panel.y(
-        tickvals=list(range(len(rows))),
-        ticktext=[plain(name) for name in rows],
-        autorange="reversed",
-        ticks="",
-    )
-    largest = float(np.nanmax(sizes, initial=0.0))
-    canvas.colours(colour_scale("mean size of effects", np.array([largest]), low=0.0))
-    shown = f"{len(rows)} of {ds.sizes['series']} items"
-    return canvas.finalize(
-        f"Input effects on the forecasts by {name_model(ds)}",
-        "mean size at a step, in multiples of the seasonal-naive error",
-        f"{describe_method(ds)}; {shown}",
+    rows = item_overview(ds)["series"].head(_MAX_ROWS).values
+    # without the test, whose medians are over the items
+    sizes = ds[["size", "start", "stop"]].sel(series=rows)
+    sizes["size"].attrs["long_name"] = "mean size of effects"
+    return draw_variable(
+        sizes,
+        "size",
+        title=f"Input effects on the forecasts by {name_model(ds)}",
+        remarks=[
+            "mean size at a step, in multiples of the seasonal-naive error",
+            f"{describe_method(ds)}; {len(rows)} of {ds.sizes['series']} items",
+        ],
     )
 
 

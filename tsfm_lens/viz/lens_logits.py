@@ -24,6 +24,8 @@ from tsfm_lens.viz.words import layer_names
 
 __all__ = ["lens_logit_map"]
 
+_ROWS = 64  # of values in a map, at most
+
 
 @figure(
     "logit_lens",
@@ -39,13 +41,12 @@ def lens_logit_map(
     series: str | int = 0,
     layers: Sequence[str | int] | None = None,
     value_range: tuple[float, float] | None = None,
-    rows: int = 64,
 ) -> go.Figure:
     """Draw the logit of every value at every forecast step, a panel per layer.
 
     At each layer and step, the mean over the values drawn is subtracted. These are the
     values within ``value_range`` (in data units; the series and the central 98 % of the
-    last layer's forecast if None), averaged over neighbours to at most ``rows`` rows.
+    last layer's forecast if None), averaged over neighbours to at most 64 rows.
 
     Args:
         ds: result of kind "logit_lens".
@@ -53,7 +54,6 @@ def lens_logit_map(
         layers: labels or numbers of the layers, all if None.
         value_range: lowest and highest value, in data units; what the data need if
             None.
-        rows: most rows of a map; adjacent values are averaged to keep to it.
 
     Returns:
         A value × forecast step map of logits for each layer. Values are in data units;
@@ -77,7 +77,7 @@ def lens_logit_map(
     bounds = value_range or central_range(centres, weights, view.observations)
     # visible_rows sums over the bins of a row, so sums of ones count them
     ones = np.ones((1, 1, len(centres)))
-    edges, sums, _ = visible_rows(centres, ones, bounds, rows)
+    edges, sums, _ = visible_rows(centres, ones, bounds, _ROWS)
     bins_per_row = sums[0, 0].astype(int)
     first = int(np.searchsorted(centres, edges[0]))
     stops = first + np.cumsum(bins_per_row)

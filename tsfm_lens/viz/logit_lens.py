@@ -17,7 +17,7 @@ import xarray as xr
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.findings import describe_flat
 from tsfm_lens.viz.forecast import naive_forecast
-from tsfm_lens.viz.generic import generic_figure, with_range
+from tsfm_lens.viz.generic import draw_variable, generic_figure, with_range
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import (
@@ -41,11 +41,11 @@ from tsfm_lens.viz.select import (
     series_position,
     varying,
 )
-from tsfm_lens.viz.sheet import Sheet, Style, blank
+from tsfm_lens.viz.sheet import Sheet, Style
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.tables import quantile_table
-from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, percent, plain
-from tsfm_lens.viz.words import after_number, layer_names, layers, num
+from tsfm_lens.viz.theme import GREY, VERMILION, percent, plain
+from tsfm_lens.viz.words import layer_names, layers
 
 __all__ = ["layer_errors", "lens_forecast", "logit_map"]
 
@@ -122,10 +122,8 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     )
 
 
-def map_table(
-    fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3
-) -> pd.DataFrame:
-    """Tabulate the drawn cells of the logit map with at least ``least`` probability."""
+def map_table(fig: go.Figure, ds: xr.Dataset, series: int) -> pd.DataFrame:
+    """Tabulate the drawn cells of the logit map that are not as pale as none."""
     parts = []
     # read from the figure, so that the table has the same cells
     for trace in fig.data:
@@ -134,7 +132,7 @@ def map_table(
         # (row of values, column of steps)
         mass = np.asarray(trace.customdata, dtype=float)
         edges = np.asarray(trace.y, dtype=float)
-        row, column = np.nonzero(mass >= least)
+        row, column = np.nonzero(mass >= FLOOR)
         # steps that a column averages
         group = int(trace.meta["steps"])
         part = pd.DataFrame(
@@ -544,53 +542,32 @@ def layer_errors(ds: xr.Dataset, *, series: str | int = 0) -> go.Figure:
         'Error of the forecast of co2 by chronos-nano, read after each layer'
     """
     index = series_position(ds, series)
-    error = array(ds.sel(metric="MAE"), "error", "layer", series=index)
-    labels = layer_names(ds)
-    unit = find_unit(ds, index) or "data units"
+    error = ds["error"].sel(metric="MAE", drop=True).isel(series=index, drop=True)
     subject = f"the forecast of {names(ds, 'series')[index]} by {name_model(ds)}"
     title = f"Error of {subject}, read after each layer"
     word = "mean absolute error"
     remark = "the output head applied after each layer; the last is the model's own"
+    label, naive = _naive_error(ds, index)
     if _is_against_model(ds):
         error = error[:-1]
-        labels = labels[:-1]
         title = f"Distance of {subject} from the final one, read after each layer"
         word = "mean distance"
         remark = "an error needs the values that came later: a truth, or a holdout"
-    canvas = blank(260)
-    panel = canvas.panel()
-    label, naive = _naive_error(ds, index)
-    drawn = error[np.isfinite(error)]
-    name = ""
-    has_naive = np.isfinite(naive) and not _is_against_model(ds)
-    if has_naive:
-        drawn = np.append(drawn, naive)
-        hover = f"{plain(label)}<br>{word} %{{y:.4g}} {plain(after_number(unit))}"
-        repeated = [naive] * len(labels)
-        panel.line(labels, repeated, label, hover, colour=GREY, dash="4px,3px")
-        name = "forecast read after the layer"
-    sides = ["top", "bottom"]
-    panel.line(
-        labels,
-        error,
-        name,
-        f"%{{x}}<br>{word} %{{y:.4g}} {plain(after_number(unit))}",
-        colour=BLUE,
-        dots=8,
-        mode="lines+markers+text",
-        text=[num(value) for value in error],
-        # away from the line of the naive forecast
-        textposition=[f"{sides[int(value < naive)]} center" for value in error],
-        cliponaxis=False,
+    elif np.isfinite(naive):
+        kinds = xr.Variable("forecast", ["forecast read after the layer", label])
+        error = xr.concat([error, xr.full_like(error, naive)], kinds)
+    error.attrs = {"long_name": word, "units": find_unit(ds, index) or "data units"}
+    fig = draw_variable(
+        error.to_dataset(name="error"), "error", title=title, remarks=[remark]
     )
-    scale: Style = {"rangemode": "tozero"}
     # a logarithmic axis has no place for an error of 0
-    if len(drawn) and drawn.min() > 0 and drawn.max() > _WIDE * drawn.min():
-        scale = {**LOG_AXIS, "dtick": "D2"}
-        word = f"{word}, logarithmic"
-    panel.x(type="category", nticks=16)
-    panel.y(f"{word} ({unit})", **scale)
-    return canvas.finalize(title, remark)
+    lowest = float(error.min())
+    if lowest > 0 and float(error.max()) > _WIDE * lowest:
+        fig.update_yaxes(**LOG_AXIS, dtick="D2")
+    else:
+        fig.update_yaxes(rangemode="tozero")
+    style = {"mode": "lines", "line": {"color": GREY, "dash": "4px,3px"}}
+    return fig.update_traces(style, {"name": label})
 
 
 @panels("layer_gain")

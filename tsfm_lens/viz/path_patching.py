@@ -6,16 +6,10 @@ sender to a receiver, a component that comes after it or the output.
 
 from __future__ import annotations
 
-import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.registry import frame
-from tsfm_lens.viz.findings import central_sizes, find_estimate
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.select import (
-    array,
-    series_position,
-)
 from tsfm_lens.viz.sites import OUTPUT
 from tsfm_lens.viz.summary import summarize
 
@@ -41,24 +35,6 @@ def read_paths(ds: xr.Dataset) -> list[str]:
         ),
         *summarize(ds, effect=effect, noun="paths"),
     ]
-
-
-def path_values(
-    ds: xr.Dataset, value: str, series: str | int | None = None
-) -> np.ndarray:
-    """Return (sender, receiver) of one series, or the medians over all.
-
-    It is NaN where there is no path.
-    """
-    # all series are read, also for one, to see which edges have a score in any
-    values = array(ds, value, "sender", "receiver", "series")
-    if ds.attrs.get("kind") == "edge_attribution":
-        # edge_attribution() scores pairs that no edge joins as exactly 0
-        values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
-    if series is not None:
-        return np.asarray(values[..., series_position(ds, series)])
-    sizes = central_sizes(find_estimate(ds, value, "sender", "receiver"), values)
-    return np.where(np.isnan(values).all(-1), np.nan, sizes)
 
 
 generic_figure(

@@ -9,6 +9,7 @@ forward pass are in :mod:`tsfm_lens.viz.attention`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import unescape
 
 import numpy as np
 import plotly.graph_objects as go
@@ -24,15 +25,13 @@ from tsfm_lens.viz.attention import (
 )
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import draw_bands, series_window
 from tsfm_lens.viz.select import array, name_model, names, position, positions
-from tsfm_lens.viz.sheet import Sheet, Style, blank
+from tsfm_lens.viz.sheet import Sheet
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
-from tsfm_lens.viz.theme import VERMILION, number, percent, plain
+from tsfm_lens.viz.theme import number, percent, plain
 from tsfm_lens.viz.tokens import (
     Ruler,
-    TokenAxis,
     choose_group,
     grouped,
     pooled,
@@ -48,7 +47,6 @@ __all__ = [
     "attention_rollout_map",
     "autoregressive_attention_map",
     "patch_attention_grid",
-    "selected_patch",
 ]
 
 _MAX_HEADS = 9
@@ -89,7 +87,7 @@ def read_flow(ds: xr.Dataset) -> list[str]:
     if flow.shape[-1] < 2:
         return ["There is only one token, so nothing can flow."]
     keys = token_axis(ds, "key")
-    tokens = [_token(keys, index) for index in range(flow.shape[-1])]
+    tokens = [unescape(keys.words(index)) for index in range(flow.shape[-1])]
     # what a token has of itself does not reach the others
     from_others = flow[-1] * (1 - np.eye(len(tokens)))
     return summarize(
@@ -104,17 +102,6 @@ def read_flow(ds: xr.Dataset) -> list[str]:
         ),
         uniform=1 / len(tokens),
     )
-
-
-def _token(axis: TokenAxis, token: int) -> str:
-    """Write a token in words, without the escapes of :meth:`TokenAxis.words`."""
-    if axis.special[token]:
-        return f"the {axis.special[token]} token"
-    first = int(axis.start[token])
-    last = int(axis.stop[token]) - 1
-    if first == last:
-        return f"step {first}"
-    return f"the token of steps {first} to {last}"
 
 
 @figure(
@@ -372,9 +359,6 @@ def _rollout(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
 
 
-_ALL_TICKS = 5  # up to so many queries, each has a tick
-
-
 @figure("patch_attention", "Attention matrices of the first layer, head by head.")
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     """Draw every head of a layer as a matrix.
@@ -386,8 +370,8 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
         layer: label or number; a negative number that is no label counts from the last.
 
     Returns:
-        A forecast token × context token map for each head, on one colour scale. Its
-        title has the head's stable rank.
+        A query × key map for each head, on one colour scale; tokens are as wide as the
+        time that they cover. Its title has the head's stable rank.
 
     Example:
         >>> fig = viz.patch_attention_grid(probes.patch_attention(run), layer=1)
@@ -399,111 +383,24 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     # over all layers, so that figures of two layers can be compared by colour
     limit = float(np.nanquantile(everything, 0.999)) or 1.0
     ranks = array(ds, "stable_rank", "layer", "head")[at]
-    heads = names(ds, "head")
-    titles = [
-        (f"head {h}", f"stable rank {number(r)}")
-        for h, r in zip(heads, ranks, strict=True)
-    ]
-    spans = zip(
-        ds["key_start"].values,
-        ds["key_stop"].values,
-        ds["key_special"].values,
-        strict=True,
+    heads = [f"head {head}" for head in names(ds, "head")]
+    notes = [f"stable rank {number(rank)}" for rank in ranks]
+    grid = panel_grid(list(zip(heads, notes, strict=True)), row_height=130)
+    keys, queries = (
+        ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query")
     )
-    texts = [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
-    grid = panel_grid(titles, row_height=130)
-    for panel, head, weights in zip(grid, heads, everything[at], strict=True):
-        panel.cells(
-            # plotly writes arrays in their own precision, and 7 digits are enough
-            weights.astype(np.float32),
-            hover=(
-                f"head {plain(head)}, forecast token %{{y}}<br>context token %{{x}}"
-                " %{text}<br>weight %{z:.3g}"
-            ),
-            # every cell has its own text in the file, which would grow with the map
-            text=[texts] * ds.sizes["query"] if weights.size <= 20_000 else None,
-            xgap=0,
-            ygap=0,
-        )
-    ticks: Style = {"nticks": 5} if ds.sizes["query"] > _ALL_TICKS else {"dtick": 1}
-    grid.y(autorange="reversed", **ticks)
-    grid.x(nticks=4)
-    # in a causal model, tokens of the context are queries too
-    are_forecasts = "query_start" not in ds.coords or bool(
-        (ds["query_start"] >= 0).all()
-    )
-    for row, col in grid.positions:
-        if (row + 1, col) not in grid.positions:
-            grid.panel(row, col).x("context token")
-        if col == 1:
-            grid.panel(row, col).y("forecast token" if are_forecasts else "query token")
+    hover = "query around step %{y}, key around step %{x}"
+    maps = list(everything[at])
+    group = _draw_maps(grid, maps, heads, keys, queries, hover, upwards=False)
+    title_axes(grid, "key (step)", "query (step)")
     grid.colours(weight_colours(limit))
-    special = [str(word) for word in ds["key_special"].values if str(word)]
-    width = int((ds["key_stop"] - ds["key_start"]).max())
-    noun = "steps" if width > 1 else "step"
-    tail = f", then {', '.join(special)}" if special else ""
+    marks = ", ".join(keys.axis.special_labels())
     return grid.finalize(
         f"{sentence_start(ds)} of {layer_names(ds)[at]} of {name_model(ds)}",
         f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
-        f"context tokens of {width} {noun}{tail}",
         f"darkest: {number(limit)} or more",
-    )
-
-
-@figure(
-    "patch_attention",
-    "The patch that a head of the last layer selects.",
-    variables=("context",),
-)
-def selected_patch(
-    ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None
-) -> go.Figure:
-    """Draw the forecast over its context, and the patch that a head reads most.
-
-    A dashed line stands at the start of the patch.
-
-    Args:
-        ds: result of kind "patch_attention".
-        layer: label or number; a negative number that is no label counts from the last.
-        head: number of the head; by default the one with the largest mean weight on one
-            patch.
-
-    Returns:
-        One panel in data units by step: the context, the forecast with its quantile
-        bands, and the patch.
-
-    Example:
-        >>> fig = viz.selected_patch(probes.patch_attention(run), head=2)
-        >>> fig.layout.meta["title"].partition(", and ")[2]
-        'the patch that layer 2, head 2 selects'
-    """
-    at = position(ds, "layer", layer)
-    weights = array(ds, "argmax_weight", "layer", "head")[at]
-    if head is None:
-        which = int(np.argmax(weights))
-    else:
-        which = position(ds, "head", head)
-    view = series_window(ds, 0, ds.sizes["time"])
-    values = array(ds, "quantile_forecast", "quantile", "step", series=0)
-    sheet = blank(260, min_width=500)
-    panel = sheet.panel()
-    draw_bands(panel, view, ds["quantile"].values, values)
-    view.draw(panel)
-    start = int(ds["argmax_start"].values[at, which])
-    head_label = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
-    style: Style = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
-    panel.vline(view.time.scalar(float(start)), **style)
-    view.title_axes(panel)
-    title = (
-        f"Forecast of {view.id} by {name_model(ds)}, and the patch that {head_label}"
-        " selects"
-    )
-    share = percent(float(weights[which]))
-    return sheet.finalize(
-        title,
-        f"{ds.sizes['step']} steps ahead from {view.remark}",
-        f"dashed: the patch, from {view.time.label(start)} on",
-        f"it holds {share} of the weight, mean over forecast tokens",
+        f"right of the dotted line: {marks}" if marks else "",
+        grouped(group),
     )
 
 
@@ -514,7 +411,10 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         ds,
         "Heads that give more than half of their attention to one token over time: "
         "{strong:which}.",
+        "Most of it on one: {argmax_weight:highest percent}, from step {start:whole}"
+        " on.",
+        noun="heads",
         strong=ds["argmax_weight"] > 0.5,
+        start=ds["argmax_start"].values.flat[ds["argmax_weight"].values.argmax()],
     )
     yield FigurePanel(patch_attention_grid(ds, layer=-1), table, text)
-    yield FigurePanel(selected_patch(ds), table, [])

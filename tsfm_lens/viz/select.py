@@ -128,9 +128,9 @@ def category_names(ds: xr.Dataset, series: int) -> list[str]:
     return result
 
 
-def value_title(ds: xr.Dataset, series: int | None = None, word: str = "value") -> str:
+def value_title(ds: xr.Dataset, series: int | None = None) -> str:
     """Return the title of an axis in data units."""
-    return f"{word} ({find_unit(ds, series) or 'data units'})"
+    return f"value ({find_unit(ds, series) or 'data units'})"
 
 
 def name_model(ds: xr.Dataset) -> str:

@@ -389,37 +389,14 @@ class Panel:
         *,
         colour: Any = GREY,
         across: bool = False,
-        noise: EffectEstimate | None = None,
         **more: Any,
     ) -> None:
-        """Draw bars, upwards or, with ``across``, to the right.
-
-        ``noise`` is the effect that they show, if any: a member that is not significant
-        is hatched, and whiskers span its range.
-        """
+        """Draw bars, upwards or, with ``across``, to the right."""
         if across:
             placement = {"x": lengths, "y": positions, "orientation": "h"}
         else:
             placement = {"x": positions, "y": lengths}
-        marker: Style = {"color": colour}
-        if noise is not None:
-            shapes = ["/" if faint else "" for faint in noise.pale]
-            marker["pattern"] = {
-                "shape": shapes,
-                "fillmode": "replace",
-                "size": 6,
-                "solidity": 0.3,
-            }
-            self.sheet.noisy(noise, "hatched" if noise.pale.any() else "")
-        self.add(
-            go.Bar,
-            name,
-            hover,
-            marker=marker,
-            **placement,
-            **_whiskers(noise, lengths, across=across),
-            **more,
-        )
+        self.add(go.Bar, name, hover, marker={"color": colour}, **placement, **more)
 
     def cells(
         self,
@@ -515,32 +492,16 @@ class Panel:
             go.Heatmap(z=np.where(cells, 0.0, np.nan), **options), **self.at
         )
 
-    def hline(
-        self,
-        y: float,
-        *,
-        colour: str = GREY,
-        width: float = 1,
-        dash: str | None = None,
-        **more: Any,
-    ) -> None:
+    def hline(self, y: float, *, dash: str | None = None) -> None:
         """Draw a line across the panel."""
-        self.sheet.fig.add_hline(
-            y=y, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
-        )
+        self.sheet.fig.add_hline(y=y, line=_stroke(GREY, 1, dash), **_ALWAYS, **self.at)
 
     def vline(
-        self,
-        x: float | str,
-        *,
-        colour: str = GREY,
-        width: float = 1,
-        dash: str | None = None,
-        **more: Any,
+        self, x: float | str, *, colour: str = GREY, dash: str | None = None
     ) -> None:
         """Draw a line from the bottom of the panel to its top."""
         self.sheet.fig.add_vline(
-            x=x, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
+            x=x, line=_stroke(colour, 1, dash), **_ALWAYS, **self.at
         )
 
     def shape(
@@ -551,25 +512,15 @@ class Panel:
             type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **style, **self.at
         )
 
-    def separators(self, positions: Sequence[float], *, across: bool = True) -> None:
-        """Draw thin lines across the panel, or from its bottom to its top."""
-        position_axis, length_axis = ("y", "x") if across else ("x", "y")
+    def separators(self, positions: Sequence[float]) -> None:
+        """Draw thin lines across the panel."""
         refs = self._axes()
         # not by hline(): plotly goes through all shapes for each that is added, and
         # "x domain" goes from 0 to 1 across the panel, whatever its range
-        refs[f"{length_axis}ref"] += " domain"
+        refs["xref"] += " domain"
         style: Style = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
         self._add_shapes(
-            [
-                {
-                    f"{position_axis}0": at,
-                    f"{position_axis}1": at,
-                    f"{length_axis}0": 0,
-                    f"{length_axis}1": 1,
-                    **style,
-                }
-                for at in positions
-            ]
+            [{"y0": at, "y1": at, "x0": 0, "x1": 1, **style} for at in positions]
         )
 
     def frames(self, cells: np.ndarray, colour: str) -> None:

@@ -12,11 +12,12 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.viz.select import names
-from tsfm_lens.viz.theme import CATEGORICAL, plain
+from tsfm_lens.viz.select import kind_word, names
+from tsfm_lens.viz.theme import plain
 
 # Order of streams within a layer; indices of the writers lie between. All other
 # streams, such as "hook_resid_post", come after these.
@@ -103,10 +104,6 @@ class Sites:
             "ticktext": [plain(text) for text in texts],
         }
 
-    def colours(self) -> dict[str, str]:
-        """Return a colour for each kind of component."""
-        return dict(zip(dict.fromkeys(self.kind), CATEGORICAL, strict=False))
-
     def what(self) -> str:
         """Name the sites for a subtitle."""
         of_stack = ""
@@ -135,23 +132,66 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
     return np.asarray(ds[name].values)
 
 
-def find_positions(ds: xr.Dataset, dim: str = "component") -> Sites:
-    """Return the sites along ``dim``, sorted by depth.
+def find_positions(ds: xr.Dataset) -> Sites:
+    """Return the components as sites, sorted by depth.
 
     Those of one branch stay in the order of the result.
     """
     along = {name: coordinate(ds, name) for name in ("stack", "kind", "layer", "head")}
     for name, values in along.items():
-        if len(values) != ds.sizes[dim]:
-            raise InputError(f"the coordinate {name!r} does not lie along {dim!r}.")
+        if len(values) != ds.sizes["component"]:
+            raise InputError(f"the coordinate {name!r} does not lie along 'component'.")
     stack, kind, layer, head = along.values()
     return _sort(
-        names(ds, dim),
+        names(ds, "component"),
         stack.astype(str).tolist(),
         kind.astype(str).tolist(),
         layer.astype(int),
         head.astype(int),
     )
+
+
+def by_layer(ds: xr.Dataset) -> xr.Dataset:
+    """Lay components out as a map.
+
+    Returns:
+        The variables over (layer, head, …): a layer has its heads, its MLP and the
+        whole layer as columns. Rows name the stack, and columns the kind of attention,
+        where a model has several.
+    """
+    # the embedding is of no layer
+    ds = ds.isel(component=coordinate(ds, "layer") >= 0)
+    sites = find_positions(ds)
+    has_stacks = len(set(sites.stack)) > 1
+    of_heads = zip(sites.kind, sites.head, strict=True)
+    kinds = {kind for kind, head in of_heads if head >= 0}
+    rows = []
+    # heads come first, then attention as a whole, MLPs and whole layers
+    columns: dict[str, int] = {}
+    labels = []
+    for stack, layer, kind, head in zip(
+        sites.stack, sites.layer, sites.kind, sites.head, strict=True
+    ):
+        rows.append(f"{layer} ({stack})" if has_stacks else str(layer))
+        label = kind_word(kind).removesuffix("-attention")
+        rank = _KIND_ORDER.get(kind, 1)
+        if head >= 0:
+            label = f"{label} {head}" if len(kinds) > 1 else str(head)
+            rank = 0
+        elif kind in kinds:
+            label = f"{label}, all heads"
+        columns.setdefault(label, rank)
+        labels.append(label)
+    keys = pd.MultiIndex.from_arrays([rows, labels], names=["layer", "head"])
+    along = [name for name in ds.coords if "component" in ds[name].dims]
+    flat = ds.isel(component=sites.order).drop_vars(along)
+    flat = flat.assign_coords(xr.Coordinates.from_pandas_multiindex(keys, "component"))
+    grid = flat.unstack("component").sel(
+        layer=list(dict.fromkeys(rows)), head=sorted(columns, key=columns.__getitem__)
+    )
+    if any(columns.values()):
+        grid["head"].attrs["long_name"] = "component"
+    return grid
 
 
 def _sort(

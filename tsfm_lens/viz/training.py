@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -327,8 +326,8 @@ def attention_snapshots(
     Args:
         ds: result of kind "training_watch".
         layer: label, or a negative integer from the last. If None all layers, up to 16
-            rows; of several runs the first layer.
-        head: number. If None all heads; of several runs the first head.
+            rows.
+        head: number. If None all heads.
         row: position of the input whose attention is drawn.
         snapshots: steps to draw, all if None; of more than six, six are drawn at even
             distances.
@@ -359,9 +358,8 @@ def attention_snapshots(
     order = np.linspace(0, len(at) - 1, min(len(at), _MAX_COLUMNS)).round().astype(int)
     indices = sorted({at[position] for position in order})
     pattern = ds["pattern"].isel(input=row, snapshot=indices)
-    if "seed" in pattern.dims:
-        pattern = pattern.isel(seed=0)
-    row_titles, maps = _maps(pattern, layer, head)
+    rows = _select_rows(pattern, layer, head)
+    row_titles = [_name_row(rows, index) for index in range(rows.sizes["row"])]
     columns = len(indices)
     titles = [f"step {int(step):,}" for step in pattern["snapshot"].values]
     canvas = sheet(
@@ -372,56 +370,44 @@ def attention_snapshots(
         column_gap=0.02,
         min_width=120 + 95 * columns,
     )
-    cells = np.ndindex(len(row_titles), columns)
-    for panel, (line, column) in zip(canvas, cells, strict=True):
-        panel.cells(maps[line, column], hover=_HOVER, name=row_titles[line])
+    for panel, (line, column) in zip(canvas, np.ndindex(rows.shape[:2]), strict=True):
+        cells = rows.values[line, column]
+        panel.cells(cells, hover=_HOVER, name=row_titles[line])
         panel.y(row_titles[line] if column == 0 else None)
-    canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(maps))))
+    canvas.colours(colour_scale("attention", low=0.0, high=float(rows.max())))
     canvas.x(showticklabels=False, ticks="", constrain="domain")
     canvas.y(showticklabels=False, ticks="", autorange="reversed")
-    count = ds.sizes["snapshot"]
-    noun = "snapshot" if count == 1 else "snapshots"
-    about = f"input {row}; {count} {noun}; rows are queries, columns keys"
+    about = (
+        f"input {row}; {ds.sizes['snapshot']} snapshots; rows are queries, columns keys"
+    )
     return canvas.finalize(f"Attention of {name_model(ds)} over training", about)
 
 
-def _maps(
+def _select_rows(
     pattern: xr.DataArray, layer: str | int | None, head: int | None
-) -> tuple[list[str], np.ndarray]:
-    """Return the titles of rows and their maps (row, snapshot, query, key).
-
-    There is a row for each head, or, of several runs, a row for each run.
-    """
+) -> xr.DataArray:
+    """Return maps (row, snapshot, query, key), a row for each run, layer and head."""
     ds = pattern.to_dataset()
-    layers = positions(ds, "layer", None if layer is None else [layer])
-    heads = positions(ds, "head", None if head is None else [head])
-    texts = names(ds, "run")
-    if texts:
-        # a DataArray iterates over its first dimension
-        patterns = list(
-            pattern.isel(layer=layers[0], head=heads[0]).transpose("run", ...)
-        )
-    else:
-        # layers with fewer heads than others were filled up with NaN
-        known = pattern.notnull().any(["snapshot", "query", "key"])
-        pairs = [
-            pair
-            for pair in product(layers, heads)
-            if known.isel(layer=pair[0], head=pair[1])
-        ]
-        patterns = [pattern.isel(layer=at, head=index) for at, index in pairs]
-        texts = [
-            f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
-            for at, index in pairs
-        ]
-    drawn = [one.transpose("snapshot", "query", "key") for one in patterns[:_MAX_ROWS]]
-    maps = np.stack(drawn).astype(float)
-    # Layers with fewer tokens than others were filled up with NaN, too. Queries and
-    # keys that no map (row, snapshot, query, key) has are dropped.
-    finite = np.isfinite(maps)
-    queries = finite.any((0, 1, 3))
-    keys = finite.any((0, 1, 2))
-    return texts[:_MAX_ROWS], maps[:, :, queries][..., keys]
+    pattern = pattern.isel(
+        layer=positions(ds, "layer", None if layer is None else [layer]),
+        head=positions(ds, "head", None if head is None else [head]),
+    )
+    if "seed" in pattern.dims:
+        pattern = pattern.isel(seed=0)
+    dims = [dim for dim in ("run", "layer", "head") if dim in pattern.dims]
+    rows = pattern.stack(row=dims).transpose("row", "snapshot", "query", "key")
+    # layers with fewer heads or tokens than others were filled up with NaN
+    for dim in ("row", "query", "key"):
+        rows = rows.dropna(dim, how="all")
+    return rows[:_MAX_ROWS].astype(float)
+
+
+def _name_row(rows: xr.DataArray, index: int) -> str:
+    """Name the run, or the layer and head, of a row of maps."""
+    if "run" in rows.coords:
+        return str(rows["run"].values[index])
+    head = rows["head"].values[index]
+    return f"{layer_name(str(rows['layer'].values[index]))}, head {head}"
 
 
 @panels("training_watch")

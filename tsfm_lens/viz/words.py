@@ -11,17 +11,8 @@ from collections.abc import Callable, Sequence
 import xarray as xr
 
 from tsfm_lens.core.axes import layer_name
-from tsfm_lens.viz.select import names, shown
+from tsfm_lens.viz.select import names
 from tsfm_lens.viz.theme import nats, significant
-
-
-def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
-    """Name the series that a figure shows, and how several were put together."""
-    ids = names(ds, "series")
-    series = shown([ids[i] for i in rows])
-    if len(rows) > 1:
-        return f"{how} over {series}"
-    return series
 
 
 def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:

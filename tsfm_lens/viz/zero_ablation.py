@@ -17,15 +17,9 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import FigurePanel, check, figure, panels
-from tsfm_lens.viz.findings import (
-    EffectEstimate,
-    central_sizes,
-    describe_units,
-    find_estimate,
-    read_estimate,
-)
+from tsfm_lens.viz.findings import EffectEstimate, read_estimate
+from tsfm_lens.viz.generic import draw_variable, with_range
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.nulls import describe_nulls
 from tsfm_lens.viz.panels import fit, series_window
 from tsfm_lens.viz.select import (
@@ -33,7 +27,6 @@ from tsfm_lens.viz.select import (
     array,
     flat_series,
     forecast_series,
-    kind_word,
     medians,
     name_model,
     name_statistic,
@@ -41,11 +34,10 @@ from tsfm_lens.viz.select import (
     positions,
     varying,
 )
-from tsfm_lens.viz.sheet import Sheet, Style, sheet
-from tsfm_lens.viz.sites import Sites, coordinate, find_positions
+from tsfm_lens.viz.sites import by_layer, coordinate
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.tables import steps_table
-from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, percent, plain
+from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, percent
 from tsfm_lens.viz.words import listed
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
@@ -195,8 +187,8 @@ def ablated_forecast_table(
     return table
 
 
-def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """Return the heads and MLPs of the largest Spearman distance on a series.
+def strongest(ds: xr.Dataset, series: int) -> list[str]:
+    """Return the six heads and MLPs of the largest Spearman distance on a series.
 
     The strongest comes first. They are those of the largest mean shift where the
     forecast is flat, so that it has no shape; a flat context has none.
@@ -212,8 +204,7 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
         if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])
     ]
     return [
-        names(ds, "component")[i]
-        for i in sorted(single, key=lambda i: -effect[i])[:count]
+        names(ds, "component")[i] for i in sorted(single, key=lambda i: -effect[i])[:6]
     ]
 
 
@@ -247,22 +238,29 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str | None = None) -> go.Figure:
     if metric not in available:
         raise unknown_name("metric", metric, available)
     measure = find_measure(ds, metric)
-    effect = array(ds, metric, "component", "series")
-    noise = find_estimate(ds, metric, "component")
-    sizes = central_sizes(noise, effect)
-    canvas = _draw_blocks(ds, sizes, measure, noise)
-    # colours go by the root, since effects of layers are far larger than those of heads
-    scale: Style = (
-        {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
-    )
-    canvas.colours(colour_scale(measure.word, sizes, root=True, **scale))
+    parts = [name for name in ds.data_vars if str(name).startswith(metric)]
+    drawn = by_layer(ds[parts])
+    if measure.relative:
+        drawn = _in_percent(drawn, metric)
+    drawn[metric].attrs["long_name"] = measure.word
+    if f"{metric}_size" not in ds:
+        drawn = with_range(drawn, drawn[metric])
     stacks = " and ".join(dict.fromkeys(coordinate(ds, "stack").astype(str)))
     title = (
         "Ablation of single components of"
         f" {stacks and f'the {stacks} of '}{name_model(ds)}: {measure.word}"
     )
-    about = f"{measure.words}, {describe_units(ds, noise, range(effect.shape[1]))}"
-    return canvas.finalize(title, about, "zeroed one at a time")
+    remarks = [f"{measure.words}, zeroed one at a time"]
+    return draw_variable(drawn, metric, title=title, remarks=remarks)
+
+
+def _in_percent(ds: xr.Dataset, metric: str) -> xr.Dataset:
+    """Return a share with its size, its range over series and its floor in percent."""
+    parts = ("size", "low", "high", "floor")
+    known = [
+        name for name in (metric, *(f"{metric}_{part}" for part in parts)) if name in ds
+    ]
+    return ds.assign({name: (100 * ds[name]).assign_attrs(units="%") for name in known})
 
 
 @figure("ablation_effects", "Forecasts without single components.")
@@ -356,173 +354,6 @@ class Measure:
     word: str
     words: str
     relative: bool = False
-
-    def write(self, value: float) -> str:
-        """Write a value for its cell."""
-        if not self.relative:
-            # two decimals show two digits from here on; smaller values show one digit
-            if abs(value) >= 0.095:
-                return f"{value:.2f}"
-            return f"{value:.1g}"
-        text = f"{100 * value:+.0f} %"
-        if text in ("+0 %", "-0 %"):
-            return "0 %"
-        return text.replace("-", "−")
-
-    def tell(self, value: float) -> str:
-        """Write a value for a hover box."""
-        if self.relative:
-            return percent(value)
-        return number(value)
-
-
-def _blocks(sites: Sites) -> list[tuple[str, int]]:
-    """Return the blocks of the map: a kind of component and its number of heads.
-
-    Blocks of heads come first. Then come those of a single column (0 heads): attention
-    as a whole, MLPs, and whole layers.
-    """
-    kind = np.array(sites.kind)
-    attentions = [
-        k for k in dict.fromkeys(sites.kind) if k not in ("mlp", "layer", "embed")
-    ]
-    # a kind that has no heads has the number -1, and so a count of 0
-    n_heads = {k: int(sites.head[kind == k].max()) + 1 for k in attentions}
-    single = [k for k in attentions if (sites.head[kind == k] < 0).any()]
-    single += [k for k in ("mlp", "layer") if (kind == k).any()]
-    return [(k, count) for k, count in n_heads.items() if count] + [
-        (k, 0) for k in single
-    ]
-
-
-def _grid(
-    sites: Sites, layers: list[int], stack: str, kind: str, heads: int
-) -> np.ndarray:
-    """Return the index of the component in each cell of a block, (layer, column).
-
-    Indices are those of the result, -1 where there is no component.
-    """
-    grid = np.full((len(layers), max(heads, 1)), -1)
-    for at, *stack_and_kind, layer, head in zip(
-        sites.order, sites.stack, sites.kind, sites.layer, sites.head, strict=True
-    ):
-        in_block = stack_and_kind == [stack, kind] and (head >= 0) == bool(heads)
-        if in_block and layer >= 0:
-            grid[layers.index(layer), max(head, 0)] = at
-    return grid
-
-
-def _draw_blocks(
-    ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: EffectEstimate | None
-) -> Sheet:
-    """Draw all blocks, a row per stack and a column per kind of component.
-
-    ``middle`` are the effects that are drawn, (component,).
-
-    Returns:
-        The sheet.
-    """
-    sites = find_positions(ds)
-    with_heads = {
-        kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
-    }
-
-    def title(kind: str, heads: int) -> str:
-        if heads:
-            return kind_word(kind).replace("-", "-\n")
-        # beside the block of single heads: all heads of the attention, ablated at once
-        if kind not in ("mlp", "layer") and kind in with_heads:
-            return "all\nheads"
-        return kind_word(kind)
-
-    rows: dict[str, list[int]] = {}
-    for stack, layer in zip(sites.stack, sites.layer, strict=True):
-        if layer >= 0 and int(layer) not in rows.setdefault(stack, []):
-            rows[stack].append(int(layer))
-    rows = {stack: sorted(layers) for stack, layers in rows.items()}
-    blocks = _blocks(sites)
-    n_rows = sum(map(len, rows.values()))
-    n_heads = sum(count for _, count in blocks)
-    # -(-a // b) rounds up, so that all rows together have 120 pixels or more
-    height = max(int(np.clip(330 / n_rows, 20, 46)), -(-120 // n_rows))
-    grids = [
-        (stack, block, _grid(sites, rows[stack], stack, *block))
-        for stack in rows
-        for block in blocks
-    ]
-    width = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
-    canvas = sheet(
-        [len(layers) * height for layers in rows.values()],
-        [count or max(1.0, 0.19 * n_heads) for _, count in blocks],
-        titles=[title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
-        row_gap=70,
-        column_gap=min(0.014, 0.5 / len(blocks)),
-        min_width=160 + width,
-        above=46,
-        below=46,
-    )
-    texts = [
-        _describe_component(ds, i, middle, measure, noise) for i in range(len(middle))
-    ]
-    stacks: set[str] = set()
-    for (stack, (_, count), grid), panel in zip(grids, canvas, strict=True):
-        exists = grid >= 0
-        if not exists.any():
-            panel.x(visible=False)
-            panel.y(visible=False)
-            continue
-        layers = rows[stack]
-        # A stack may have no component in the first block, so its layer axis is on the
-        # first panel that is drawn.
-        first = stack not in stacks
-        stacks.add(stack)
-        # few heads have room for numbers, and single columns always
-        panel.cells(
-            np.where(exists, middle[grid], np.nan),
-            np.arange(grid.shape[1]),
-            layers,
-            "%{customdata}",
-            write=measure.write if n_heads <= 8 or not count else None,
-            # -1 picks the last component, but the cell is empty there
-            noise=noise and noise.at(grid),
-            customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
-        )
-        # up to twelve ticks on either axis
-        ticks: Style = {
-            "tickvals": layers[:: -(-len(layers) // 12)],
-            "ticks": "outside" if first else "",
-        }
-        y_title = ""
-        if first:
-            y_title = f"{stack} layer" if len(rows) > 1 else "layer"
-        panel.y(
-            y_title,
-            autorange="reversed",
-            showline=False,
-            showticklabels=first,
-            **ticks,
-        )
-        panel.x(
-            "head" if count else "",
-            tickvals=np.arange(0, count, -(-max(count, 1) // 12)),
-            showline=False,
-        )
-    return canvas
-
-
-def _describe_component(
-    ds: xr.Dataset,
-    i: int,
-    middle: np.ndarray,
-    measure: Measure,
-    noise: EffectEstimate | None,
-) -> str:
-    """Describe a component for a hover box."""
-    name = plain(names(ds, "component")[i])
-    lines = [f"without <b>{name}</b>", f"{measure.word} {measure.tell(middle[i])}"]
-    if noise is not None:
-        lines.append(noise.hover(i))
-    return "<br>".join(lines)
 
 
 MEASURES = {
