@@ -11,23 +11,36 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # twins take most of the time of a report; tests that are about them ask for some
 os.environ.setdefault("TSFM_LENS_TWINS", "0")
 
+import copy
 import gc
 import random
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 import torch
 
+if TYPE_CHECKING:
+    from tsfm_lens.models import Lens
+
+# the imports to come make hardly any garbage, and looking for it takes a quarter of
+# their time
+gc.disable()
+# objects that are made before garbage is looked for: about those of one figure
+YOUNG_OBJECTS = 50_000
+# the folder whose conftest is this one, of all tests
+SHARED = Path(__file__).parent
 # seconds after which a browser is taken to hang
 BROWSER_PATIENCE = 300
 
 # jsonschema, which plotly imports where Jupyter is installed, spends a second on a
-# grammar in every process, unless the module of it cannot be imported
+# grammar in every process, unless the module of it cannot be imported; all processes
+# look for garbage rarely
 LIGHTER = str(Path(__file__).parent / "lighter")
 sys.path.insert(0, LIGHTER)
 PATH = os.environ.get("PYTHONPATH", "")
@@ -38,10 +51,34 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 def pytest_collection_finish() -> None:
     """Keep what is imported by now out of the garbage collections to come, each of
-    which would go through all of it, in vain.
+    which would go through all of it, in vain; most objects of figures and tables end
+    before a rare collection looks at them.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a folder with shared fixtures to one worker, and so all notebooks, which
+    share a kernel; other tests go by their file.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class SharedScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = config.rootpath / super()._split_scope(nodeid)
+            if file.name.startswith("test_example"):
+                return "notebooks"
+            if file.parent != SHARED and (file.parent / "conftest.py").exists():
+                return str(file.parent)
+            return str(file)
+
+    return SharedScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +87,55 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def open_embedded_models_once() -> Iterator[Callable[..., Any]]:
+    """Read and check each embedded model once a worker; whoever loads it again gets a
+    copy of its own. Gives the function that reads.
+    """
+    from tsfm_lens.core.embedded import checkpoint_names
+    from tsfm_lens.models import Lens, opening
+
+    read = opening._open
+    check = Lens.quick_check
+    lenses: dict[Any, Lens] = {}
+    results: dict[Any, Any] = {}
+    # copies that load has not checked yet
+    copies: WeakKeyDictionary[Lens, Any] = WeakKeyDictionary()
+
+    def open_copy(
+        files: Any, adapter: Any, model_id: str, commit: Any, dtype: Any, device: str
+    ) -> Lens:
+        key = (model_id, dtype, device)
+        if adapter is not None or model_id not in checkpoint_names():
+            return read(files, adapter, model_id, commit, dtype, device)
+        if key not in lenses:
+            lenses[key] = read(files, adapter, model_id, commit, dtype, device)
+        lens = copy.deepcopy(lenses[key])
+        copies[lens] = key
+        return lens
+
+    def check_once(lens: Lens) -> Any:
+        key = copies.pop(lens, None)
+        if key is None:
+            return check(lens)
+        if key not in results:
+            results[key] = check(lens)
+        return results[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "_open", open_copy)
+        patch.setattr(Lens, "quick_check", check_once)
+        yield read
+
+
+@pytest.fixture
+def read_models_anew(
+    open_embedded_models_once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every load reads the files, for tests of what happens then."""
+    monkeypatch.setattr("tsfm_lens.models.opening._open", open_embedded_models_once)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,11 @@ from tsfm_lens.models import Lens
 from tsfm_lens.testing import Case, example_case
 
 
+@pytest.fixture(autouse=True)
+def loads_are_interrupted(read_models_anew: None) -> None:
+    """Models are loaded in threads, forks and interrupts."""
+
+
 @pytest.fixture(scope="session")
 def token_lens() -> Lens:
     return fresh("chronos")

@@ -15,6 +15,11 @@ from homemade_model import Forecaster, drawn
 from tsfm_lens.zoo import checkpoint_path
 
 
+@pytest.fixture(autouse=True)
+def loads_are_tested(read_models_anew: None) -> None:
+    """Models are loaded from what a test makes of the library and the files."""
+
+
 @pytest.fixture(scope="module")
 def model() -> Forecaster:
     """Random weights so large that every head moves the forecast."""

@@ -257,7 +257,14 @@ def without_errors(found: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chronos-nano",
+        "bolt-nano",
+        pytest.param("chronos2-nano", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_units_change_no_order_or_verdict(name: str) -> None:
     """Units of a series change neither order nor verdict."""
     base = tsfm_lens.load(name)

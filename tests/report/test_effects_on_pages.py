@@ -40,7 +40,14 @@ def parse_state(run: Run, folder: Path) -> tuple[dict[str, Any], str]:
     return json.loads(page.unpacked("linked-state")), re.sub(r"\s+", " ", page.text)
 
 
-@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chronos-nano",
+        "bolt-nano",
+        pytest.param("chronos2-nano", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_map_agrees_with_chapter_numbers(name: str, tmp_path: Path) -> None:
     """The map has every component with the number that the chapter gives."""
     run = forecast(name)

@@ -150,7 +150,10 @@ def test_unreadable_plan_is_written_anew(undisturbed: Path, tmp_path: Path) -> N
         pd.testing.assert_frame_equal(after.entries, before.entries)
 
 
-@pytest.mark.parametrize("engine", ["single", "processes"])
+# that processes give the same table is held by the tests of a whole plan
+@pytest.mark.parametrize(
+    "engine", ["single", pytest.param("processes", marks=pytest.mark.exhaustive)]
+)
 def test_chosen_rows_of_plan_can_run(
     undisturbed: Path,
     tmp_path: Path,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 from unittest import mock
 
@@ -115,11 +115,9 @@ class ProbeTrial:
             results = self._results(batch, **options)
             return results.compute(entry.kind, **entry.example)
         assert entry.function is not None
-        # the second run sees the series half a season later, like Results.shifted
-        values = tuple(np.roll(series, SEASON // 2) for series in batch.values)
         pair = [
-            self.lens.run(series, HORIZON, rollout=False, **options)
-            for series in (batch, replace(batch, values=values))
+            _run(self.lens, series, rollout=False, holdout=False, **options)
+            for series in (batch, _half_a_season_later(batch))
         ]
         return entry.function(*pair, **entry.example)
 
@@ -228,6 +226,7 @@ def probe_checks(
             yield ProbeCheck(ProbeTrial(entry, model), "covariates", _check_covariates)
 
 
+@cache
 def example_series(*, covariates: bool = False, seed: int = 1) -> SeriesBatch:
     """Return three noisy seasons, each of another shape.
 
@@ -263,12 +262,43 @@ def _lens(model: str) -> Lens:
     return load(model)
 
 
-def _run(lens: Lens, batch: SeriesBatch, **options: Any) -> Run:
-    """Run a model on series with a holdout; few sample paths if it draws tokens."""
-    # a path of tokens takes a forward per step
-    if lens.emits == "token":
+@lru_cache(maxsize=32)
+def _run(
+    lens: Lens, batch: SeriesBatch, *, holdout: bool = True, **options: Any
+) -> Run:
+    """Run a model on series, once for all measurements that are tried on them."""
+    # a path of tokens takes a forward per step, so that there are few
+    if lens.emits == "token" and holdout:
         options["num_samples"] = 2
-    return lens.run(batch, HORIZON, holdout=True, **options)
+    return lens.run(batch, HORIZON, holdout=holdout, **options)
+
+
+@cache
+def _half_a_season_later(batch: SeriesBatch) -> SeriesBatch:
+    """Shift series like the second run of Results.shifted."""
+    values = tuple(np.roll(series, SEASON // 2) for series in batch.values)
+    return replace(batch, values=values)
+
+
+@cache
+def _in_reverse(batch: SeriesBatch) -> SeriesBatch:
+    """Reverse items and not series: the variates of one have an order of their own."""
+    items = list(dict.fromkeys(batch.groups))
+    return batch.select(items[::-1])
+
+
+@cache
+def _in_other_units(batch: SeriesBatch) -> SeriesBatch:
+    """Scale the first series."""
+    first, *rest = batch.values
+    return replace(batch, values=(first * UNIT, *rest))
+
+
+@cache
+def _with_copy(batch: SeriesBatch) -> SeriesBatch:
+    """Repeat the last series."""
+    values = [*batch.values, batch.values[-1]]
+    return as_series(values, seasonality=SEASON)
 
 
 def _check(
@@ -352,9 +382,7 @@ def _check_order(trial: ProbeTrial) -> None:
     # that the order matters
     if "sources" in trial.result.attrs:
         return
-    items = list(dict.fromkeys(trial.series.groups))
-    # items are reversed and not series: the variates of one have an order of their own
-    found = trial.compute(trial.series.select(items[::-1]))
+    found = trial.compute(_in_reverse(trial.series))
     _assert_same_statements(found, trial.result)
     if "series" in found.dims:
         found = found.sel(series=trial.result["series"].values)
@@ -365,16 +393,14 @@ def _check_order(trial: ProbeTrial) -> None:
 @_check("units", lambda trial: trial.is_of_series)
 def _check_units(trial: ProbeTrial) -> None:
     """Check that no statement depends on the unit of one of the series."""
-    first, *rest = trial.series.values
-    scaled = trial.compute(replace(trial.series, values=(first * UNIT, *rest)))
+    scaled = trial.compute(_in_other_units(trial.series))
     _assert_same_statements(scaled, trial.result)
 
 
 @_check("copies", lambda trial: trial.is_of_series)
 def _check_copies(trial: ProbeTrial) -> None:
     """Check that no statement gets stronger by copies of a series."""
-    values = [*trial.series.values, trial.series.values[-1]]
-    copied = trial.compute(as_series(values, seasonality=SEASON))
+    copied = trial.compute(_with_copy(trial.series))
     _assert_same_statements(copied, trial.result)
 
 
@@ -386,7 +412,8 @@ def _check_memory(trial: ProbeTrial) -> None:
     """
     expected = trial.result
     with _one_item_at_a_time(trial.lens) as rows:
-        found = trial.compute(trial.series)
+        # of a copy, since the series may have been run already
+        found = trial.compute(replace(trial.series))
     # an item may have several rows, its target and covariates, which stay together
     max_rows = len(trial.series) // SERIES
     assert max(rows, default=0) <= max_rows, f"runs {max(rows)} series at once"
