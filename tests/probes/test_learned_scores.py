@@ -211,7 +211,7 @@ def test_planted_edges_have_the_highest_scores() -> None:
     lens_of("chronos-bolt")  # skips where the library is missing
     planted = plant("trend", "chronos-bolt")
     case = evaluation_case(planted.lens(), planted.card, series=6)
-    true = {f"{sender} > {receiver}" for sender, receiver in planted.card.edges}
+    true = {f"{sender}->{receiver}" for sender, receiver in planted.card.edges}
     nodes = [*planted.card.components("mechanism"), "encoder.1.mlp", "decoder.0.mlp"]
     found = learned_scores(
         case.clean, case.corrupted, units="edges", nodes=nodes, steps=20
