@@ -503,6 +503,11 @@ def test_the_page_shows_the_table_beside_it() -> None:
         if method != "random":
             assert f"| {method} | {row['all']:.2f} | {worst} | {wrong} |" in page
     assert len(means) >= 10
+    edges = summarise(small, EDGES).round(2)
+    found = summarise(small, EDGES, measure="precision").round(2)
+    assert "learned masks" in edges.index
+    for method, rank in edges["all"].items():
+        assert f"| {method} | {rank:.2f} | {found.loc[method, 'all']:.2f} |" in page
     assert means["all"].max() - means["all"].min() >= 0.3
     assert table["date"].notna().all()
 
