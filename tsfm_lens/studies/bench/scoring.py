@@ -189,7 +189,8 @@ def score_files(
             raise InputError(f"answer {file!r}: {error}") from error
         tables[place] = table.assign(file=file)
     in_order = pd.concat(tables).sort_index().reset_index(drop=True)
-    return in_order[list(COLUMNS)]
+    # whole, so that it can be given again
+    return in_order[list(COLUMNS)].astype({"draw": "Int64"})
 
 
 def _find_model(submission: Submission, seed: int) -> SealedModel:
