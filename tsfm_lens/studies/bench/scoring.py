@@ -189,8 +189,7 @@ def score_files(
             raise InputError(f"answer {file!r}: {error}") from error
         tables[place] = table.assign(file=file)
     in_order = pd.concat(tables).sort_index().reset_index(drop=True)
-    # whole, so that it can be given again
-    return in_order[list(COLUMNS)].astype({"draw": "Int64"})
+    return in_order[list(COLUMNS)]
 
 
 def _find_model(submission: Submission, seed: int) -> SealedModel:
