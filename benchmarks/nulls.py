@@ -197,8 +197,10 @@ def table(rows: pd.DataFrame) -> list[list[str]]:
 
 
 def share_of_pages(claims: pd.Series) -> str:
-    """Say how many pages claim anything, of those that were measured."""
+    """Say how many pages claim anything, of those that were measured, if any were."""
     measured = claims.dropna()
+    if measured.empty:
+        return ""
     return f"{(measured > 0).sum()} of {len(measured)}"
 
 

@@ -381,6 +381,10 @@ def test_commands_list_fetch_and_score(
     assert pd.DataFrame(rows)["forwards"].tolist() == [3]
     # all scores are the same, so that nothing is told apart
     assert rows[0]["auroc"] == 0.5
+    # a seed that --draw takes, with all its digits
+    draw = str(rows[0]["draw"])
+    table = RUNNER.invoke(app, [*options, "--draw", draw]).stdout
+    assert draw in table.split()
     assert NAME in RUNNER.invoke(app, options).stdout
     importances = tmp_path / "importances.json"
     node = content["nodes"]

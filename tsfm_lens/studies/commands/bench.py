@@ -105,7 +105,8 @@ def score(
     from tsfm_lens.studies.bench.scoring import score_files
 
     _hide_library_progress()
-    table = score_files(files, seed, draw)
+    # a seed with all its digits, so that --draw can take it
+    table = score_files(files, seed, draw).astype({"draw": "Int64"})
     if not as_json:
         table = table.drop(columns="file")
     _print_table(table, as_json, digits=3)
