@@ -28,6 +28,10 @@ import torch
 if TYPE_CHECKING:
     from tsfm_lens.models import Lens
 
+# what is compiled of package and tests is kept for all processes that tests start
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # the imports to come make hardly any garbage, and looking for it takes a quarter of
 # their time
 gc.disable()

@@ -4,13 +4,11 @@ performs that to a wiring.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from walks import ROOT, find_blocks, write_modules
+from warm import run_code
 
 COMMANDS = """
 import sys
@@ -28,14 +26,7 @@ def run_commands(folder: Path, *commands: str) -> list[str]:
     """Run commands of the package that lies in a folder, in one process; return what
     each prints.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, *commands],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_code(COMMANDS, *commands, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split("\0")
 

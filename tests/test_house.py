@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import house
@@ -15,6 +12,7 @@ import pytest
 
 from tsfm_lens.core.stats import CONFIDENCE
 from tsfm_lens.core.verdict import RULES
+from warm import run_code
 
 ALONE = """
 import importlib, pkgutil, sys
@@ -151,13 +149,5 @@ def test_the_core_stands_without_studies_and_extras(tmp_path: Path) -> None:
         tmp_path / "tsfm_lens",
         ignore=shutil.ignore_patterns("studies"),
     )
-    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_code(ALONE, folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +29,7 @@ from tsfm_lens.core.registry import (
 )
 from tsfm_lens.core.results import Results
 from walks import find_blocks
+from warm import run_code
 
 ROOT = Path(__file__).parents[2]
 
@@ -214,15 +212,7 @@ def test_core_works_beside_broken_plugins(tmp_path: Path) -> None:
     )
     points = "[tsfm_lens.measurements]\nalien = foreign.part\n"
     (metadata / "entry_points.txt").write_text(points)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_code(ALONE, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

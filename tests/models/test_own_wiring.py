@@ -4,9 +4,6 @@ by the field that it lacks.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +14,7 @@ from homemade_model import Forecaster, Wired
 from refusals import expect_error
 from tsfm_lens.models import Adapter, Architecture, architectures, register
 from walks import find_blocks, write_modules
+from warm import run_code
 
 TESTS = Path(__file__).parents[1]
 SOME = ("conformance/test_oracles.py", "hooks/test_weights.py", "models/test_traits.py")
@@ -26,6 +24,14 @@ LOOPS = sorted(
     for file in TESTS.rglob("test_*.py")
     if "tiny_lenses" in file.read_text() or "architectures()" in file.read_text()
 )
+SUITE = """
+import sys
+import pytest
+
+_, folder, *chosen = sys.argv
+sys.path.insert(0, folder)
+sys.exit(pytest.main(chosen))
+"""
 
 
 def read_entry_points() -> str:
@@ -54,15 +60,8 @@ def test_it_passes_what_loops_over_architectures(
     (metadata / "METADATA").write_text("Name: homemade\nVersion: 0.1\n")
     (metadata / "entry_points.txt").write_text(read_entry_points())
     write_modules("Add a wiring", tmp_path)
-    paths = (str(tmp_path), str(TESTS), str(TESTS.parent))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-k", "homemade", "-m", WANTED, *files],
-        cwd=TESTS,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    chosen = ["-k", "homemade", "-m", WANTED, *files]
+    done = run_code(SUITE, str(tmp_path), *chosen, folder=TESTS)
     assert done.returncode == 0, done.stdout[-5000:]
 
 

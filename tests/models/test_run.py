@@ -5,8 +5,6 @@ looks at it.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,6 +22,7 @@ from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.hooks import Noise
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.testing import assert_close
+from warm import run_code
 
 H = 6
 TOKENS = ("chronos", "t5")
@@ -434,5 +433,6 @@ for module in ("models", "models.lens", "models.opening"):
 """
 
 
-def test_lens_has_run_however_it_is_imported() -> None:
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+def test_lens_has_run_however_it_is_imported(tmp_path: Path) -> None:
+    done = run_code(IMPORTS, folder=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -20,11 +20,13 @@ def driver(new_browser):
     browser.quit()
 
 
-def opened(driver, path, width: int = 1280) -> list[str]:
-    """Open the file, wait until all is drawn; every address asked for."""
-    driver.get_log("performance")
-    driver.set_window_size(width, 900)
-    driver.get(path.as_uri())
+@pytest.fixture(scope="module")
+def addresses(driver, evil_whole) -> list[str]:
+    """Every address that was asked for until all figures of the page were drawn, in a
+    wide window and light.
+    """
+    driver.set_window_size(1400, 900)
+    driver.get(evil_whole.as_uri())
     until_drawn(driver)
     events = [
         json.loads(entry["message"])["message"]
@@ -37,9 +39,8 @@ def opened(driver, path, width: int = 1280) -> list[str]:
     ]
 
 
-def test_plots_draw_without_error_or_network(driver, evil_whole, evil):
+def test_plots_draw_without_error_or_network(driver, addresses, evil_whole, evil):
     """Every plot is drawn without an error and without the network."""
-    addresses = opened(driver, evil_whole)
     assert driver.get_log("browser") == []
     figures = driver.execute_script("return document.querySelectorAll('figure').length")
     drawn = driver.execute_script(
@@ -61,15 +62,6 @@ def test_plots_draw_without_error_or_network(driver, evil_whole, evil):
         )
         == 0
     )
-
-
-def test_phones_need_no_sideways_scrolling(driver, evil_whole):
-    """On a phone the page needs no sideways scrolling."""
-    opened(driver, evil_whole, width=500)
-    wide, seen = driver.execute_script(
-        "return [document.documentElement.scrollWidth, window.innerWidth]"
-    )
-    assert wide <= seen
 
 
 # of every number in a map its text, size, colour, value and scale of colours
@@ -102,41 +94,51 @@ def cell_colour(number) -> str:
     return f"rgb({red}, {green}, {blue})"
 
 
+# of every map its scale of colours
+SCALES = """return plots.flatMap(plot => Object.entries(plot._fullLayout).filter(
+  ([name]) => name.startsWith("coloraxis")).map(([, axis]) => axis.colorscale))"""
+
+
 @pytest.fixture(scope="module")
-def drawn(driver, evil_whole):
-    """The browser with every figure of the page drawn."""
-    opened(driver, evil_whole)
-    return driver
+def light(driver, addresses):
+    """Numbers and scales of the maps as they were drawn first."""
+    return [driver.execute_script(script) for script in (NUMBERS, SCALES)]
 
 
-def themed(driver, theme: str, script: str):
-    """Draw all figures of the page anew in a theme; what the script returns of them."""
-    dataset = "document.documentElement.dataset.theme"
-    return driver.execute_script(f"{dataset} = '{theme}'; redraw(); {script}")
+@pytest.fixture(scope="module")
+def dark(driver, light):
+    """The same after all figures were drawn anew, on a dark phone."""
+    driver.set_window_size(500, 900)
+    driver.execute_script("document.documentElement.dataset.theme = 'dark'; redraw()")
+    return [driver.execute_script(script) for script in (NUMBERS, SCALES)]
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (500, "dark")])
-def test_numbers_in_maps_can_be_read(drawn, theme, width):
+def test_phones_need_no_sideways_scrolling(driver, dark):
+    """On a phone the page needs no sideways scrolling."""
+    wide, seen = driver.execute_script(
+        "return [document.documentElement.scrollWidth, window.innerWidth]"
+    )
+    assert wide <= seen == 500
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_numbers_in_maps_can_be_read(theme, request):
     """Numbers in maps are told from their cells, and none is tiny."""
-    drawn.set_window_size(width, 900)
-    numbers = [each for each in themed(drawn, theme, NUMBERS) if each["text"]]
+    numbers = [each for each in request.getfixturevalue(theme)[0] if each["text"]]
     for number in numbers:
         ground = cell_colour(number)
         assert contrast(number["fill"], ground) >= LEAST_CONTRAST, number
         assert number["size"] >= 10, number
-    if width == 1400:
+    if theme == "light":
         # dark and light cells are among those that have room for their numbers
         lights = [luminance(cell_colour(number)) for number in numbers]
         assert min(lights) < 0.1 < 0.6 < max(lights)
 
 
-def test_maps_are_dark_on_dark_pages(drawn):
+def test_maps_are_dark_on_dark_pages(light, dark):
     """What is next to nothing has the colour of the page in a map, light or dark."""
-    script = """return plots.flatMap(plot => Object.entries(plot._fullLayout).filter(
-      ([name]) => name.startsWith("coloraxis")).map(([, axis]) => axis.colorscale))"""
-    light, dark = (themed(drawn, theme, script) for theme in ("light", "dark"))
     whites = 0
-    for bright, dim in zip(light, dark, strict=True):
+    for bright, dim in zip(light[1], dark[1], strict=True):
         for (_, before), (_, after) in zip(bright, dim, strict=True):
             if luminance(f"rgb{(*channels(before),)}") > 0.99:
                 whites += 1

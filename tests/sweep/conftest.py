@@ -11,18 +11,29 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from tsfm_lens.core.processes import clean_context
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
 # processes of tests import their worker from this folder
 sys.path.insert(0, str(Path(__file__).parent))
 # seconds after which something is taken to hang
 _PATIENCE = 300
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libraries() -> None:
+    """What takes long to import is there before any process starts, and kills hit its
+    work.
+    """
+    clean_context(["tsfm_lens.sweep.engine.cells", "chronos"])
+    forkserver.ensure_running()
 
 
 @pytest.fixture
@@ -45,8 +56,6 @@ def start_process() -> Iterator[Callable[..., Any]]:
     begun; ended with the test.
     """
     context = multiprocessing.get_context("forkserver")
-    # what takes long to import is there before a process starts, and kills hit its work
-    context.set_forkserver_preload(["tsfm_lens.sweep.engine.engines"])
     processes = []
 
     def start(run: Callable[..., None], *arguments: Any) -> Any:

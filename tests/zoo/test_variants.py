@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,13 @@ BY_DEFAULT = {
 }
 
 
+def in_turn(name: str, at: int) -> Any:
+    """A model in one format, in turn; in the other by `make exhaustive`."""
+    turn = FORMATS[(at // 2) % len(FORMATS)]
+    marks = () if name.endswith(turn) else pytest.mark.exhaustive
+    return pytest.param(name, marks=marks)
+
+
 @cache
 def make(name: str) -> Planted:
     if name in VARIANTS:
@@ -64,7 +72,9 @@ def make(name: str) -> Planted:
 @pytest.fixture(
     scope="module",
     params=[
-        *(VARIANTS | SMALL | BY_DEFAULT),
+        # each format of a mechanism follows the other
+        *(in_turn(name, at) for at, name in enumerate(VARIANTS | SMALL)),
+        *BY_DEFAULT,
         *(pytest.param(name, marks=pytest.mark.exhaustive) for name in LARGE),
     ],
 )

@@ -34,7 +34,7 @@ def tokens_of(planted, folder, count=30):
 def test_planted_features_are_found(planted, tmp_path):
     tokens = tokens_of(planted, tmp_path / "vectors")
     dictionary = dictionaries.fit_dictionary(
-        *tokens.fitted, features=64, active=3, steps=2500
+        *tokens.fitted, features=64, active=3, steps=1500
     )
     cosine = dictionaries.mean_max_cosine(planted.directions, dictionary.directions)
     assert cosine > 0.9

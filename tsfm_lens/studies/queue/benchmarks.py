@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,14 @@ def benchmark_cells(data: Path) -> Iterator[QueueCell]:
 
     Whenever the queue stops, the finished cells can then be compared.
     """
+    # the same for every seed
+    arms_of = cache(grids.benchmark_arms)
     for part in SETTINGS["runs"]:
         for seed, name, horizon in product(
             SETTINGS["seeds"], part["data"], part["horizons"]
         ):
             file = data / SETTINGS["files"][name]
-            arms = grids.benchmark_arms(file, name, horizon)
+            arms = arms_of(file, name, horizon)
             for arm in part["arms"]:
                 title = f"{name} {horizon} {arm}"
                 seconds = expected_seconds(arm, name, horizon)
@@ -56,10 +58,14 @@ def benchmark_cells(data: Path) -> Iterator[QueueCell]:
                 yield _cell(part["order"], RUNS, run, seconds, file)
     radii = SETTINGS["radii"]
     horizon = radii["horizon"]
-    for seed, name in product(radii["seeds"], radii["data"]):
-        file = data / SETTINGS["files"][name]
+    files = {name: data / SETTINGS["files"][name] for name in radii["data"]}
+    rho_arms = {
+        name: grids.rho_arms(file, name, horizon, radii["rho"])
+        for name, file in files.items()
+    }
+    for seed, (name, file) in product(radii["seeds"], files.items()):
         seconds = expected_seconds("SAMformer", name, horizon)
-        for run in of_seeds(grids.rho_arms(file, name, horizon, radii["rho"]), [seed]):
+        for run in of_seeds(rho_arms[name], [seed]):
             yield _cell(radii["order"], RADII, run, seconds, file)
 
 

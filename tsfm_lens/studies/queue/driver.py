@@ -35,6 +35,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import replacing
+from tsfm_lens.core.processes import clean_context
 from tsfm_lens.core.registry import declarations
 
 __all__ = [
@@ -307,8 +308,7 @@ class Queue:
         waiting = self._before_stop(cells)
         running: dict[Future[_Outcome], QueueCell] = {}
         done = 0
-        # a process that is forked could not use a GPU
-        context = multiprocessing.get_context("spawn")
+        context = clean_context([WITH_LIBRARIES])
         with ProcessPoolExecutor(processes, context, _start_worker) as pool:
             while True:
                 for cell in islice(waiting, processes - len(running)):
@@ -436,6 +436,10 @@ class Queue:
                 }
             )
         return pd.DataFrame(rows).groupby(["order", "record"]).sum()
+
+
+WITH_LIBRARIES = f"{__package__}.language"
+"""A module with whose libraries processes of cells begin."""
 
 
 class _Outcome(NamedTuple):

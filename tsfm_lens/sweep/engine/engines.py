@@ -30,6 +30,7 @@ from typing import Any
 import pyarrow as pa
 
 from tsfm_lens.core.errors import InputError, StoreError, SweepFailedError, unknown_name
+from tsfm_lens.core.processes import clean_context
 from tsfm_lens.sweep.engine.ray_engine import ray_workers
 from tsfm_lens.sweep.engine.workers import (
     GroupDone,
@@ -211,15 +212,9 @@ def _write_rows(store: Store, group: _Running, future: Future[pa.Table]) -> Grou
 def _process_workers(
     make_worker: MakeWorker, common: Any, count: int, devices: Sequence[str]
 ) -> list[Worker]:
-    # a plain fork would copy locks and CUDA states of the calling process
-    method = "spawn"
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        method = "forkserver"
-    context: Any = multiprocessing.get_context(method)
-    if method == "forkserver":
-        # workers then start with the libraries loaded
-        modules = {__name__, getattr(make_worker, "__module__", "__main__")}
-        context.set_forkserver_preload(sorted(modules - {"__main__"}))
+    # workers then start with the libraries loaded
+    modules = [__name__, getattr(make_worker, "__module__", "__main__")]
+    context = clean_context(modules)
     parts = pickle.dumps((make_worker, common))
     threads = max(1, cores() // count)
     # consecutive groups share their data, which are then packed once for all workers
