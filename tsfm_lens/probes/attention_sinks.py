@@ -119,10 +119,10 @@ def attention_sinks(
 
         The coordinates ``key``, ``key_start``, ``key_stop`` and ``key_special`` are the
         token, the steps that it covers, from the forecast start, and its name if it is
-        special, such as "EOS", or "START" of the token that a decoder begins with.
-        ``odds`` and the
-        changes come with what :func:`.estimates.add_estimates` adds, the changes
-        without a token model's first step.
+        special: such as "EOS", or "START" where a decoder begins with it.
+
+        ``odds`` and the changes come with what :func:`.estimates.add_estimates` adds,
+        the changes without a token model's first step.
 
     Source:
         Xiao et al. 2024, arXiv:2309.17453.

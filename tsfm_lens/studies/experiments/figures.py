@@ -185,7 +185,7 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     Means have 95 % intervals.
 
     Example:
-        >>> fig = figures.losses_by_cost(experiments.record("chronos_levels"))
+        >>> fig = figures.losses_by_cost(experiments.record("queue/chronos_level_runs"))
         >>> fig.layout.meta["title"]
         'Loss by what the scores cost'
     """
