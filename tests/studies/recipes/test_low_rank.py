@@ -30,12 +30,12 @@ from tsfm_lens.studies.recipes.lowrank import (
     records,
     trained,
 )
-from tsfm_lens.studies.recipes.models import attention_ranks, build_model, spread
+from tsfm_lens.studies.recipes.models import attention_ranks, build_model
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.forms import token_blocks
 from tsfm_lens.studies.structured.matrices import level_blocks
-from tsfm_lens.studies.structured.scores import Reach, reaching_scores
+from tsfm_lens.studies.structured.scores import Reach, reaching_scores, spread
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
@@ -291,8 +291,9 @@ def test_spread_features_give_scores_by_levels(
 ) -> None:
     """Products of spread features are the scores by levels."""
     query, key = torch.randn(2, 2, tokens, sum(ranks), dtype=torch.float64)
-    distance = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
-    wide = [spread(part, ranks) for part in (query, key)]
+    blocks = token_blocks(tokens, len(ranks))
+    distance = Reach(ranks, blocks, causal=False)
+    wide = [spread(part, ranks, blocks) for part in (query, key)]
     assert_close(wide[0] @ wide[1].mT, reaching_scores(query, key, distance), depth=20)
     counts = level_blocks(len(ranks))
     assert wide[0].shape[-1] == sum(

@@ -43,7 +43,7 @@ from tsfm_lens.studies.rank_theory.schedules import rank_schedule
 from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.structured.forms import token_blocks
-from tsfm_lens.studies.structured.matrices import level_blocks
+from tsfm_lens.studies.structured.scores import spread
 
 EMBEDDING_NOISE = 0.1
 """Standard deviation of the noise on value bins, whose features have that of 1."""
@@ -150,27 +150,6 @@ NAME = "token-levels"
 """Name of :func:`attend` among the attention functions of transformers."""
 
 
-def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
-    """Spread queries or keys (…, token, feature) for scores by nested blocks of tokens.
-
-    Each level has the next ``ranks[level]`` features. They are repeated for each block
-    of the level, and are 0 but for the block of the token. So the dot product of a
-    spread query and key adds up the levels on which both are in the same block.
-    """
-    tokens = x.shape[-2]
-    levels = []
-    positions = torch.arange(tokens, device=x.device)
-    block_sizes = token_blocks(tokens, len(ranks))
-    for features, block_size, n_blocks in zip(
-        x.split(list(ranks), -1), block_sizes, level_blocks(len(ranks)), strict=True
-    ):
-        blocks = torch.arange(n_blocks, device=x.device)
-        # (token, block)
-        in_block = (positions[:, None] // block_size == blocks).to(x)
-        levels.append((features[..., None, :] * in_block[:, :, None]).flatten(-2))
-    return torch.cat(levels, -1)
-
-
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -182,8 +161,9 @@ def attend(
     """Compute T5's attention, with scores by levels if the module has level ranks."""
     ranks = getattr(module, "level_ranks", ())
     if ranks:
-        query = spread(query, ranks)
-        key = spread(key, ranks)
+        blocks = token_blocks(query.shape[-2], len(ranks))
+        query = spread(query, ranks, blocks)
+        key = spread(key, ranks, blocks)
     return eager_attention_forward(module, query, key, value, mask, **options)
 
 

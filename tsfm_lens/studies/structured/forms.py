@@ -257,13 +257,6 @@ class Standard(ScoringForm):
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
         return Reach((features,), (max(tokens, 1),), causal, self.window)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-        if self.window is not None:
-            return super().attend(query, key, value, causal)
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=causal, scale=1.0
-        )
-
 
 @dataclass(frozen=True)
 class TokenLevels(ScoringForm):
