@@ -5,7 +5,9 @@ with one gradient.
 through a graph that is kept are 40 gradients' work. ``idle``: a training with a watch
 that is never due over the same without. ``loop``: steps of SAMformer at the sizes of
 ETTh1 (batches of 32) by our loop over those of a plain loop of torch on the same
-batches. Times are those of the processor, of one thread, in turn.
+batches. ``levels``: forward and gradient of MLR attention as it runs over the same
+with its scores level by level. Times are those of the processor, of one thread, in
+turn.
 """
 
 from __future__ import annotations
@@ -28,6 +30,12 @@ from tsfm_lens.studies.recipes.recipe import RECIPES, TrainingRecipe
 from tsfm_lens.studies.samformer import benchmark
 from tsfm_lens.studies.samformer.models import make_model
 from tsfm_lens.studies.samformer.tasks import BenchmarkTask
+from tsfm_lens.studies.structured.forms import token_blocks
+from tsfm_lens.studies.structured.scores import (
+    Reach,
+    reaching_attention,
+    reaching_scores,
+)
 from tsfm_lens.training import SAM, Plan, Training, Watch, sharpness
 from tsfm_lens.training.losses import patch_loss, token_loss
 
@@ -220,6 +228,29 @@ def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
     ]
 
 
+def levels_row(rounds: int, tokens: int = 336) -> list[str]:
+    """Attention by levels in one fused call over that with its scores level by level,
+    for 32 rows and 4 heads of 8 features.
+    """
+    ranks = (6, 2)
+    reach = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
+    parts = [torch.randn(32, 4, tokens, 8, requires_grad=True) for _ in range(3)]
+
+    def fused() -> None:
+        torch.autograd.grad(reaching_attention(*parts, reach).sum(), parts)
+
+    def by_level() -> None:
+        query, key, value = parts
+        out = torch.softmax(reaching_scores(query, key, reach), -1) @ value
+        torch.autograd.grad(out.sum(), parts)
+
+    ((median, low, high),) = ratios(
+        [fused], by_level, rounds=rounds, clock=time.process_time
+    )
+    name = f"fused levels, {tokens} tokens"
+    return [name, "", f"{median:.3f}", f"{low:.3f} to {high:.3f}", "", ""]
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -249,6 +280,7 @@ def main() -> None:
     table.add_row(*idle_row(*channels(chosen.rows), chosen.rounds))
     for rho in (0.0, 0.5):
         table.add_row(*loop_rows(rho, chosen.rounds, chosen.rows))
+    table.add_row(*levels_row(chosen.rounds))
     Console().print(table)
 
 
