@@ -154,6 +154,11 @@ TARGET = items(1, 6)[0]["target"]
             1,
             "MASE is undefined",
         ),
+        (
+            {"target": np.resize(TARGET[:2], STEPS), "past_covariates": {"x": TARGET}},
+            1,
+            "repeats its season",
+        ),
     ],
 )
 def test_what_says_nothing_is_refused(
@@ -163,7 +168,7 @@ def test_what_says_nothing_is_refused(
         (
             SeriesBatch((TARGET,))
             if item is None
-            else as_series([{"target": TARGET, **item}])
+            else as_series([{"target": TARGET, **item}], seasonality=2)
         ),
         4,
     )
@@ -182,7 +187,8 @@ def test_uninformative_series_do_not_hide_others(nano: Lens) -> None:
     (reported,) = [item for item in read_use(found) if item.startswith("cause")]
     assert "2 of 2 forecasts move" in reported
     assert reported.endswith(
-        "No verdict on series-1/target, where it or the series is constant."
+        "No verdict on series-1/target, where it is constant, or the series repeats its"
+        " season exactly."
     )
 
 

@@ -103,9 +103,10 @@ def covariate_use(
         - ``role_of`` (covariate): "past" or "known".
 
         :func:`.estimates.add_estimates` adds its variables for ``moved`` and ``worth``
-        within each way, and for ``slope``. NaN stands for a series whose context never
-        changes, or in which the covariate is missing, never changes, or is the target;
-        and for the response to more than two categories. A covariate of which this
+        within each way, and for ``slope``. NaN stands for a series whose context
+        repeats its season exactly, as a constant does, or in which the covariate is
+        missing, never changes, or is the target; and for the response to more than two
+        categories. A covariate of which this
         holds in every series is left out; the attribute ``left_out`` names it.
 
     Source:
@@ -114,8 +115,8 @@ def covariate_use(
 
     Raises:
         InputError: the run has no covariates; each never changes, or is the target, in
-            every series; no context changes, so there is no unit; or shuffles is not a
-            count.
+            every series; each context repeats its season exactly, so there is no unit;
+            or shuffles is not a count.
 
     Example:
         >>> explain.covariate_use(driven)["moved"].dims
@@ -140,8 +141,8 @@ def covariate_use(
     )
     if np.isnan(unit).all():
         raise InputError(
-            f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use"
-            " series that vary"
+            f"the context of {batch.ids[rows[0]]!r} repeats its season exactly, so that"
+            " MASE is undefined; use series that vary between seasons"
         )
     rng = np.random.default_rng(run.seed if seed is None else seed)
     # made from the unedited series, as the library would number the categories of an

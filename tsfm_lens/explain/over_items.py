@@ -75,7 +75,8 @@ def input_effects(
 
     Returns:
         Dataset of kind "input_effects" over (segment, series). NaN stands for an item
-        that has no such segment, or whose target is constant.
+        that has no such segment, or whose target repeats its season exactly, as a
+        constant does.
 
         - ``effect``: the change of the median forecast, mean over steps.
         - ``size``: its mean absolute value over steps, with what

@@ -168,7 +168,8 @@ def _describe(ds: xr.Dataset, index: int) -> str:
             " {verdict}.",
             "Response: the forecast {way}, {response} for {steps}.",
             "Share: {total}, its mean absolute effect: {shares:each percent}.",
-            "No verdict on {silent}, where it or the series is constant.",
+            "No verdict on {silent}, where it is constant, or the series repeats its"
+            " season exactly.",
             covariate=names(ds, "covariate")[index],
             idle=None if acting.any() else _IDLE,
             count=one["moved_acts"].max(),
