@@ -7,10 +7,13 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 from hatchling.builders.sdist import SdistBuilder
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from tsfm_lens.models.architecture import extras as optional_libraries
 
@@ -67,15 +70,36 @@ def test_dependencies_have_major_version_bounds() -> None:
         )
 
 
-def test_tested_versions_lie_within_bounds() -> None:
-    """Every version that the tests use is within the bounds."""
-    from packaging.requirements import Requirement
-
-    pins = dict(
+def pinned_versions() -> dict[str, str]:
+    """Read the versions that the tests use, by name."""
+    return dict(
         line.split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )
+
+
+def test_tested_versions_lie_within_bounds() -> None:
+    """Every version that the tests use is within the bounds."""
+    pins = pinned_versions()
     for requirement in map(Requirement, PROJECT["dependencies"]):
         if requirement.name in pins:
             assert pins[requirement.name] in requirement.specifier
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0"])
+def test_tested_versions_run_on_every_python_that_is_allowed(python: str) -> None:
+    """No version needs a later Python; pip would try others without an end."""
+    assert python in SpecifierSet(PROJECT["requires-python"])
+    checked = 0
+    for name, version in pinned_versions().items():
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:
+            continue
+        if installed.version.split("+")[0] != version:
+            continue
+        checked += 1
+        needed = installed.metadata["Requires-Python"] or ""
+        assert python in SpecifierSet(needed), f"{name} {version} needs {needed}"
+    assert checked > len(pinned_versions()) / 2
