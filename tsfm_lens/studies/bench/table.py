@@ -8,6 +8,7 @@ mechanism of it.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -76,8 +77,11 @@ def fill_table(
     for name in chosen:
         if name not in known:
             raise unknown_name("method", name, known)
-    if since:
-        _check_date(since)
+    # dates are compared as texts, and any text would do
+    if not re.fullmatch(r"(\d{4}-\d{2}-\d{2})?", since):
+        raise InputError(
+            f"since is {since!r}, expected a date YYYY-MM-DD, such as 2026-12-01"
+        )
     path = Path(file)
     table = _read_table(path)
     recent = table[table["date"] >= since]
@@ -99,21 +103,13 @@ def fill_table(
         rows = rows.assign(date=str(dt.date.today()))
         rows[CELL] = cell
         others = table[(table[CELL] != list(cell)).any(axis=1)]
-        table = pd.concat([others, rows], ignore_index=True) if len(others) else rows
+        if len(others):
+            rows = pd.concat([others, rows], ignore_index=True)
+        table = rows
         text = table.to_csv(index=False, float_format="%.4g")
         write_atomically(path, text.encode())
         log(f"{model}, seed {seed}, {condition}: {method}")
     return table
-
-
-def _check_date(since: str) -> None:
-    """Refuse what is no date; texts are compared, and any of them would do."""
-    try:
-        dt.date.fromisoformat(since)
-    except ValueError as error:
-        raise InputError(
-            f"since is {since!r}, expected a date YYYY-MM-DD, such as 2026-12-01"
-        ) from error
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -136,11 +132,7 @@ def _read_table(path: Path) -> pd.DataFrame:
 
 def mechanism_of(model: str) -> str:
     """Return the mechanism of a model, without architecture and size."""
-    for size, architecture in product(reversed(SIZES), reversed(ARCHITECTURES)):
-        end = f"-{architecture}{size}"
-        if model.endswith(end):
-            return model.removesuffix(end)
-    return model
+    return re.sub(f"-({'|'.join(ARCHITECTURES)})({SIZES[1]})?$", "", model)
 
 
 def summarise(
