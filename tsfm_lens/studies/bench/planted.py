@@ -16,10 +16,10 @@ import pandas as pd
 import typer
 
 from tsfm_lens.core.console import console
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.bench.models import SealedModel, explained_in, model_in
 from tsfm_lens.studies.bench.scoring import score_answer
-from tsfm_lens.studies.bench.submission import answer_by
+from tsfm_lens.studies.bench.submission import answer_by, check_names
 from tsfm_lens.studies.bench.table import fill_table
 from tsfm_lens.studies.method_scores.explanations import EXPLANATIONS
 from tsfm_lens.studies.method_scores.methods import METHODS, PARTS, Method
@@ -87,14 +87,13 @@ def score_probe(
     return score_answer(given, sealed, in_scope=True).assign(**about)
 
 
-def list_files(page: Path) -> tuple[Path, Path, Path]:
+def list_files(page: Path) -> list[Path]:
     """Return the paths of the tables beside a page.
 
     They are of methods, of decoys, and of explanations.
     """
     ends = (".csv", ".decoys.csv", ".explanations.csv")
-    methods, decoys, explanations = map(page.with_suffix, ends)
-    return methods, decoys, explanations
+    return [page.with_suffix(end) for end in ends]
 
 
 def read_scores(page: Path) -> ScoreTables:
@@ -143,9 +142,7 @@ def main(
     ]
     names = model or ["-".join(pair) for pair in mechanisms()]
     chosen = method or METHODS | EXPLANATIONS
-    for name in chosen:
-        if name not in METHODS | EXPLANATIONS:
-            raise unknown_name("method", name, METHODS | EXPLANATIONS)
+    check_names("method", chosen, METHODS | EXPLANATIONS)
     if read:
         campaigns = []
     for file, known, conditions, build in campaigns:

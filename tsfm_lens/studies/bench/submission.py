@@ -42,6 +42,8 @@ from tsfm_lens.studies.method_scores.methods import (
 # strict, since true and "1" are no scores
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Scores = dict[str, Finite | None]
+NO_SCORES: Any = Field(default_factory=dict)
+HINT = f"{PUBLIC_CARD} lists nodes and tokens"
 
 
 class Submission(Strict):
@@ -72,13 +74,13 @@ class Submission(Strict):
     method: str = Field(min_length=1)
     forwards: NonNegativeInt | None = None
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    nodes: Scores = Field(default_factory=dict)
-    edges: Scores = Field(default_factory=dict)
-    inputs: Scores = Field(default_factory=dict)
-    repaired: Scores = Field(default_factory=dict)
-    pairs: Scores = Field(default_factory=dict)
-    segments: Scores = Field(default_factory=dict)
-    routes: Scores = Field(default_factory=dict)
+    nodes: Scores = NO_SCORES
+    edges: Scores = NO_SCORES
+    inputs: Scores = NO_SCORES
+    repaired: Scores = NO_SCORES
+    pairs: Scores = NO_SCORES
+    segments: Scores = NO_SCORES
+    routes: Scores = NO_SCORES
     claims: tuple[str, ...] | None = None
 
     def rankings(
@@ -102,7 +104,7 @@ class Submission(Strict):
                 continue
             names = CANDIDATES[level](sealed.case)
             known += names
-            _check_names(level, given, names)
+            check_names(f"candidate of {level!r}", given, names, HINT)
             if in_scope:
                 names = tuple(given)
             scores = np.array([given.get(name) for name in names], dtype=float)
@@ -114,7 +116,7 @@ class Submission(Strict):
             raise InputError(
                 f"scores of {' or '.join(LEVELS)} are expected, and there are none"
             )
-        _check_names("claims", self.claims or (), known)
+        check_names("candidate of 'claims'", self.claims or (), known, HINT)
         return rankings
 
     def write(self, file: str | Path) -> None:
@@ -122,12 +124,14 @@ class Submission(Strict):
         write_atomically(Path(file), self.model_dump_json(indent=1).encode())
 
 
-def _check_names(field: str, given: Any, names: Sequence[str]) -> None:
-    known = set(names)
+def check_names(
+    what: str, given: Iterable[str], names: Iterable[str], hint: str = ""
+) -> None:
+    """Refuse the first name that is none of those known."""
+    known = dict.fromkeys(names)
     for name in given:
         if name not in known:
-            hint = f"{PUBLIC_CARD} lists nodes and tokens"
-            raise unknown_name(f"candidate of {field!r}", name, names, hint=hint)
+            raise unknown_name(what, name, known, hint=hint)
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -182,9 +186,7 @@ def answer(sealed: SealedModel, names: Sequence[str]) -> Submission:
     Raises:
         UnknownNameError: no such method.
     """
-    for name in names:
-        if name not in METHODS:
-            raise unknown_name("method", name, METHODS)
+    check_names("method", names, METHODS)
     methods = chain.from_iterable(METHODS[name] for name in names)
     return answer_by(sealed, ", ".join(names), methods)
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import write_atomically
 from tsfm_lens.studies.bench.models import ARCHITECTURES, SIZES, SealedModel, model_in
 from tsfm_lens.studies.bench.rivals import RIVALS
 from tsfm_lens.studies.bench.scoring import score_submission
-from tsfm_lens.studies.bench.submission import answer_by
+from tsfm_lens.studies.bench.submission import answer_by, check_names
 from tsfm_lens.studies.method_scores.methods import PARTS, Method
 from tsfm_lens.studies.method_scores.page import PLANTED
 
@@ -74,9 +74,7 @@ def fill_table(
         InputError: the file is another table, or ``since`` is no date.
     """
     chosen = list(known if methods is None else methods)
-    for name in chosen:
-        if name not in known:
-            raise unknown_name("method", name, known)
+    check_names("method", chosen, known)
     # dates are compared as texts, and any text would do
     if not re.fullmatch(r"(\d{4}-\d{2}-\d{2})?", since):
         raise InputError(
