@@ -75,7 +75,7 @@ def content(sealed: SealedModel) -> dict[str, Any]:
         "model": NAME,
         "seal": sealed.seal,
         "method": "mine",
-        "nodes": dict.fromkeys(sealed.nodes, 0.5),
+        "nodes": dict.fromkeys(sealed.case.nodes, 0.5),
     }
 
 
@@ -128,7 +128,7 @@ def test_each_model_is_run_once_for_all_its_files(
     models += [sealed_models(NAME, SEED)[1], *models]
     files = [tmp_path / f"{place}.json" for place in range(len(models))]
     for file, one in zip(files, models, strict=True):
-        nodes = {name: float(at) for at, name in enumerate(one.nodes)}
+        nodes = {name: float(at) for at, name in enumerate(one.case.nodes)}
         given = Submission(
             model=str(one.card["model"]), seal=one.seal, method=file.stem, nodes=nodes
         )
@@ -172,7 +172,7 @@ def test_a_file_is_scored_as_the_method_itself(
     name: str, sealed: SealedModel, tmp_path: Path
 ) -> None:
     """What a method says is scored alike with and without a file in between."""
-    methods = {**EXPLANATIONS, **{one: [METHODS[one]] for one in METHODS}}[name]
+    methods = {**EXPLANATIONS, **METHODS}[name]
     answer_by(sealed, name, methods).write(tmp_path / "answer.json")
     given = read_submission(tmp_path / "answer.json")
     row = score_answer(given, sealed).iloc[0]
@@ -184,7 +184,7 @@ def test_a_file_is_scored_as_the_method_itself(
                 assert row[measure] == direct[measure]
     else:
         # a file answers for every candidate; those without a score rank last
-        assert row["candidates"] == len(sealed.nodes) > direct["candidates"]
+        assert row["candidates"] == len(sealed.case.nodes) > direct["candidates"]
         assert row["true"] > direct["true"]
 
 
@@ -276,9 +276,9 @@ def test_what_is_no_answer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     expect_error("no JSON", read_submission, tmp_path / "text.json")
-    expect_error("list", read_submission, tmp_path / "list.json")
+    expect_error("fields", read_submission, tmp_path / "list.json")
     expect_error("list.json", read_submission, tmp_path / "lost.json")
-    expect_error("is a folder", read_submission, tmp_path)
+    expect_error("directory", read_submission, tmp_path)
     expect_error("no files to score", score_files, [], SEED)
     expect_error("seed is", score_files, ["text.json"], float(SEED))
 
@@ -359,8 +359,8 @@ def test_importances_of_mib_become_an_answer(tmp_path: Path) -> None:
     for wrong, words in (
         ({}, "nodes"),
         ({"nodes": [], "edges": {}}, "nodes"),
-        ({"nodes": {"m1": {"score": "big"}}, "edges": {}}, "the score of m1"),
-        ({"nodes": {}, "edges": {"m1": entry}}, "'m1' is no edge"),
+        ({"nodes": {"m1": {"score": "big"}}, "edges": {}}, "nodes.m1.score"),
+        ({"nodes": {}, "edges": {"m1": entry}}, "edges.m1"),
     ):
         file.write_text(json.dumps(wrong))
         expect_error(words, from_importances, file, tmp_path, "EAP")
@@ -417,7 +417,7 @@ def test_areas_of_circuits_are_those_of_the_probe(sealed: SealedModel) -> None:
         model=NAME, seal=sealed.seal, method="card", nodes=dict.fromkeys(true, 1.0)
     )
     row = score_submission(given, sealed).iloc[0]
-    ranking = {name: float(name in true) for name in sealed.nodes}
+    ranking = {name: float(name in true) for name in sealed.case.nodes}
     data = probes.circuit_curve(
         sealed.case.clean, ranking, sealed.case.corrupted, draws=0
     )
@@ -426,7 +426,7 @@ def test_areas_of_circuits_are_those_of_the_probe(sealed: SealedModel) -> None:
         assert row[name] == areas.sel(direction="best kept")
         assert row[f"{name}_removed"] == areas.sel(direction="best removed")
     # the true parts alone give the forecast back, so that little is left to gain
-    share = len(true) / len(sealed.nodes)
+    share = len(true) / len(sealed.case.nodes)
     assert row["cpr"] > 1 - share > share > row["cpr_removed"]
 
 
@@ -470,7 +470,7 @@ def test_every_rival_scores_candidates(name: str, sealed: SealedModel) -> None:
     assert len(set(levels)) == len(levels)
     cheap = [method for method in RIVALS[name] if method.level == PARTS]
     given = answer_by(sealed, name, cheap)
-    assert set(given.nodes) == set(sealed.nodes)
+    assert set(given.nodes) == set(sealed.case.nodes)
     assert len(score_answer(given, sealed)) == 1
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.studies.bench import planted
 from tsfm_lens.studies.bench.models import SealedModel, explained_in
 from tsfm_lens.studies.bench.planted import score_probe
@@ -27,6 +27,7 @@ from tsfm_lens.studies.method_scores.methods import (
     Method,
     Ranking,
     cut_forecasts,
+    list_segments,
     true_segments,
 )
 from tsfm_lens.studies.method_scores.page import EXPLAINED, explanation_tables
@@ -50,18 +51,25 @@ def scored(sealed: SealedModel, level: str, rank: Any) -> pd.Series:
 
 
 def the_truth(case: EvaluationCase, sign: float) -> Ranking:
-    labels = true_segments(case)
-    return Ranking(tuple(labels), sign * np.array(list(labels.values())))
+    true, _ = true_segments(case)
+    names = list_segments(case)
+    return Ranking(names, sign * np.array([name in true for name in names], float))
 
 
 def labels_of(case: EvaluationCase, number: int) -> dict[str, np.ndarray]:
-    """Labels of the segments of one forecast, (step,) each."""
+    """Labels of the segments of one forecast, (step,) each; NaN of what only decides
+    whether a gate is open.
+    """
     ((_, parts),) = cut_forecasts(case, 1)
-    labels = true_segments(case)
-    steps = range(case.card.horizon)
-    return {
-        part.name: np.array([labels[f"{number}:{step}:{part.name}"] for step in steps])
+    true, deciding = true_segments(case)
+    labels = dict.fromkeys(true, 1.0) | dict.fromkeys(deciding, np.nan)
+    names = {
+        part.name: [f"{number}:{step}:{part.name}" for step in range(case.card.horizon)]
         for part in parts
+    }
+    return {
+        part: np.array([labels.get(name, 0.0) for name in of_part])
+        for part, of_part in names.items()
     }
 
 
@@ -80,8 +88,8 @@ def test_what_passes_the_input_on_is_true(sealed: SealedModel) -> None:
         for part in sealed.case.card.parts
         if part.role == "mechanism" and not part.does.startswith(SAME)
     ]
-    scores = np.array([name in carriers for name in sealed.nodes], dtype=float)
-    row = scored(sealed, ROUTES, lambda case: Ranking(tuple(sealed.nodes), scores))
+    scores = np.array([name in carriers for name in sealed.case.nodes], dtype=float)
+    row = scored(sealed, ROUTES, lambda case: Ranking(tuple(sealed.case.nodes), scores))
     assert row["auroc"] == 1.0
     assert row["true"] == len(carriers)
 
@@ -149,15 +157,15 @@ def test_a_part_of_the_table_is_measured_again(tmp_path: Path) -> None:
     assert "| random |" in page.read_text()
     kept = page.with_suffix(".explanations.methods.csv").read_text()
     assert "naive,newest first," in kept
-    with pytest.raises(SystemExit, match="error"):
+    with pytest.raises(UnknownNameError, match="tea leaves"):
         planted.main(page, method=["tea leaves"])
     bare = tmp_path / "bare.md"
     bare.write_text("bare")
     file = page.with_suffix(".explanations.csv")
     bare.with_suffix(".explanations.csv").write_bytes(file.read_bytes())
-    with pytest.raises(SystemExit, match="no marks"):
+    with pytest.raises(InputError, match="no marks"):
         planted.main(bare, read=True)
-    with pytest.raises(SystemExit, match="nothing was measured"):
+    with pytest.raises(InputError, match="nothing was measured"):
         planted.main(tmp_path / "none.md", read=True)
 
 

@@ -16,7 +16,6 @@ from test_pages import run_blocks
 from tsfm_lens.studies.bench import planted
 from tsfm_lens.studies.bench.models import seal_model
 from tsfm_lens.studies.method_scores import scores as scoring
-from tsfm_lens.studies.method_scores.marks import claim_marks, marks, precision_at_size
 from tsfm_lens.studies.method_scores.methods import (
     EDGES,
     METHODS,
@@ -33,6 +32,7 @@ from tsfm_lens.studies.method_scores.page import (
     long_tables,
     tables,
 )
+from tsfm_lens.studies.method_scores.scores import claim_marks, marks
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.zoo.planted import (
@@ -70,13 +70,14 @@ def test_precision_averages_over_orders_of_ties() -> None:
                 :size
             ]
             of_orders.append(labels[best].mean())
-        assert_close(precision_at_size(scores, labels), np.mean(of_orders), depth=1000)
+        found = marks(pd.Series(scores), pd.Series(labels))["precision"]
+        assert_close(found, np.mean(of_orders), depth=1000)
 
 
 def test_candidates_without_score_rank_last() -> None:
     """Candidates without a score come last, and equal ones have their worst rank."""
     found = marks(
-        np.array([np.nan, 1.0, 2.0, 2.0]), np.array([True, False, False, True])
+        pd.Series([np.nan, 1.0, 2.0, 2.0]), pd.Series([True, False, False, True])
     )
     assert (
         found["worst_rank"],
@@ -127,9 +128,7 @@ def test_twins_differ_in_their_forecasts(rule: Rule, noise: float) -> None:
 def test_true_tokens_follow_the_rule(on: EvaluationCase) -> None:
     """The true tokens are those that the planted rule reads."""
     # 64 steps in patches of 4, of which the rule reads the last 16
-    expected = {
-        token_name(row, token): token >= 12 for row in range(6) for token in range(16)
-    }
+    expected = {token_name(row, token) for row in range(6) for token in range(12, 16)}
     assert true_tokens(on) == expected
 
 
@@ -189,7 +188,7 @@ def test_decoys_are_counted_by_method(on: EvaluationCase, tmp_path: Path) -> Non
     sealed = seal_model("stand-in", case, PLANTED)
     file = tmp_path / "decoys.csv"
     for name in ("zero ablation", "path patching"):
-        planted.score_probe(sealed, [METHODS[name]], file)
+        planted.score_probe(sealed, METHODS[name], file)
     found = pd.read_csv(file)[["method", "decoy", "fooled", "claimed"]]
     assert found.to_numpy().tolist() == [
         ["zero ablation", "writes loudly", False, False]
@@ -248,18 +247,18 @@ def test_the_docs_page_scores_a_method_of_ones_own(
 ) -> None:
     """The page's example of declaring a method runs, and prints what it shows."""
     for name in ("last parts first", "last segments first"):
-        monkeypatch.setitem(METHODS, name, METHODS["zero ablation"])
+        monkeypatch.setitem(METHODS, name, [])
     assert run_blocks(Path(__file__).parents[3] / "docs" / "planted.md") == 2
 
 
 def test_claims_are_counted() -> None:
-    statements = np.array([True, True, False, False])
-    labels = np.array([True, False, True, False])
+    statements = pd.Series([True, True, False, False])
+    labels = pd.Series([True, False, True, False])
     assert claim_marks(statements, labels) == {
         "claimed": 0.5,
         "claim_precision": 0.5,
         "claim_recall": 0.5,
     }
-    nothing = claim_marks(np.zeros(2, dtype=bool), np.array([True, False]))
+    nothing = claim_marks(pd.Series([False, False]), pd.Series([True, False]))
     assert np.isnan(nothing["claim_precision"])
     assert nothing["claim_recall"] == 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,6 @@ import numpy as np
 
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.io import write_atomically
-from tsfm_lens.hooks.component import Component
 from tsfm_lens.models import Lens
 from tsfm_lens.probes.given import check_seed
 from tsfm_lens.probes.sites import later_branches
@@ -40,7 +39,6 @@ from tsfm_lens.studies.method_scores.methods import (
 )
 from tsfm_lens.studies.method_scores.page import (
     NOISY_SERIES,
-    NOISY_WEIGHTS,
     PLANTED,
     UNTRAINED,
 )
@@ -63,7 +61,7 @@ from tsfm_lens.zoo.planted import (
 )
 from tsfm_lens.zoo.planted.card import Card, seal_of
 from tsfm_lens.zoo.planted.planting import SEPARATING, save_weights
-from tsfm_lens.zoo.planted.rules import CovariateTimes
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Reads
 
 FORMAT = 1
 """Version of the public card and of the answers."""
@@ -75,8 +73,6 @@ TWIN = "untrained"
 N_SERIES = 12
 OUTPUT = "output"
 
-CONDITIONS = (PLANTED, NOISY_SERIES, NOISY_WEIGHTS, UNTRAINED)
-"""Conditions of planting, and of the series that a model is run on."""
 WEIGHT_NOISES = (0.01, 0.003, 0.001, 0.0003)
 """Noise of the weights, of which a model gets the first that it bears."""
 SERIES_NOISE = 0.05
@@ -87,16 +83,19 @@ Planter = Callable[..., Planted]
 
 
 def _plant(
-    mechanism: str, architecture: str, seed: int, *, weight_noise: float = 0.0
+    mechanism: str,
+    architecture: str,
+    *edits: Callable[[Planted], Planted],
+    seed: int,
+    reads: Reads | None = None,
+    weight_noise: float = 0.0,
 ) -> Planted:
-    return plant(
-        mechanism, architecture, reads=None, seed=seed, weight_noise=weight_noise
+    planted = plant(
+        mechanism, architecture, reads=reads, seed=seed, weight_noise=weight_noise
     )
-
-
-def _shortcut(architecture: str, seed: int) -> Planted:
-    old = plant("seasonal-copy", architecture, reads="old", seed=seed)
-    return read_period_before(old)
+    for edit in edits:
+        planted = edit(planted)
+    return planted
 
 
 SIZES = ("", "-large")
@@ -109,31 +108,29 @@ ARCHITECTURES = ("chronos", "chronos-bolt")
 def _planters() -> dict[str, Planter]:
     """Return the function of a seed that builds each model, by name."""
     planters: dict[str, Planter] = {
-        f"{mechanism}-{architecture}": partial(_plant, mechanism, architecture)
-        for mechanism, architecture in mechanisms()
+        "-".join(pair): partial(_plant, *pair) for pair in mechanisms()
     }
     for architecture in ARCHITECTURES:
         for mechanism, planter in _separating(architecture).items():
             name = f"{mechanism}-{architecture}"
             planters[name] = planter
-            planters[f"{name}{SIZES[1]}"] = partial(_enlarged, planter)
+            planters[f"{name}{SIZES[1]}"] = partial(planter, enlarge)
     return dict(sorted(planters.items()))
 
 
 def _separating(architecture: str) -> dict[str, Planter]:
     """Return the planters of mechanisms that tell methods apart, by their names."""
-    either = {"chronos": "seasonal-copy", "chronos-bolt": "gate"}[architecture]
-    variants: tuple[tuple[str, Callable[[Planted], Planted], str], ...] = (
-        ("cancelling", add_cancelling_pair, "trend"),
-        ("either", add_second_way, either),
-        ("split", split_head, "seasonal-copy"),
-    )
+    copy = "seasonal-copy"
+    either = {"chronos": copy, "chronos-bolt": "gate"}[architecture]
     planters: dict[str, Planter] = {
-        name: partial(_edit_planted, edit, base, architecture)
-        for name, edit, base in variants
+        "cancelling": partial(_plant, "trend", architecture, add_cancelling_pair),
+        "dead": partial(_plant, "gate", architecture),
+        "either": partial(_plant, either, architecture, add_second_way),
+        "shortcut": partial(
+            _plant, copy, architecture, read_period_before, reads="old"
+        ),
+        "split": partial(_plant, copy, architecture, split_head),
     }
-    planters["shortcut"] = partial(_shortcut, architecture)
-    planters["dead"] = partial(_plant, "gate", architecture)
     for mechanism in SEPARATING:
         planters[mechanism] = partial(_plant, mechanism, architecture)
     return planters
@@ -148,16 +145,6 @@ def separating_names(*, large: bool) -> tuple[str, ...]:
             for mechanism in _separating(architecture)
         )
     )
-
-
-def _enlarged(planter: Planter, seed: int) -> Planted:
-    return enlarge(planter(seed))
-
-
-def _edit_planted(
-    edit: Callable[[Planted], Planted], mechanism: str, architecture: str, seed: int
-) -> Planted:
-    return edit(_plant(mechanism, architecture, seed))
 
 
 def bench_names() -> tuple[str, ...]:
@@ -175,8 +162,9 @@ class SealedModel:
     Attributes:
         card: public card: names of the parts and tokens, and the seal.
         case: runs on both sets of series, with the true card.
-        condition: one of :data:`CONDITIONS`; "untrained" if its weights are drawn anew,
-            so that nothing is planted.
+        condition: one of
+            :data:`~tsfm_lens.studies.method_scores.page.CONDITIONS`; "untrained" if its
+            weights are drawn anew, so that nothing is planted.
     """
 
     card: dict[str, Any]
@@ -188,28 +176,24 @@ class SealedModel:
         """Digest of the public card and the weights."""
         return str(self.card["seal"])
 
-    @property
-    def nodes(self) -> list[str]:
-        """Names of all heads and MLPs."""
-        return list(self.card["nodes"])
-
 
 def list_edges(case: EvaluationCase) -> tuple[str, ...]:
     """Name every edge from a head or MLP to a later one or to the output."""
     names = []
     for sender in case.components:
         later = set(later_branches(case.lens.wiring, sender))
-        for receiver in case.components:
-            branch = Component(receiver.stack, receiver.layer, receiver.kind)
-            if branch in later:
-                names.append(edge_name(str(sender), str(receiver)))
-        names.append(edge_name(str(sender), OUTPUT))
+        receivers = [
+            str(receiver)
+            for receiver in case.components
+            if replace(receiver, head=None) in later
+        ]
+        names += [edge_name(str(sender), name) for name in (*receivers, OUTPUT)]
     return tuple(names)
 
 
 def list_nodes(case: EvaluationCase) -> tuple[str, ...]:
     """Name every head and MLP."""
-    return tuple(map(str, case.components))
+    return case.nodes
 
 
 CANDIDATES: dict[str, Callable[[EvaluationCase], tuple[str, ...]]] = {
@@ -243,7 +227,7 @@ def sealed_models(name: str, seed: int) -> tuple[SealedModel, SealedModel]:
     if name not in planters:
         hint = "`tsfm-lens bench list` lists all"
         raise unknown_name("model of the benchmark", name, planters, hint=hint)
-    planted = planters[name](seed)
+    planted = planters[name](seed=seed)
     first = _run_planted(name, planted, PLANTED)
     return first, _run_planted(name, planted, UNTRAINED)
 
@@ -252,16 +236,18 @@ def _run_planted(
     name: str, planted: Planted, condition: str, **options: Any
 ) -> SealedModel:
     """Run a planted model, or its twin, with ``options`` of the evaluation case."""
-    seed = planted.card.seed
+    card = planted.card
     lens = planted.lens()
     if condition == UNTRAINED:
-        lens = untrained(planted, seed)
-    options = {"series": N_SERIES, "seed": seed, **options}
-    return seal_model(name, _draw_case(name, lens, planted.card, **options), condition)
+        lens = untrained(planted, card.seed)
+    case = _draw_case(name, lens, card, seed=card.seed, **options)
+    return seal_model(name, case, condition)
 
 
-def _draw_case(name: str, lens: Lens, card: Card, **options: Any) -> EvaluationCase:
-    case = evaluation_case(lens, card, **options)
+def _draw_case(
+    name: str, lens: Lens, card: Card, *, series: int = N_SERIES, **options: Any
+) -> EvaluationCase:
+    case = evaluation_case(lens, card, series=series, **options)
     if name.startswith("dead-"):
         case = _with_dead_units(case)
     return case
@@ -272,33 +258,29 @@ def _draw_case(name: str, lens: Lens, card: Card, **options: Any) -> EvaluationC
 def draw_again(sealed: SealedModel, draw: int) -> EvaluationCase:
     """Run a model on series of another seed than those that were fetched with it."""
     case = sealed.case
-    name = sealed.card["model"]
-    return _draw_case(name, case.lens, case.card, series=N_SERIES, seed=draw)
+    return _draw_case(sealed.card["model"], case.lens, case.card, seed=draw)
 
 
 @lru_cache(maxsize=1)
 def model_in(name: str, seed: int, condition: str) -> SealedModel | None:
-    """Build a model under one of :data:`CONDITIONS`; None if it bears no noise.
+    """Build a model under a condition; None if it bears no noise.
 
     Only mechanisms that were planted once, and not changed, have noisy weights.
     """
     if condition in (PLANTED, UNTRAINED):
         return sealed_models(name, seed)[condition == UNTRAINED]
-    planter = partial(_planters()[name], seed)
-    if condition == NOISY_WEIGHTS:
-        planted = as_noisy_as_it_bears(
-            lambda level: planter(weight_noise=level),
-            WEIGHT_NOISES,
-            series=N_SERIES,
-            seed=seed,
-        )
-        noise = 0.0
-    else:
-        planted = planter()
-        noise = SERIES_NOISE
+    planter = partial(_planters()[name], seed=seed)
+    if condition == NOISY_SERIES:
+        return _run_planted(name, planter(), condition, noise=SERIES_NOISE)
+    planted = as_noisy_as_it_bears(
+        lambda level: planter(weight_noise=level),
+        WEIGHT_NOISES,
+        series=N_SERIES,
+        seed=seed,
+    )
     if planted is None:
         return None
-    return _run_planted(name, planted, condition, noise=noise)
+    return _run_planted(name, planted, condition)
 
 
 @lru_cache(maxsize=1)
@@ -307,7 +289,7 @@ def explained_in(name: str, seed: int, condition: str) -> SealedModel:
 
     The condition is "planted" or "untrained".
     """
-    planted = _planters()[name](seed)
+    planted = _planters()[name](seed=seed)
     noise = SERIES_NOISE
     if isinstance(planted.card.rule, CovariateTimes):
         # its series are random walks and white noise already
@@ -317,16 +299,15 @@ def explained_in(name: str, seed: int, condition: str) -> SealedModel:
 
 def seal_model(name: str, case: EvaluationCase, condition: str) -> SealedModel:
     """Make the public card of a case, with the seal."""
-    spans, tokens = find_tokens(case)
     ((_, parts),) = cut_forecasts(case, 1)
     content = {
         "format": FORMAT,
         "model": name,
         "horizon": case.card.horizon,
-        "nodes": [str(component) for component in case.components],
+        "nodes": list(case.nodes),
         "tokens": {
-            str(token): [int(spans.start[token]), int(spans.stop[token])]
-            for token in tokens
+            str(token): [steps.start, steps.stop]
+            for token, steps in find_tokens(case).items()
         },
         "segments": {part.name: [part.start, part.stop] for part in parts},
     }
@@ -376,19 +357,17 @@ def fetch(name: str, seed: int, folder: str | Path) -> Path:
             f"{str(folder)!r} holds another model, or one that was not written to its"
             " end; give a new folder"
         )
-    models = sealed_models(name, seed)
-    places = (folder, folder / TWIN)
+    model, twin = sealed_models(name, seed)
     # cards are written last, so that a folder that has one is whole
-    for place in places:
+    (folder / PUBLIC_CARD).unlink(missing_ok=True)
+    for sealed, place in ((twin, folder / TWIN), (model, folder)):
         (place / PUBLIC_CARD).unlink(missing_ok=True)
-    for sealed, place in reversed(list(zip(models, places, strict=True))):
-        save_weights(sealed.case.lens.adapter.model, place)
-        runs = {"clean": sealed.case.clean, "altered": sealed.case.corrupted}
-        series: dict[str, Any] = {
-            key: np.stack([np.asarray(values) for values in run.batch.values])
-            for key, run in runs.items()
-        }
-        np.savez(place / SERIES, **series)
+        case = sealed.case
+        save_weights(case.lens.adapter.model, place)
+        clean, altered = (
+            np.stack(run.batch.values) for run in (case.clean, case.corrupted)
+        )
+        np.savez(place / SERIES, clean=clean, altered=altered)
         text = json.dumps(sealed.card, indent=2)
         write_atomically(place / PUBLIC_CARD, text.encode())
     return folder

@@ -16,19 +16,15 @@ import pandas as pd
 import typer
 
 from tsfm_lens.core.console import console
-from tsfm_lens.core.errors import InputError, LensError, unknown_name
-from tsfm_lens.studies.bench.models import (
-    CONDITIONS,
-    SealedModel,
-    explained_in,
-    model_in,
-)
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.studies.bench.models import SealedModel, explained_in, model_in
 from tsfm_lens.studies.bench.scoring import score_answer
-from tsfm_lens.studies.bench.submission import answer_by
+from tsfm_lens.studies.bench.submission import answer_by, check_names
 from tsfm_lens.studies.bench.table import fill_table
 from tsfm_lens.studies.method_scores.explanations import EXPLANATIONS
 from tsfm_lens.studies.method_scores.methods import METHODS, PARTS, Method
 from tsfm_lens.studies.method_scores.page import (
+    CONDITIONS,
     PLANTED,
     UNTRAINED,
     ScoreTables,
@@ -53,7 +49,7 @@ def score_methods(sealed: SealedModel, names: Iterable[str]) -> pd.DataFrame:
     Returns:
         A row for each method that applies.
     """
-    rows = [score_probe(sealed, [METHODS[name]]) for name in names]
+    rows = [score_probe(sealed, METHODS[name]) for name in names]
     return pd.concat(rows, ignore_index=True)
 
 
@@ -65,40 +61,39 @@ def score_probe(
     Returns:
         A row for each method that applies.
     """
-    case = sealed.case
+    card = sealed.case.card
     methods = [
         method
         for method in methods
-        if has_answer(case.card, method.level) and method.applies(case)
+        if has_answer(card, method.level) and method.applies(sealed.case)
     ]
     if not methods:
         return pd.DataFrame()
     name = methods[0].name
     given = answer_by(sealed, name, methods)
     about: dict[str, Any] = {
-        "mechanism": case.card.mechanism,
-        "architecture": case.card.architecture,
+        "mechanism": card.mechanism,
+        "architecture": card.architecture,
         "condition": sealed.condition,
-        "seed": case.card.seed,
-        "error": forecast_error(case),
-        "weight_noise": case.card.weight_noise,
+        "seed": card.seed,
+        "error": forecast_error(sealed.case),
+        "weight_noise": card.weight_noise,
     }
     # noise changes little in decoys, and twins have none
     if decoys and given.nodes and sealed.condition == PLANTED:
         ranking = given.rankings(sealed, in_scope=True)[PARTS]
-        rows = find_decoys(case.card, name, ranking).assign(**about)
+        rows = find_decoys(card, name, ranking).assign(**about)
         rows.to_csv(decoys, mode="a", header=not decoys.exists(), index=False)
     return score_answer(given, sealed, in_scope=True).assign(**about)
 
 
-def list_files(page: Path) -> tuple[Path, Path, Path]:
+def list_files(page: Path) -> list[Path]:
     """Return the paths of the tables beside a page.
 
     They are of methods, of decoys, and of explanations.
     """
     ends = (".csv", ".decoys.csv", ".explanations.csv")
-    methods, decoys, explanations = map(page.with_suffix, ends)
-    return methods, decoys, explanations
+    return [page.with_suffix(end) for end in ends]
 
 
 def read_scores(page: Path) -> ScoreTables:
@@ -107,11 +102,10 @@ def read_scores(page: Path) -> ScoreTables:
     Raises:
         InputError: nothing was measured.
     """
-    tables = [pd.DataFrame() for _ in list_files(page)]
-    for index, file in enumerate(list_files(page)):
-        if file.exists():
-            tables[index] = pd.read_csv(file)
-    methods, decoys, explanations = tables
+    methods, decoys, explanations = (
+        pd.read_csv(file) if file.exists() else pd.DataFrame()
+        for file in list_files(page)
+    )
     if not len(methods) and not len(explanations):
         raise InputError(f"nothing was measured for {page} yet; leave out --read")
     if len(decoys):
@@ -142,36 +136,29 @@ def main(
 ) -> None:
     """Score every method on models whose mechanism is known, and write the page."""
     table, decoys, explanations = list_files(out)
-    probes = {name: [declared] for name, declared in METHODS.items()}
-    everything = probes | EXPLANATIONS
-    for name in method or []:
-        if name not in everything:
-            raise SystemExit(f"error: {unknown_name('method', name, everything)}")
     campaigns: list[tuple[Any, ...]] = [
-        (table, probes, CONDITIONS, model_in),
+        (table, METHODS, CONDITIONS, model_in),
         (explanations, EXPLANATIONS, (PLANTED, UNTRAINED), explained_in),
     ]
+    names = model or ["-".join(pair) for pair in mechanisms()]
+    chosen = method or METHODS | EXPLANATIONS
+    check_names("method", chosen, METHODS | EXPLANATIONS)
     if read:
         campaigns = []
-    try:
-        for file, known, conditions, build in campaigns:
-            fill_table(
-                file,
-                model or ["-".join(pair) for pair in mechanisms()],
-                range(seeds),
-                [name for name in known if not method or name in method],
-                conditions=[
-                    one for one in conditions if not condition or one in condition
-                ],
-                known=known,
-                build=build,
-                score=partial(score_probe, decoys=decoys),
-                since=since,
-                log=console(stderr=True).print,
-            )
-        write_page(read_scores(out), out)
-    except (LensError, OSError) as error:
-        raise SystemExit(f"error: {error}") from None
+    for file, known, conditions, build in campaigns:
+        fill_table(
+            file,
+            names,
+            range(seeds),
+            [name for name in known if name in chosen],
+            conditions=[one for one in conditions if one in (condition or conditions)],
+            known=known,
+            build=build,
+            score=partial(score_probe, decoys=decoys),
+            since=since,
+            log=console(stderr=True).print,
+        )
+    write_page(read_scores(out), out)
 
 
 if __name__ == "__main__":

@@ -10,31 +10,32 @@ import zlib
 from functools import partial
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.probes.circuits import make_bench
 from tsfm_lens.probes.learned_scores import learned_scores
-from tsfm_lens.studies.bench.models import CANDIDATES, list_nodes
+from tsfm_lens.studies.bench.models import CANDIDATES
 from tsfm_lens.studies.method_scores.methods import (
     ARROW,
     EDGES,
     INPUTS,
     METHODS,
     PARTS,
-    Method,
+    Methods,
     Rank,
     Ranking,
-    add_method,
+    method,
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 
 ORDERS = 16
 """Orders of the components that Shapley values are sampled from."""
 
-RIVALS: dict[str, list[Method]] = {}
+RIVALS: Methods = {}
 
-_rival = partial(add_method, RIVALS)
+_rival = partial(method, known=RIVALS)
 
 
 def _draw(case: EvaluationCase, level: str) -> Ranking:
@@ -50,48 +51,45 @@ def _order(case: EvaluationCase, level: str) -> Ranking:
     return Ranking(names, np.arange(len(names), dtype=float))
 
 
-def _record(
-    case: EvaluationCase, of_heads: str, of_branches: str = ""
-) -> dict[Component, Tensor]:
-    """Record a hook of each head, and another of each MLP if it is named."""
+def _record(case: EvaluationCase, **hooks: str) -> dict[Component, Tensor]:
+    """Record a hook of each component, named by level, "head" or "branch"."""
     points = {}
-    for component in case.components:
-        prefix = case.lens.wiring.stack(component.stack).prefix
-        hook = of_branches if component.head is None else of_heads
-        if hook:
-            points[component] = f"{prefix}.{component.layer}.{component.kind}.{hook}"
+    for part in case.components:
+        if part.level in hooks:
+            branch = f"{case.lens.wiring.stack(part.stack).prefix}.{part.layer}"
+            points[part] = f"{branch}.{part.kind}.{hooks[part.level]}"
     recorded = case.clean.record(sorted(set(points.values())))
-    return {component: recorded[point] for component, point in points.items()}
+    return {part: recorded[point] for part, point in points.items()}
 
 
 def _norm(case: EvaluationCase) -> Ranking:
     """Score by the mean length of what a part writes."""
     lengths = []
-    for component, written in _record(case, "hook_result", "hook_out").items():
+    writes = _record(case, head="hook_result", branch="hook_out")
+    for component, written in writes.items():
         if component.head is not None:
             written = written[..., component.head, :]
         lengths.append(float(written.norm(dim=-1).mean()))
-    return Ranking(list_nodes(case), np.array(lengths))
+    return Ranking(case.nodes, np.array(lengths))
 
 
 def _attention(case: EvaluationCase) -> Ranking:
     """Score heads by the mean of the largest attention of a query."""
     peaks = {
         component: float(pattern[:, component.head].amax(dim=-1).mean())
-        for component, pattern in _record(case, "hook_pattern").items()
+        for component, pattern in _record(case, head="hook_pattern").items()
     }
     scores = [peaks.get(component, np.nan) for component in case.components]
-    return Ranking(list_nodes(case), np.array(scores))
+    return Ranking(case.nodes, np.array(scores))
 
 
 def _by_edges(case: EvaluationCase, rank: Rank) -> Ranking:
     """Score parts by the largest score of an edge that leaves them."""
     edges = rank(case)
-    largest = dict.fromkeys(list_nodes(case), 0.0)
-    for name, score in zip(edges.names, edges.scores, strict=True):
-        sender = name.split(ARROW)[0]
-        largest[sender] = max(largest[sender], float(score))
-    return Ranking(tuple(largest), np.array(list(largest.values())))
+    senders = [name.split(ARROW)[0] for name in edges.names]
+    largest = pd.Series(edges.scores).groupby(senders).max()
+    scores = largest.reindex(case.nodes, fill_value=0.0).clip(lower=0.0)
+    return Ranking(case.nodes, np.asarray(scores))
 
 
 def _shapley(case: EvaluationCase) -> Ranking:
@@ -105,14 +103,13 @@ def _shapley(case: EvaluationCase) -> Ranking:
         for order in orders
         for kept in range(1, len(components))
     ]
-    inner = bench.forecasts(ablated, None)
-    inner = inner.reshape(len(orders), len(components) - 1, *bench.full.shape)
     values = np.zeros(len(components))
+    inner = np.split(bench.forecasts(ablated, None), ORDERS)
     for order, forecasts in zip(orders, inner, strict=True):
         curve = np.stack([bench.nothing, *forecasts, bench.full])
         share = np.nanmean(bench.recovered(curve), axis=-1)
         values[order] += np.diff(share)
-    return Ranking(tuple(map(str, components)), np.abs(values) / len(orders))
+    return Ranking(tuple(map(str, components)), np.abs(values) / ORDERS)
 
 
 def _learned(case: EvaluationCase, units: str) -> Ranking:
@@ -126,11 +123,11 @@ def _learned(case: EvaluationCase, units: str) -> Ranking:
 
 
 for _level in (PARTS, EDGES, INPUTS):
-    _rival("random", _level, partial(_draw, level=_level))
+    _rival("random", _level)(partial(_draw, level=_level))
 for _level in (PARTS, INPUTS):
-    _rival("recency", _level, partial(_order, level=_level))
-_rival("norm", PARTS, _norm)
-_rival("attention", PARTS, _attention)
+    _rival("recency", _level)(partial(_order, level=_level))
+_rival("norm")(_norm)
+_rival("attention")(_attention)
 for _name, _level, _known in (
     ("attention", INPUTS, "attention, mean over heads"),
     ("zero ablation", PARTS, "zero ablation"),
@@ -141,12 +138,10 @@ for _name, _level, _known in (
     ("exact path patching", EDGES, "path patching"),
     ("greedy with pairs", PARTS, "circuit, greedy, patched"),
 ):
-    _rival(_name, _level, METHODS[_known].rank)
-for _name, _known in (
-    ("edge attribution", "edge attribution"),
-    ("exact path patching", "path patching"),
-):
-    _rival(_name, PARTS, partial(_by_edges, rank=METHODS[_known].rank))
-_rival("Shapley values", PARTS, _shapley)
+    _rank = METHODS[_known][0].rank
+    _rival(_name, _level)(_rank)
+    if _level == EDGES:
+        _rival(_name)(partial(_by_edges, rank=_rank))
+_rival("Shapley values")(_shapley)
 for _level, _units in ((PARTS, "components"), (EDGES, "edges")):
-    _rival("learned masks", _level, partial(_learned, units=_units))
+    _rival("learned masks", _level)(partial(_learned, units=_units))

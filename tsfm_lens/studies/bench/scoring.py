@@ -82,10 +82,10 @@ def score_submission(
         if draw is not None:
             case = draw_again(sealed, draw)
             rows["draw"] = np.where(rows["level"] == PARTS, draw, np.nan)
-        for name, area in _areas(submission, sealed.nodes, case).items():
+        for name, area in _areas(submission, case).items():
             rows[name] = np.where(rows["level"] == PARTS, area, np.nan)
     return rows.assign(model=submission.model, condition=sealed.condition).reindex(
-        columns=[name for name in COLUMNS if name != "file"]
+        columns=COLUMNS[1:]
     )
 
 
@@ -121,15 +121,9 @@ def score_answer(
     return pd.DataFrame(rows).assign(method=submission.method, **cost)
 
 
-def _areas(
-    submission: Submission, nodes: Iterable[str], case: EvaluationCase
-) -> dict[str, float]:
+def _areas(submission: Submission, case: EvaluationCase) -> dict[str, float]:
     """Return the areas under the curves of circuits that the nodes' scores choose."""
-    given = submission.nodes
-    ranking = {}
-    for name in nodes:
-        score = given.get(name)
-        ranking[name] = float("nan") if score is None else score
+    ranking = pd.Series(submission.nodes, dtype=float).reindex(case.nodes).to_dict()
     runs = [case.clean, case.corrupted]
     most = None
     if len(ranking) >= MANY:

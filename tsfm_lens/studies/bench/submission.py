@@ -10,13 +10,21 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import chain, compress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
 
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.io import write_atomically
@@ -34,6 +42,8 @@ from tsfm_lens.studies.method_scores.methods import (
 # strict, since true and "1" are no scores
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Scores = dict[str, Finite | None]
+NO_SCORES: Any = Field(default_factory=dict)
+HINT = f"{PUBLIC_CARD} lists nodes and tokens"
 
 
 class Submission(Strict):
@@ -64,13 +74,13 @@ class Submission(Strict):
     method: str = Field(min_length=1)
     forwards: NonNegativeInt | None = None
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    nodes: Scores = Field(default_factory=dict)
-    edges: Scores = Field(default_factory=dict)
-    inputs: Scores = Field(default_factory=dict)
-    repaired: Scores = Field(default_factory=dict)
-    pairs: Scores = Field(default_factory=dict)
-    segments: Scores = Field(default_factory=dict)
-    routes: Scores = Field(default_factory=dict)
+    nodes: Scores = NO_SCORES
+    edges: Scores = NO_SCORES
+    inputs: Scores = NO_SCORES
+    repaired: Scores = NO_SCORES
+    pairs: Scores = NO_SCORES
+    segments: Scores = NO_SCORES
+    routes: Scores = NO_SCORES
     claims: tuple[str, ...] | None = None
 
     def rankings(
@@ -86,71 +96,69 @@ class Submission(Strict):
             InputError: there are no scores.
             UnknownNameError: a score or a claim is of no candidate.
         """
-        candidates = {
-            level: CANDIDATES[level](sealed.case) for level in LEVELS if self[level]
-        }
-        if not candidates:
+        rankings = {}
+        known: list[str] = []
+        for level in LEVELS:
+            given: Scores = getattr(self, level)
+            if not given:
+                continue
+            names = CANDIDATES[level](sealed.case)
+            known += names
+            check_names(f"candidate of {level!r}", given, names, HINT)
+            if in_scope:
+                names = tuple(given)
+            scores = np.array([given.get(name) for name in names], dtype=float)
+            claims = None
+            if self.claims is not None:
+                claims = np.isin(names, self.claims)
+            rankings[level] = Ranking(names, scores, claims)
+        if not rankings:
             raise InputError(
                 f"scores of {' or '.join(LEVELS)} are expected, and there are none"
             )
-        for level, names in candidates.items():
-            _check_names(level, self[level], names)
-        _check_names("claims", self.claims or (), list(chain(*candidates.values())))
-        if in_scope:
-            candidates = {level: tuple(self[level]) for level in candidates}
-        return {level: self._rank(level, names) for level, names in candidates.items()}
-
-    def __getitem__(self, field: str) -> Scores:
-        return dict(getattr(self, field))
-
-    def _rank(self, field: str, names: Sequence[str]) -> Ranking:
-        """Return scores of all candidates, NaN where there is none."""
-        given = self[field]
-        scores = np.array([given.get(name) for name in names], dtype=float)
-        claims = None
-        if self.claims is not None:
-            claims = np.isin(names, self.claims)
-        return Ranking(tuple(names), scores, claims)
+        check_names("candidate of 'claims'", self.claims or (), known, HINT)
+        return rankings
 
     def write(self, file: str | Path) -> None:
         """Write the file."""
         write_atomically(Path(file), self.model_dump_json(indent=1).encode())
 
 
-def _check_names(field: str, given: Any, names: Sequence[str]) -> None:
-    known = set(names)
+def check_names(
+    what: str, given: Iterable[str], names: Iterable[str], hint: str = ""
+) -> None:
+    """Refuse the first name that is none of those known."""
+    known = dict.fromkeys(names)
     for name in given:
         if name not in known:
-            hint = f"{PUBLIC_CARD} lists nodes and tokens"
-            raise unknown_name(f"candidate of {field!r}", name, names, hint=hint)
-
-
-def _read_json(file: Path, what: str) -> dict[str, Any]:
-    if file.is_dir():
-        raise InputError(f"{what} {str(file)!r} is a folder, expected a file in it")
-    if not file.is_file():
-        raise missing_file(file, (".json",))
-    try:
-        # editors of Windows begin files with a mark
-        text = file.read_text(encoding="utf-8-sig")
-        content = json.loads(text, object_pairs_hook=_read_object)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{what} {str(file)!r} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{what} {str(file)!r} holds {type(content).__name__}, expected an object"
-        )
-    return content
+            raise unknown_name(what, name, known, hint=hint)
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON; of equal keys Python would take the last."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{twice!r} stands in it twice")
-    return content
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"{key!r} stands in it twice")
+    return dict(pairs)
+
+
+Content = TypeVar("Content", bound=BaseModel)
+
+
+def _read(file: str | Path, kind: type[Content], what: str) -> Content:
+    """Read a file of JSON, and check its fields."""
+    try:
+        # editors of Windows begin files with a mark
+        text = Path(file).read_text(encoding="utf-8-sig")
+        return kind.model_validate(json.loads(text, object_pairs_hook=_read_object))
+    except FileNotFoundError:
+        raise missing_file(Path(file), (".json",)) from None
+    except ValidationError as error:
+        fields = list(kind.model_fields)
+        problems = complaints(error, f"an {what}", lambda path: fields)
+        raise InputError(f"{what} {str(file)!r}: {problems}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{what} {str(file)!r} is no JSON: {error}") from error
 
 
 def read_submission(file: str | Path) -> Submission:
@@ -162,13 +170,7 @@ def read_submission(file: str | Path) -> Submission:
     Raises:
         InputError: there is no such file, or a field is missing, unknown or wrong.
     """
-    content = _read_json(Path(file), "answer")
-    try:
-        return Submission.model_validate(content)
-    except ValidationError as error:
-        fields = list(Submission.model_fields)
-        problems = complaints(error, "an answer", lambda path: fields)
-        raise InputError(f"answer {str(file)!r}: {problems}") from error
+    return _read(file, Submission, "answer")
 
 
 def answer(sealed: SealedModel, names: Sequence[str]) -> Submission:
@@ -184,13 +186,12 @@ def answer(sealed: SealedModel, names: Sequence[str]) -> Submission:
     Raises:
         UnknownNameError: no such method.
     """
-    for name in names:
-        if name not in METHODS:
-            raise unknown_name("method", name, METHODS)
-    return answer_by(sealed, ", ".join(names), [METHODS[name] for name in names])
+    check_names("method", names, METHODS)
+    methods = chain.from_iterable(METHODS[name] for name in names)
+    return answer_by(sealed, ", ".join(names), methods)
 
 
-def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Submission:
+def answer_by(sealed: SealedModel, name: str, methods: Iterable[Method]) -> Submission:
     """Let methods answer under one name, at most one for each level.
 
     Returns:
@@ -222,9 +223,42 @@ def answer_by(sealed: SealedModel, name: str, methods: Sequence[Method]) -> Subm
     )
 
 
-_MIB_NODE = re.compile(r"(?:a(?P<layer>\d+)\.h(?P<head>\d+)|m(?P<mlp>\d+))")
+_MIB_NODE = re.compile(r"a(?P<layer>\d+)\.h(?P<head>\d+)|m(?P<mlp>\d+)")
 _MIB_INPUT = "input"
 _MIB_OUTPUT = "logits"
+
+
+class _PublicCard(BaseModel):
+    """What is read of a public card."""
+
+    model: str
+    seal: str
+    nodes: tuple[str, ...]
+
+
+class _Entry(BaseModel):
+    """Node or edge of MIB; older files hold a boolean for each node."""
+
+    score: Annotated[float, Field(strict=True)] | None = None
+    in_graph: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, value: Any) -> Any:
+        return {"in_graph": value} if isinstance(value, bool) else value
+
+
+def _check_edge(name: str) -> str:
+    if name.count(ARROW) != 1:
+        raise ValueError(f"it is no edge, expected a name such as 'm0{ARROW}m1'")
+    return name
+
+
+class _Importances(BaseModel):
+    """Content of a file of MIB's circuit track."""
+
+    nodes: dict[str, _Entry]
+    edges: dict[Annotated[str, AfterValidator(_check_edge)], _Entry]
 
 
 def from_importances(file: str | Path, folder: str | Path, method: str) -> Submission:
@@ -249,73 +283,32 @@ def from_importances(file: str | Path, folder: str | Path, method: str) -> Submi
         Mueller et al. 2025, MIB: A Mechanistic Interpretability Benchmark. Nodes are
         called like "a0.h1" and "m0", edges like "a0.h1->m1" and "m0->a1.h0<q>".
     """
-    content = _read_json(Path(file), "importances")
-    card = _read_json(Path(folder) / PUBLIC_CARD, "public card")
-    missing = {
-        field
-        for field in ("nodes", "edges")
-        if not isinstance(content.get(field), dict)
-    }
-    if missing:
-        raise InputError(
-            f"importances {str(file)!r} lack {' and '.join(sorted(missing))}; expected"
-            " an object with nodes and edges"
-        )
-    nodes: Scores = {}
-    edges: Scores = {}
+    importances = _read(file, _Importances, "importances")
+    card = _read(Path(folder) / PUBLIC_CARD, _PublicCard, "public card")
+    found: dict[str, Any] = {"nodes": {}, "edges": {}}
     claims = []
-    for field, scores in (("nodes", nodes), ("edges", edges)):
-        for name, entry in content[field].items():
-            if field == "edges" and name.count(ARROW) != 1:
-                raise InputError(
-                    f"importances {str(file)!r}: {name!r} is no edge, expected a name"
-                    f" such as 'm0{ARROW}m1'"
-                )
+    for field, scores in found.items():
+        for name, entry in getattr(importances, field).items():
             ends = [
-                _convert_node(re.sub(r"<[qkv]>$", "", end), card["nodes"])
+                _convert_node(re.sub(r"<[qkv]>$", "", end), card.nodes)
                 for end in name.split(ARROW)
             ]
             if not all(ends) or ends == ["output"]:
                 continue
             ours = ARROW.join(ends)
-            score, is_in_graph = _read_entry(file, name, entry)
-            if score is not None:
-                scores[ours] = max(score, scores.get(ours) or 0.0)
-            if is_in_graph:
+            if entry.score is not None and np.isfinite(entry.score):
+                scores[ours] = max(abs(entry.score), scores.get(ours) or 0.0)
+            if entry.in_graph:
                 claims.append(ours)
-    scored = {*nodes, *edges}
+    scored = {*found["nodes"], *found["edges"]}
     chosen = tuple(dict.fromkeys(claim for claim in claims if claim in scored))
     return Submission(
-        model=card["model"],
-        seal=card["seal"],
+        model=card.model,
+        seal=card.seal,
         method=method,
-        nodes=nodes,
-        edges=edges,
         claims=chosen if 0 < len(chosen) < len(scored) else None,
+        **found,
     )
-
-
-def _read_entry(file: str | Path, name: str, entry: Any) -> tuple[float | None, bool]:
-    """Return the size of a score, None without one, and whether it is in the graph."""
-    # older files hold a boolean for each node
-    if isinstance(entry, bool):
-        return None, entry
-    if not isinstance(entry, Mapping):
-        raise InputError(
-            f"importances {str(file)!r}: {name} is {entry!r}, expected an object with"
-            " score and in_graph"
-        )
-    score = entry.get("score")
-    if score is not None and not isinstance(score, int | float):
-        raise InputError(
-            f"importances {str(file)!r}: the score of {name} is {score!r}, expected a"
-            " number"
-        )
-    if score is not None and np.isfinite(score):
-        score = abs(float(score))
-    else:
-        score = None
-    return score, bool(entry.get("in_graph", False))
 
 
 def _convert_node(name: str, nodes: Sequence[str]) -> str:
@@ -327,11 +320,9 @@ def _convert_node(name: str, nodes: Sequence[str]) -> str:
     # models of several stacks or attentions have no names in MIB, and keep ours
     if name in nodes or name == "output":
         return name
-    match = _MIB_NODE.fullmatch(name)
-    if match is not None:
-        if match["mlp"] is not None:
-            suffix = rf"{match['mlp']}\.mlp"
-        else:
+    if match := _MIB_NODE.fullmatch(name):
+        suffix = rf"{match['mlp']}\.mlp"
+        if match["mlp"] is None:
             suffix = rf"{match['layer']}\.\w+\.{match['head']}"
         found = [node for node in nodes if re.fullmatch(suffix, node)]
         if len(found) == 1:

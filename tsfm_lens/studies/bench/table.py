@@ -8,18 +8,19 @@ mechanism of it.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
 
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import write_atomically
 from tsfm_lens.studies.bench.models import ARCHITECTURES, SIZES, SealedModel, model_in
 from tsfm_lens.studies.bench.rivals import RIVALS
 from tsfm_lens.studies.bench.scoring import score_submission
-from tsfm_lens.studies.bench.submission import answer_by
+from tsfm_lens.studies.bench.submission import answer_by, check_names
 from tsfm_lens.studies.method_scores.methods import PARTS, Method
 from tsfm_lens.studies.method_scores.page import PLANTED
 
@@ -73,11 +74,12 @@ def fill_table(
         InputError: the file is another table, or ``since`` is no date.
     """
     chosen = list(known if methods is None else methods)
-    for name in chosen:
-        if name not in known:
-            raise unknown_name("method", name, known)
-    if since:
-        _check_date(since)
+    check_names("method", chosen, known)
+    # dates are compared as texts, and any text would do
+    if not re.fullmatch(r"(\d{4}-\d{2}-\d{2})?", since):
+        raise InputError(
+            f"since is {since!r}, expected a date YYYY-MM-DD, such as 2026-12-01"
+        )
     path = Path(file)
     table = _read_table(path)
     recent = table[table["date"] >= since]
@@ -99,21 +101,13 @@ def fill_table(
         rows = rows.assign(date=str(dt.date.today()))
         rows[CELL] = cell
         others = table[(table[CELL] != list(cell)).any(axis=1)]
-        table = pd.concat([others, rows], ignore_index=True) if len(others) else rows
+        if len(others):
+            rows = pd.concat([others, rows], ignore_index=True)
+        table = rows
         text = table.to_csv(index=False, float_format="%.4g")
         write_atomically(path, text.encode())
         log(f"{model}, seed {seed}, {condition}: {method}")
     return table
-
-
-def _check_date(since: str) -> None:
-    """Refuse what is no date; texts are compared, and any of them would do."""
-    try:
-        dt.date.fromisoformat(since)
-    except ValueError as error:
-        raise InputError(
-            f"since is {since!r}, expected a date YYYY-MM-DD, such as 2026-12-01"
-        ) from error
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -136,11 +130,7 @@ def _read_table(path: Path) -> pd.DataFrame:
 
 def mechanism_of(model: str) -> str:
     """Return the mechanism of a model, without architecture and size."""
-    for size, architecture in product(reversed(SIZES), reversed(ARCHITECTURES)):
-        end = f"-{architecture}{size}"
-        if model.endswith(end):
-            return model.removesuffix(end)
-    return model
+    return re.sub(f"-({'|'.join(ARCHITECTURES)})({SIZES[1]})?$", "", model)
 
 
 def summarise(

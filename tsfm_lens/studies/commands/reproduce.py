@@ -123,24 +123,15 @@ def _list(as_json: bool) -> None:
     if as_json:
         echo(json.dumps(metadata))
         return
-    needs = []
-    for item in ITEMS:
-        if item.why:
-            need = item.why
-        else:
-            need = "no model" if item.theory else ""
-        needs.append(need)
-    rows = [
-        [
-            " ".join(item.ids),
-            item.title,
-            str(len(item.values)),
-            row["model"],
-            " ".join(row["measurements"]),
-            need,
-        ]
-        for item, row, need in zip(ITEMS, metadata, needs, strict=True)
-    ]
+    rows = []
+    for item, about in zip(ITEMS, metadata, strict=True):
+        need = item.why
+        if item.theory and not need:
+            need = "no model"
+        names = " ".join(item.ids)
+        kinds = " ".join(about["measurements"])
+        count = str(len(item.values))
+        rows.append([names, item.title, count, about["model"], kinds, need])
     show_rows(["id", "what", "numbers", "model", "measurement", "needs"], rows)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -20,13 +20,14 @@ import xarray as xr
 
 import tsfm_lens
 from tsfm_lens.core.console import console
-from tsfm_lens.core.io import replacing
+from tsfm_lens.core.io import write_atomically
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens
 from tsfm_lens.models.twins import make_twin
-from tsfm_lens.studies.dictionaries.dictionary import mean_max_cosine
+from tsfm_lens.studies.dictionaries.dictionary import Dictionary, mean_max_cosine
 from tsfm_lens.studies.dictionaries.measures import (
     SEEDS,
+    Tokens,
     measure_dictionaries,
     measure_removals,
     mlp_tokens,
@@ -68,12 +69,11 @@ class Rows:
         """Measure a row, unless the table has it."""
         if name in self.rows.index:
             return
-        values = measure()
-        date = f"{datetime.now(UTC):%Y-%m-%d}"
-        row = pd.DataFrame([{**values, "date": date}], index=pd.Index([name]))
+        row = pd.DataFrame([measure()], index=[name])
+        row["date"] = f"{datetime.now(UTC):%Y-%m-%d}"
         self.rows = pd.concat([self.rows, row])
-        with replacing(self.path) as part:
-            self.rows.to_csv(part, index_label="of", float_format="%.4g")
+        text = self.rows.to_csv(index_label="of", float_format="%.4g")
+        write_atomically(self.path, text.encode())
         console().print(f"{name}: measured")
 
 
@@ -140,19 +140,14 @@ def stream_row(name: str, folder: Path) -> dict[str, float]:
     series = training_series(lens)
     tokens = stream_tokens(lens, series, LAYER, folder / name)
     of_twin = stream_tokens(twin, series, LAYER, folder / f"{name} twin")
-    features = 2 * lens.d_model
-    dictionaries, data = measure_dictionaries(tokens, features=features, active=ACTIVE)
-    _, twin_data = measure_dictionaries(of_twin, features=features, active=ACTIVE)
+    dictionaries, row = _beside_twin(lens, tokens, of_twin)
     run = lens.run(tsfm_lens.bundled(), HORIZON, holdout=True, windows=ORIGINS)
-    summaries = []
-    for dictionary in dictionaries:
-        removals = measure_removals(run, tokens, dictionary, layer=LAYER)
-        summaries.append(removal_summary(removals))
-    removed = {
-        key: float(np.mean([summary[key] for summary in summaries]))
-        for key in summaries[0]
-    }
-    return {**_means(data), **_means(twin_data, "twin "), **removed}
+    summaries = [
+        removal_summary(measure_removals(run, tokens, dictionary, layer=LAYER))
+        for dictionary in dictionaries
+    ]
+    removed: Any = pd.DataFrame(summaries).mean().to_dict()
+    return {**row, **removed}
 
 
 def mlp_row(name: str) -> dict[str, float]:
@@ -166,12 +161,21 @@ def mlp_row(name: str) -> dict[str, float]:
     """
     lens = tsfm_lens.load(name)
     series = training_series(lens)
-    row: dict[str, float] = {}
-    for prefix, subject in (("", lens), ("twin ", make_twin(lens, 0))):
-        tokens = mlp_tokens(subject, series, LAYER)
-        _, data = measure_dictionaries(tokens, features=2 * lens.d_model, active=ACTIVE)
-        row.update(_means(data, prefix))
+    tokens, of_twin = (
+        mlp_tokens(one, series, LAYER) for one in (lens, make_twin(lens, 0))
+    )
+    _, row = _beside_twin(lens, tokens, of_twin)
     return row
+
+
+def _beside_twin(
+    lens: Lens, tokens: Tokens, of_twin: Tokens
+) -> tuple[list[Dictionary], dict[str, float]]:
+    """Fit dictionaries to tokens of a model, and measure them beside its twin's."""
+    sizes: dict[str, Any] = {"features": 2 * lens.d_model, "active": ACTIVE}
+    dictionaries, data = measure_dictionaries(tokens, **sizes)
+    _, twin_data = measure_dictionaries(of_twin, **sizes)
+    return dictionaries, {**_means(data), **_means(twin_data, "twin ")}
 
 
 def training_series(lens: Lens) -> SeriesBatch:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.nulls import draw_directions
@@ -56,8 +57,11 @@ class Dictionary:
 
     def activities(self, inputs: Tensor) -> Tensor:
         """Return the activity of each feature: (token, feature), none negative."""
-        read = (inputs - self.input_mean) @ self.readers.T + self.bias
-        return _largest(torch.relu(read), self.active)
+        return _largest(torch.relu(self.read(inputs)), self.active)
+
+    def read(self, inputs: Tensor) -> Tensor:
+        """Return what is read along each feature: (token, feature)."""
+        return (inputs - self.input_mean) @ self.readers.T + self.bias
 
     def outputs(self, activities: Tensor) -> Tensor:
         """Return what active features write together: (token, d_out)."""
@@ -112,10 +116,10 @@ def fit_dictionary(
             f"{len(inputs)} inputs and {len(targets)} targets; expected the same tokens"
         )
     generator = torch.Generator().manual_seed(seed)
-    directions = _unit(_normal(generator, features, targets.shape[1]))
+    directions = isotropic_directions(targets.shape[1], features, generator)
     readers = directions
     if not is_autoencoder:
-        readers = _unit(_normal(generator, features, inputs.shape[1]))
+        readers = isotropic_directions(inputs.shape[1], features, generator)
     means = inputs.mean(0), targets.mean(0)
     learned = Dictionary(readers, torch.zeros(features), directions, *means, active)
     weights: dict[str, Any] = {
@@ -144,7 +148,7 @@ def fit_dictionary(
         optimizer.step()
         schedule.step()
         with torch.no_grad():
-            learned.directions.copy_(_unit(learned.directions))
+            learned.directions.copy_(normalize(learned.directions))
     return replace(
         learned, **{name: weight.detach() for name, weight in weights.items()}
     )
@@ -206,7 +210,7 @@ def mean_max_cosine(first: Tensor, second: Tensor) -> float:
         Sharkey, Braun and Millidge 2022, "Taking features out of superposition with
         sparse autoencoders" (MMCS).
     """
-    cosines = _unit(first) @ _unit(second).T
+    cosines = normalize(first) @ normalize(second).T
     return float(cosines.max(dim=1).values.mean())
 
 
@@ -222,15 +226,7 @@ def covariance_directions(activations: Tensor, count: int, seed: int) -> Tensor:
 
 def isotropic_directions(width: int, count: int, generator: torch.Generator) -> Tensor:
     """Draw directions (count, width) that are uniform on the sphere."""
-    return _unit(_normal(generator, count, width))
-
-
-def _normal(generator: torch.Generator, rows: int, width: int) -> Tensor:
-    return torch.randn(rows, width, generator=generator)
-
-
-def _unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)
+    return normalize(torch.randn(count, width, generator=generator))
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
@@ -243,7 +239,6 @@ def _written_by_silent(
     dictionary: Dictionary, inputs: Tensor, is_silent: Tensor
 ) -> Tensor:
     """Return what the silent features would write if they alone were active."""
-    read = (inputs - dictionary.input_mean) @ dictionary.readers.T + dictionary.bias
-    read = read.masked_fill(~is_silent, -torch.inf)
+    read = dictionary.read(inputs).masked_fill(~is_silent, -torch.inf)
     count = min(2 * dictionary.active, int(is_silent.sum()))
     return _largest(torch.relu(read), count) @ dictionary.directions

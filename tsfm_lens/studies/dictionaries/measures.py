@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, starmap
 from pathlib import Path
 
 import numpy as np
@@ -157,30 +157,29 @@ def measure_dictionaries(
     """
     inputs, targets = tokens.fitted
     new_inputs, new_targets = tokens.held_out
-    dictionaries = []
-    explained = []
-    alive = []
-    drawn = []
-    for seed in seeds:
-        dictionary = fit_dictionary(
+    dictionaries = [
+        fit_dictionary(
             inputs, targets, features=features, active=active, steps=steps, seed=seed
         )
-        activities = dictionary.activities(new_inputs)
-        outputs = dictionary.outputs(activities)
-        draws = covariance_directions(targets, features, seed)
-        dictionaries.append(dictionary)
-        explained.append(explained_variance(new_targets, outputs))
-        alive.append(float((activities > 0).any(0).float().mean()))
-        drawn.append(mean_max_cosine(dictionary.directions, draws))
+        for seed in seeds
+    ]
+    activities = [dictionary.activities(new_inputs) for dictionary in dictionaries]
+    explained = [
+        explained_variance(new_targets, dictionary.outputs(of_tokens))
+        for dictionary, of_tokens in zip(dictionaries, activities, strict=True)
+    ]
+    alive = [float((of_tokens > 0).any(0).float().mean()) for of_tokens in activities]
     directions = [dictionary.directions for dictionary in dictionaries]
-    agreement = [mean_max_cosine(*pair) for pair in permutations(directions, 2)]
+    draws = [covariance_directions(targets, features, seed) for seed in seeds]
     data = xr.Dataset(
         {
             "explained": ("seed", explained),
             "principal": principal_variance(targets, new_targets, active),
             "alive": ("seed", alive),
-            "agreement": np.mean(agreement),
-            "agreement_drawn": np.mean(drawn),
+            "agreement": np.mean(
+                list(starmap(mean_max_cosine, permutations(directions, 2)))
+            ),
+            "agreement_drawn": np.mean(list(map(mean_max_cosine, directions, draws))),
         },
         {"seed": list(seeds)},
         {"features": features, "active": active, "steps": steps},
@@ -303,17 +302,16 @@ def removal_summary(removals: xr.Dataset) -> dict[str, float]:
     """
     own = removals.sel(direction="own")
     summary = {"worse": float((own["worse"] > 0).mean())}
-    names = removals["direction"].values
+    names = removals["direction"]
     for kind in ("isotropic", "covariance"):
-        of_kind = [name for name in names if name.startswith(kind)]
-        null = removals.sel(direction=of_kind)
+        null = removals.sel(direction=names.str.startswith(kind))
         ratio = own["size"] / null["size"].median("direction")
         summary[f"worse_{kind}"] = float((null["worse"] > 0).mean())
         summary[f"size_{kind}"] = float(ratio.median())
     # the last kind is the covariance
     is_beyond = own["size"] > null["size"].max("direction")
     summary["beyond"] = float(is_beyond.mean())
-    summary["chance"] = 1 / (1 + len(of_kind))
+    summary["chance"] = 1 / (1 + null.sizes["direction"])
     return summary
 
 

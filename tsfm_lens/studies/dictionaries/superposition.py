@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from tsfm_lens import testing
 from tsfm_lens.data import SeriesBatch, as_series
@@ -27,7 +28,6 @@ DIMENSIONS = 16
 FEATURES_OF_TOKEN = 3
 WIDTH = 64
 VOCABULARY = 4096
-MLP = "encoder_blocks.0.mlp"
 STEPS = 512
 
 
@@ -110,5 +110,4 @@ def _embeddings(generator: torch.Generator) -> Tensor:
     order = torch.rand(VOCABULARY, FEATURES, generator=generator)
     chosen = order.topk(FEATURES_OF_TOKEN, dim=1).indices
     sizes = 0.3 + torch.rand(chosen.shape, generator=generator)
-    embeddings = torch.zeros(VOCABULARY, WIDTH).scatter(1, chosen, sizes)
-    return embeddings / embeddings.norm(dim=1, keepdim=True)
+    return normalize(torch.zeros(VOCABULARY, WIDTH).scatter(1, chosen, sizes))

@@ -21,10 +21,10 @@ from tsfm_lens.probes import attention_patterns
 from tsfm_lens.studies.method_scores.methods import (
     ROUTES,
     SEGMENTS,
-    Method,
+    Methods,
     Ranking,
-    add_method,
     cut_forecasts,
+    method,
     of_every_stack,
     of_heads,
     segment_names,
@@ -70,38 +70,33 @@ def by_forecast(case: EvaluationCase, score: Scores, count: int | None = 1) -> R
     return Ranking(tuple(names), np.concatenate(scores))
 
 
-EXPLANATIONS: dict[str, list[Method]] = {}
+EXPLANATIONS: Methods = {}
 
 
-_explanation = partial(add_method, EXPLANATIONS)
+_explanation = partial(method, known=EXPLANATIONS)
 
 
 def _attribute(run: Run, parts: tuple[Segment, ...], method: str) -> np.ndarray:
     options: dict[str, Any] = {"method": method, "reference": REFERENCE, "parts": parts}
     values = input_attribution(run, **options)["attribution"]
-    median = int(np.argmin(np.abs(values["quantile"].values - 0.5)))
-    return np.abs(values.isel(quantile=median).transpose("segment", "step").values)
+    median = values.sel(quantile=0.5, method="nearest")
+    return np.abs(median.transpose("segment", "step").values)
 
 
 def _carriers(case: EvaluationCase) -> list[str]:
     """Name heads and MLPs without backups, which act where another part is gone."""
-    backups = set(case.card.components("backup"))
-    return [name for name in map(str, case.components) if name not in backups]
+    backups = case.card.components("backup")
+    return [name for name in case.nodes if name not in backups]
 
 
-def _routes(case: EvaluationCase, exact: bool) -> Ranking:
-    """Score components by the mean size of the effect through them, over segments.
-
-    It is exact, or estimated to first order.
-    """
+def _routes(case: EvaluationCase, effect: str) -> Ranking:
+    """Score components by the mean size of an effect through them, over segments."""
     names = _carriers(case)
     ((run, parts),) = cut_forecasts(case, 1)
     routes = input_routes(run, parts=parts, reference=REFERENCE, components=names)
-    if exact:
-        return Ranking(tuple(names), routes["size"].sum("segment").values)
-    if "estimate" not in routes:
+    if effect not in routes:
         raise InputError("no gradients")
-    sizes = abs(routes["estimate"]).mean("step").sum("segment")
+    sizes = abs(routes[effect]).mean("step").sum("segment")
     return Ranking(tuple(names), sizes.values)
 
 
@@ -114,9 +109,7 @@ def _peak_attention(case: EvaluationCase) -> Ranking:
 
     def rank(stack: str, kind: str) -> Ranking:
         data = attention_patterns(run, stack=stack, kind=kind)
-        kept = {"layer", "head", "key"}
-        by_key = data["pattern"].mean(set(data["pattern"].dims) - kept)
-        return of_heads(data, by_key.max("key"), stack=stack, attention=kind)
+        return of_heads(data, data["pattern"].mean("query").max("key"))
 
     heads = of_every_stack(case, rank)
     peaks = dict(zip(heads.names, heads.scores, strict=True))
@@ -175,13 +168,13 @@ The reverse of an order is as naive: an AUROC far below 0.5 tells as much as one
 """
 
 for _name in METHODS:
-    _explanation(
-        _name, SEGMENTS, partial(by_forecast, score=partial(_attribute, method=_name))
+    _explanation(_name, SEGMENTS)(
+        partial(by_forecast, score=partial(_attribute, method=_name))
     )
 for _name, _score in NAIVE.items():
-    _explanation(_name, SEGMENTS, partial(by_forecast, score=_score, count=None))
-_explanation("random", SEGMENTS, _draw_segments)
-_explanation("routes, exact", ROUTES, partial(_routes, exact=True))
-_explanation("routes, first order", ROUTES, partial(_routes, exact=False))
-_explanation("attention, its peak", ROUTES, _peak_attention)
-_explanation("random", ROUTES, _draw_routes)
+    _explanation(_name, SEGMENTS)(partial(by_forecast, score=_score, count=None))
+_explanation("random", SEGMENTS)(_draw_segments)
+for _name, _effect in (("exact", "effect"), ("first order", "estimate")):
+    _explanation(f"routes, {_name}", ROUTES)(partial(_routes, effect=_effect))
+_explanation("attention, its peak", ROUTES)(_peak_attention)
+_explanation("random", ROUTES)(_draw_routes)

@@ -7,14 +7,15 @@ are worth is measured in :mod:`tsfm_lens.studies.method_scores.scores`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, combinations, product, starmap
+from itertools import chain, combinations, compress, product, starmap
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, point_forecasts
@@ -26,9 +27,7 @@ from tsfm_lens.models.noise import ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.attribution import list_decompositions
-from tsfm_lens.studies.method_scores.marks import Labels, Scores
 from tsfm_lens.studies.method_scores.series import EvaluationCase
-from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LocalMean
 
 PARTS = "nodes"
@@ -44,6 +43,9 @@ ARROW = "->"
 """Between the sender and the receiver of an edge."""
 STRETCHES = 8
 """Number of segments that the past is cut into."""
+
+Scores = NDArray[np.float64]
+Labels = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -68,27 +70,25 @@ class Method:
     applies: Callable[[EvaluationCase], bool] = lambda case: True
 
 
-METHODS: dict[str, Method] = {}
+Methods = dict[str, list[Method]]
+"""Methods by name, one for each level that a name scores."""
+METHODS: Methods = {}
 
 
-def method(name: str, level: str = PARTS, **options: Any) -> Callable[[Rank], Rank]:
-    """Declare a method that is scored on every planted model.
+def method(
+    name: str, level: str = PARTS, known: Methods = METHODS, **options: Any
+) -> Callable[[Rank], Rank]:
+    """Declare a method, of those that are scored on every planted model if not given.
 
     ``options`` are other fields of :class:`Method`.
     """
 
     def declare(rank: Rank) -> Rank:
-        METHODS[name] = Method(name, level, rank, **options)
+        others = [one for one in known.get(name, []) if one.level != level]
+        known[name] = [*others, Method(name, level, rank, **options)]
         return rank
 
     return declare
-
-
-def add_method(
-    known: dict[str, list[Method]], name: str, level: str, rank: Rank
-) -> None:
-    """Add a method to those of its name, one for each level."""
-    known.setdefault(name, []).append(Method(name, level, rank))
 
 
 def has_cross(case: EvaluationCase) -> bool:
@@ -111,12 +111,9 @@ def by_size(data: xr.Dataset, name: str) -> Ranking:
 
     Those that a sentence would name are claimed.
     """
-    at = {"position": 0} if "position" in data[f"{name}_size"].dims else {}
-    scores, claims = (
-        variable.isel(at).values
-        for variable in (data[f"{name}_size"], worth_naming(data, name))
-    )
-    return Ranking(_components(data), np.abs(scores), claims)
+    data = data.isel(position=0, missing_dims="ignore")
+    claims = worth_naming(data, name).values
+    return Ranking(_components(data), np.abs(data[f"{name}_size"].values), claims)
 
 
 def _components(data: xr.Dataset) -> tuple[str, ...]:
@@ -129,19 +126,10 @@ def worth_naming(data: xr.Dataset, name: str) -> xr.DataArray:
     return (data[f"{name}_acts"] > 0) & (np.abs(data[f"{name}_size"]) >= smallest)
 
 
-def of_heads(
-    data: xr.Dataset,
-    scores: xr.DataArray,
-    claims: Any = None,
-    **at: str,
-) -> Ranking:
-    """Score heads by values (layer, head).
-
-    The stack and the attention are named by ``at``, or by the dataset.
-    """
-    attributes = {**data.attrs, **at}
-    stack = str(attributes.get("stack", ""))
-    kind = str(attributes["attention"])
+def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: Any = None) -> Ranking:
+    """Score heads by values (layer, head) of a dataset with stack and attention."""
+    stack = str(data.attrs.get("stack", ""))
+    kind = str(data.attrs["attention"])
     flat = scores.stack(place=("layer", "head"))
     names = [
         str(Component(stack, int(layer), kind, int(head)))
@@ -156,19 +144,16 @@ def by(
     probe: Callable[[EvaluationCase], xr.Dataset],
     scores: str,
     claims: str = "",
-    **at: str,
-) -> Callable[[EvaluationCase], Ranking]:
+    sign: int = 1,
+) -> Rank:
     """Return a method that scores heads by a variable of a result.
 
-    After a minus, less is more. Another variable may hold its claims.
+    With a negative sign less is more. Another variable may hold its claims.
     """
 
     def rank(case: EvaluationCase) -> Ranking:
         data = probe(case)
-        values = data[scores.removeprefix("-")]
-        if scores.startswith("-"):
-            values = -values
-        return of_heads(data, values, data[claims] if claims else None, **at)
+        return of_heads(data, sign * data[scores], data.get(claims))
 
     return rank
 
@@ -264,13 +249,14 @@ def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
     return by_size(data.isel(component=is_part.values), "size_share")
 
 
-def _decomposes(decomposition: str) -> Callable[[EvaluationCase], bool]:
-    return lambda case: decomposition in list_decompositions(case.lens)
+def _decomposes(case: EvaluationCase, decomposition: str) -> bool:
+    return decomposition in list_decompositions(case.lens)
 
 
 for _name in ("logit", "expected_value", "linearised", "integrated", "lens_difference"):
     method(
-        f"direct attribution, {_name.replace('_', ' ')}", applies=_decomposes(_name)
+        f"direct attribution, {_name.replace('_', ' ')}",
+        applies=partial(_decomposes, decomposition=_name),
     )(partial(_direct_attribution, decomposition=_name))
 
 
@@ -282,15 +268,14 @@ def _shares(case: EvaluationCase) -> Ranking:
     """
     data = probes.stream_shares(case.clean)
     total = data["size"].sum("writer")
-    heads, branches = (
-        (data[name] / total).mean("series") for name in ("head_size", "size")
-    )
+    shares = (data[["size", "head_size"]] / total).mean("series")
     scores = []
     for part in case.read_out:
-        shares = branches
+        of_part = shares.sel(writer=str(replace(part, head=None)))
+        share = of_part["size"]
         if part.head is not None:
-            shares = heads.sel(head=part.head)
-        scores.append(shares.sel(writer=str(replace(part, head=None))).item())
+            share = of_part["head_size"].sel(head=part.head)
+        scores.append(share.item())
     return Ranking(tuple(map(str, case.read_out)), np.array(scores))
 
 
@@ -340,7 +325,7 @@ method("circuit, edges, patched", applies=differentiable)(
 
 
 method("sharp heads")(
-    by(lambda case: probes.head_entropy(case.clean), "-entropy", "sharp")
+    by(lambda case: probes.head_entropy(case.clean), "entropy", "sharp", sign=-1)
 )
 
 
@@ -400,7 +385,8 @@ def _parroting(case: EvaluationCase) -> xr.Dataset:
 
 def _concentration(case: EvaluationCase) -> xr.Dataset:
     data = probes.kernel_regression(case.clean.select(0))[["missing"]].mean("query")
-    return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
+    stack = case.lens.wiring.output_stack.name
+    return data.assign_attrs(stack=stack, attention="cross_attn")
 
 
 method("induction: repeated tokens, prefix", applies=reads_tokens)(
@@ -419,7 +405,7 @@ method("parroting: copy lost without the head")(
     by(_parroting, "copy_error_change_size", "copy_lost")
 )
 method("kernel regression: concentration", applies=has_cross)(
-    by(_concentration, "-missing", attention="cross_attn")
+    by(_concentration, "missing", sign=-1)
 )
 
 
@@ -467,20 +453,17 @@ def pair_name(one: str, other: str) -> str:
 
 def _edges(data: xr.Dataset, name: str) -> Ranking:
     """Score the existing edges by the size of their estimate over series."""
-    sizes, claims = (
-        values.stack(edge=("sender", "receiver"))
-        for values in (data[f"{name}_size"], worth_naming(data, name))
-    )
-    exists = np.isfinite(sizes.values)
-    names = tuple(starmap(edge_name, sizes["edge"].values[exists]))
-    return Ranking(names, np.abs(sizes.values[exists]), claims.values[exists])
+    size = f"{name}_size"
+    data = data.stack(edge=("sender", "receiver")).dropna("edge", subset=[size])
+    names = tuple(starmap(edge_name, data["edge"].values))
+    return Ranking(names, np.abs(data[size].values), worth_naming(data, name).values)
 
 
 @method("path patching", EDGES)
 def _paths(case: EvaluationCase) -> Ranking:
-    names = [*map(str, case.components)]
+    receivers = [*case.nodes, "output"]
     data = probes.path_patching(
-        case.clean, case.corrupted, senders=names, receivers=[*names, "output"]
+        case.clean, case.corrupted, senders=case.nodes, receivers=receivers
     )
     return _edges(data, "recovered")
 
@@ -504,20 +487,17 @@ def _pairs(case: EvaluationCase) -> Ranking:
     """Score pairs by how much more both move the forecast than each alone."""
     run = case.clean
     pairs = list(combinations(case.components, 2))
-    sets: list[tuple[Component, ...]] = [(part,) for part in case.components]
-    sets += pairs
-    moved = point_forecasts(run, [Variant.zero(*parts) for parts in sets]) - run.point
+    variants = [*map(Variant.zero, case.components), *starmap(Variant.zero, pairs)]
+    moved = point_forecasts(run, variants) - run.point
     size = np.abs(moved)[..., run.first_step :].mean((1, 2))
-    effects = dict(zip(sets, size, strict=True))
-    scores = [
-        effects[one, other] - effects[one,] - effects[other,] for one, other in pairs
-    ]
-    return Ranking(pair_names(case), np.array(scores))
+    of_each, of_both = np.split(size, [len(case.components)])
+    first, second = np.triu_indices(len(of_each), 1)
+    return Ranking(pair_names(case), of_both - of_each[first] - of_each[second])
 
 
 def pair_names(case: EvaluationCase) -> tuple[str, ...]:
     """Name every pair of heads and MLPs."""
-    return tuple(starmap(pair_name, combinations(map(str, case.components), 2)))
+    return tuple(starmap(pair_name, combinations(case.nodes, 2)))
 
 
 # --- tokens of the context as the source of a forecast
@@ -528,40 +508,51 @@ def token_name(series: int, token: int) -> str:
     return f"{series}:{token}"
 
 
-def find_tokens(case: EvaluationCase) -> tuple[TokenSpans, list[int]]:
-    """Return the spans of the stack that reads the context, and its context tokens.
+def find_tokens(case: EvaluationCase) -> dict[int, range]:
+    """Return the tokens that show some of the context, with the steps of each.
 
-    Those are the tokens that show some of the context.
+    They are those of the stack that reads the context.
     """
     spans = case.clean.spans[case.lens.wiring.stacks[0].name]
-    return spans, [
-        token
+    return {
+        token: range(int(spans.start[token]), int(spans.stop[token]))
         for token in range(len(spans))
         if not spans.special[token] and spans.stop[token] <= 0
-    ]
+    }
 
 
 def token_names(case: EvaluationCase) -> tuple[str, ...]:
     """Name every token of every series that shows some of the context."""
-    _, tokens = find_tokens(case)
-    return tuple(starmap(token_name, product(range(len(case.clean.batch)), tokens)))
+    series = range(len(case.clean.batch))
+    return tuple(starmap(token_name, product(series, find_tokens(case))))
 
 
-def true_tokens(case: EvaluationCase) -> dict[str, bool]:
-    """Label by token name whether the rule reads any value that the token shows."""
+def true_tokens(case: EvaluationCase) -> set[str]:
+    """Name the tokens of which the rule reads any value."""
     rule = case.card.rule
     assert not isinstance(rule, CovariateTimes)
-    spans, tokens = find_tokens(case)
-    labels = {}
-    for row, values in enumerate(case.clean.batch.values):
-        mask = np.abs(rule.inputs(np.asarray(values), case.card.horizon)).sum(0) > 0
-        for token in tokens:
-            start, stop = (
-                max(edge + len(values), 0)
-                for edge in (spans.start[token], spans.stop[token])
-            )
-            labels[token_name(row, token)] = bool(mask[start:stop].any())
-    return labels
+    stretches = list(find_tokens(case).values())
+    is_read = [
+        _reads(rule.inputs(np.asarray(values), case.card.horizon), stretches, values)
+        for values in case.clean.batch.values
+    ]
+    return set(compress(token_names(case), np.ravel(np.any(is_read, axis=-1))))
+
+
+def _reads(
+    weights: Scores, stretches: Sequence[range | Segment], context: Sized
+) -> Labels:
+    """Test which stretches have a weight at which steps, (stretch, step).
+
+    Weights (step, time) count from the start of the context, stretches from its end.
+    """
+    n_past = len(context)
+    # the first token may begin before the context
+    read = (
+        weights[:, max(stretch.start + n_past, 0) : max(stretch.stop + n_past, 0)]
+        for stretch in stretches
+    )
+    return np.stack([values.any(1) for values in read])
 
 
 # --- segments of the input as the source of a forecast
@@ -578,12 +569,11 @@ def cut_forecasts(
         case: whose forecasts are taken.
         count: of forecasts, the first; all if None.
     """
-    cut = []
-    for number in range(len(case.targets))[:count]:
-        run = case.clean.item(number)
-        parts = segments(run, parts=STRETCHES, season=1, others="stretches")
-        cut.append((run, parts))
-    return cut
+    runs = map(case.clean.item, range(len(case.targets))[:count])
+    return [
+        (run, segments(run, parts=STRETCHES, season=1, others="stretches"))
+        for run in runs
+    ]
 
 
 def segment_names(number: int, parts: Sequence[Segment], horizon: int) -> list[str]:
@@ -599,47 +589,35 @@ def list_segments(case: EvaluationCase) -> tuple[str, ...]:
     return tuple(chain.from_iterable(names))
 
 
-def true_segments(case: EvaluationCase) -> dict[str, float]:
-    """Label, by name, whether the rule reads a segment for a forecast step.
+def true_segments(case: EvaluationCase) -> tuple[set[str], set[str]]:
+    """Name the segments that the rule reads for a forecast step.
 
-    NaN is the label of those that only decide whether a gate is open.
+    Returns:
+        Their names, and those of others that only decide whether a gate is open.
     """
-    labels = [
-        _label_segments(case.card, run, parts).ravel()
-        for run, parts in cut_forecasts(case)
-    ]
-    return dict(zip(list_segments(case), np.concatenate(labels), strict=True))
-
-
-def _label_segments(card: Card, run: Run, parts: Sequence[Segment]) -> Scores:
-    """Label segments of one forecast, (segment, step); see :func:`true_segments`."""
-    rule = card.rule
-    values = [np.asarray(value) for value in run.batch.values]
-    target = values[0]
-    if isinstance(rule, CovariateTimes):
-        source = run.batch.roles.index("known")
-        weights = rule.inputs(target, values[source], card.horizon)
-    else:
+    rule = case.card.rule
+    horizon = case.card.horizon
+    true: set[str] = set()
+    deciding: set[str] = set()
+    for number, (run, parts) in enumerate(cut_forecasts(case)):
+        values = [np.asarray(value) for value in run.batch.values]
+        target = values[0]
         source = 0
-        weights = rule.inputs(target, card.horizon)
-    # segments count from the forecast start, weights from the start of the context
-    n_past = len(target)
-    stretches = [slice(part.start + n_past, part.stop + n_past) for part in parts]
-
-    def has_weight(step_weights: Scores) -> Labels:
-        """Test which stretches have a weight (step, time) other than 0."""
-        return np.stack(
-            [np.abs(step_weights[:, stretch]).any(1) for stretch in stretches]
-        )
-
-    is_of_source = np.array([part.row == source for part in parts])[:, None]
-    labels = (has_weight(weights) & is_of_source).astype(float)
-    if isinstance(rule, Gate):
-        # the gate compares the last two periods, which a mean over both reads
-        mean_of_both = LocalMean(width=2 * rule.period, ago=rule.ago)
-        decides = has_weight(mean_of_both.inputs(target, card.horizon))
-        labels[decides & (labels == 0)] = np.nan
-    return labels
+        if isinstance(rule, CovariateTimes):
+            source = run.batch.roles.index("known")
+            weights = rule.inputs(target, values[source], horizon)
+        else:
+            weights = rule.inputs(target, horizon)
+        names = segment_names(number, parts, horizon)
+        is_of_source = np.array([part.row == source for part in parts])
+        is_read = _reads(weights, parts, target) & is_of_source[:, None]
+        true.update(compress(names, is_read.ravel()))
+        if isinstance(rule, Gate):
+            # the gate compares the last two periods, which a mean over both reads
+            mean_of_both = LocalMean(width=2 * rule.period, ago=rule.ago)
+            decides = _reads(mean_of_both.inputs(target, horizon), parts, target)
+            deciding.update(compress(names, decides.ravel()))
+    return true, deciding - true
 
 
 # --- methods that find tokens
@@ -647,8 +625,7 @@ def _label_segments(card: Card, run: Run, parts: Sequence[Segment]) -> Scores:
 
 def _token_scores(case: EvaluationCase, scores: Scores) -> Ranking:
     """Select, of scores (series, token), those of tokens that show the context."""
-    _, tokens = find_tokens(case)
-    return Ranking(token_names(case), scores[:, tokens].reshape(-1))
+    return Ranking(token_names(case), scores[:, list(find_tokens(case))].ravel())
 
 
 def _by_series(
@@ -668,19 +645,19 @@ def _query_tokens(spans: TokenSpans) -> list[int]:
     ]
 
 
-def _cross(run: Run, values: xr.DataArray) -> Scores:
+def _cross(
+    run: Run,
+    probe: Callable[[Run], xr.Dataset] = probes.attention_patterns,
+    name: str = "pattern",
+) -> Scores:
     """Average (key,) over layers, heads and the tokens that a forecast is read from."""
     queries = _query_tokens(run.encoded.spans[run.lens.wiring.output_stack.name])
+    values = probe(run)[name]
     by_key = values.mean(("layer", "head")).isel(query=queries).mean("query")
     return np.asarray(by_key.values, dtype=float)
 
 
-def _mean_attention(run: Run) -> Scores:
-    return _cross(run, probes.attention_patterns(run)["pattern"])
-
-
-def _mean_norm(run: Run) -> Scores:
-    return _cross(run, probes.norm_weighted_attention(run)["norm"])
+_mean_norm = partial(_cross, probe=probes.norm_weighted_attention, name="norm")
 
 
 def _rollout(run: Run) -> Scores:
@@ -695,11 +672,11 @@ def _rollout(run: Run) -> Scores:
         return np.asarray(
             rollout[_query_tokens(run.encoded.spans[input_stack])].mean(0)
         )
-    return np.asarray(_mean_attention(run) @ rollout)
+    return np.asarray(_cross(run) @ rollout)
 
 
 for _name, _score in (
-    ("attention, mean over heads", _mean_attention),
+    ("attention, mean over heads", _cross),
     ("norm-weighted attention", _mean_norm),
     ("attention rollout", _rollout),
 ):

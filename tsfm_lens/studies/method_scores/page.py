@@ -6,19 +6,16 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.io import replacing
-from tsfm_lens.core.stats import FEWEST, mean_interval
+from tsfm_lens.core.io import write_atomically
+from tsfm_lens.core.stats import mean_interval
 from tsfm_lens.studies.method_scores.explanations import NAIVE
 from tsfm_lens.studies.method_scores.methods import METHODS, ROUTES, SEGMENTS
 
@@ -50,8 +47,8 @@ ANSWER = (
     "circuit, greedy, zeroed",
     "sharp heads",
     "path patching",
-    "attention rollout",
     "self-repair",
+    "attention rollout",
 )
 """Methods in the ten rows of the page; the files have all."""
 DECOYS = {
@@ -69,6 +66,8 @@ PLANTED = "planted"
 NOISY_SERIES = "noisy-series"
 NOISY_WEIGHTS = "noisy-weights"
 UNTRAINED = "untrained"
+CONDITIONS = (PLANTED, NOISY_SERIES, NOISY_WEIGHTS, UNTRAINED)
+"""Conditions of planting, and of the series that a model is run on."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class ScoreTables:
 
     methods: pd.DataFrame
     decoys: pd.DataFrame
-    explanations: pd.DataFrame = field(default_factory=pd.DataFrame)
+    explanations: pd.DataFrame
 
 
 def write_page(scores: ScoreTables, page: Path) -> None:
@@ -101,8 +100,8 @@ def write_page(scores: ScoreTables, page: Path) -> None:
 
 def write_table(file: Path, table: list[list[str]]) -> None:
     """Write rows of cells, the first being the heads, as CSV."""
-    with replacing(file) as temporary, temporary.open("w", newline="") as lines:
-        csv.writer(lines, lineterminator="\n").writerows(table)
+    text = pd.DataFrame(table).to_csv(index=False, header=False)
+    write_atomically(file, text.encode())
 
 
 def replace_section(page: Path, start: str, stop: str, text: str) -> None:
@@ -117,29 +116,26 @@ def replace_section(page: Path, start: str, stop: str, text: str) -> None:
         )
     before, rest = content.split(start)
     _, after = rest.split(stop)
-    with replacing(page) as temporary:
-        temporary.write_text(f"{before}{start}\n{text}\n{stop}{after}")
+    write_atomically(page, f"{before}{start}\n{text}\n{stop}{after}".encode())
 
 
 def tables(scores: ScoreTables) -> str:
     """Format the answer: four lines, ten methods, and where the long tables are."""
-    rows = scores.methods
-    levels = rows.groupby("method")["level"].first()
-    shown = rows[rows["method"].isin(ANSWER)]
+    summaries = _summarise(scores.methods, _CELLS).reset_index("level")
+    names = [name for name in ANSWER if name in summaries.index]
+    shown = summaries.loc[names]
+    cells = shown.assign(level=shown["level"].map(LEVELS))[["level", *_SHOWN]]
     heads = ["method", "finds", "AUROC", "untrained", "claims right", "complete"]
-    table = [heads]
-    for name, group in _methods(shown):
-        line = _summary_cells(group)
-        kept = [line[head] for head in _SHOWN]
-        table.append([name, LEVELS[levels[name]], *kept])
-    files = ", ".join(f"{{download}}`planted.{name}.csv`" for name in _FILES)
-    parts = [_answer(rows), markdown(table), f"All tables: {files}."]
+    table = [heads, *cells.reset_index().values.tolist()]
+    files = ", ".join(
+        f"{{download}}`planted.{name}.csv`" for name in ("models", "methods", "kinds")
+    )
+    parts = [_answer(summaries), markdown(table), f"All tables: {files}."]
     return "\n\n".join(parts) + "\n"
 
 
-def _answer(rows: pd.DataFrame) -> str:
+def _answer(summaries: pd.DataFrame) -> str:
     """State in four lines what the scores say of the methods that were measured."""
-    groups = {name: _summary_cells(group) for name, group in _methods(rows)}
     sentences = {
         "zero ablation, of the range": (
             "**Zero ablation**, as a share of the range of the series, ranks a true"
@@ -162,9 +158,9 @@ def _answer(rows: pd.DataFrame) -> str:
         ),
     }
     lines = [
-        f"- {sentence.format_map(groups[name])}"
+        f"- {sentence.format_map(summaries.loc[name])}"
         for name, sentence in sentences.items()
-        if name in groups
+        if name in summaries.index
     ]
     return "\n".join(lines)
 
@@ -200,22 +196,12 @@ def explanation_tables(rows: pd.DataFrame) -> str:
 def _explanations(rows: pd.DataFrame) -> list[list[str]]:
     """Format a line for each explanation, the best first within a level."""
     rows = rows.assign(level=rows["level"].mask(rows["method"].isin(NAIVE), "naive"))
-    planted = _planted_rows(rows)
-    cells = {}
-    for key, group in rows.groupby(METHOD):
-        own = _planted_rows(group)
-        twins = group[group["condition"] == UNTRAINED]
-        cells[key] = {
-            "AUROC": _interval(own["auroc"]),
-            "worst rank of a true one": _mean(own["worst_rank"]),
-            "of": _mean(own["candidates"]),
-            "cannot explain": _share(own["refused"]),
-            "untrained: AUROC": _mean(twins["auroc"], "{:.2f}"),
-        }
-    by_mechanism = _split(planted, "mechanism", partial(_mean, form="{:.2f}"))
+    planted = _under(PLANTED, rows)
+    by_mechanism = _split(planted, "mechanism", _hundredths)
     means = planted.groupby(METHOD, sort=False)["auroc"].mean()
     order = means.sort_values(ascending=False, kind="stable").index
-    return _lines(METHOD, order, pd.DataFrame(cells).T, by_mechanism)
+    table = pd.concat([_summarise(rows, _EXPLANATION_CELLS), by_mechanism], axis=1)
+    return _lines(METHOD, table.loc[order])
 
 
 def _all_methods(rows: pd.DataFrame) -> list[list[str]]:
@@ -226,20 +212,15 @@ def _all_methods(rows: pd.DataFrame) -> list[list[str]]:
     conditions = _conditions(rows)
     model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
     complete = rows[model.transform("nunique") == len(conditions)]
-    cells = {key: _summary_cells(group) for key, group in rows.groupby(METHOD)}
-    by_mechanism = _split(_planted_rows(rows), "mechanism", _interval)
+    by_mechanism = _split(_under(PLANTED, rows), "mechanism", _interval)
     by_condition = _split(complete, "condition", _interval).reindex(columns=conditions)
-    return _lines(
-        METHOD,
-        [
-            (level, name)
-            for level in LEVELS
-            for name, _ in _methods(rows[rows["level"] == level])
-        ],
-        pd.DataFrame(cells).T,
+    parts = [
+        _summarise(rows, _CELLS),
         by_mechanism.add_prefix("AUROC, "),
         by_condition.add_prefix("AUROC under all conditions, "),
-    )
+    ]
+    table = pd.concat(parts, axis=1).sort_index(key=_place, kind="stable")
+    return _lines(METHOD, table)
 
 
 def _about(rows: pd.DataFrame) -> list[list[str]]:
@@ -250,14 +231,16 @@ def _about(rows: pd.DataFrame) -> list[list[str]]:
     model = ["mechanism", "architecture"]
     seeds = rows.groupby([*model, "condition"])["seed"].nunique()
     counts = seeds.unstack(fill_value=0)[_conditions(rows)].astype(str)
-    planted = _planted_rows(rows).groupby(model)
+    planted = _under(PLANTED, rows).groupby(model)
     noisy = rows[rows["weight_noise"] > 0].groupby(model)
-    parts = {
-        "largest error of the planted forecasts": planted["error"].apply(_largest),
-        "noise on the weights": noisy["weight_noise"].apply(_bounds),
-        "largest error then": noisy["error"].apply(_largest),
-    }
-    return _lines(model, counts.index, counts, pd.DataFrame(parts))
+    table = counts.assign(
+        **{
+            "largest error of the planted forecasts": planted["error"].apply(_largest),
+            "noise on the weights": noisy["weight_noise"].apply(_bounds),
+            "largest error then": noisy["error"].apply(_largest),
+        }
+    )
+    return _lines(model, table)
 
 
 def _split(
@@ -267,12 +250,9 @@ def _split(
     return rows.groupby([*METHOD, column])["auroc"].apply(form).unstack()
 
 
-def _lines(
-    names: list[str], order: Iterable[Any], *parts: pd.DataFrame
-) -> list[list[str]]:
-    """Join tables of cells by their index, whose levels become columns of the names."""
-    table = pd.concat(parts, axis=1).loc[list(order)].fillna("")
-    rows = table.reset_index(names=names)
+def _lines(names: list[str], table: pd.DataFrame) -> list[list[str]]:
+    """List the rows of a table of cells, whose index becomes columns of the names."""
+    rows = table.fillna("").reset_index(names=names)
     return [[*rows], *rows.values.tolist()]
 
 
@@ -285,37 +265,26 @@ def _bounds(values: pd.Series) -> str:
     return "–".join(ends)
 
 
-def _planted_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["condition"] == PLANTED]
+def _under(condition: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["condition"] == condition]
 
 
-def _summary_cells(rows: pd.DataFrame) -> dict[str, str]:
-    """Format means of a method over all models, and over untrained ones."""
-    planted = _planted_rows(rows)
-    untrained = rows[rows["condition"] == UNTRAINED]
-    return {
-        "in scope": _share(planted["scope"]),
-        "AUROC": _interval(planted["auroc"]),
-        "precision at the true size": _interval(planted["precision"]),
-        "worst rank of a true one": _mean(planted["worst_rank"]),
-        "of": _mean(planted["candidates"]),
-        "claims right": _share(planted["claim_precision"]),
-        "claims complete": _share(planted["claim_recall"]),
-        "untrained AUROC": _interval(untrained["auroc"]),
-        "untrained claimed": _share(untrained["claimed"]),
-    }
+def _summarise(rows: pd.DataFrame, cells: Cells) -> pd.DataFrame:
+    """Format a row of cells for each method."""
+    parts = {}
+    for head, (condition, column, form) in cells.items():
+        groups = _under(condition, rows).groupby(METHOD)
+        parts[head] = groups[column].apply(form)
+    return pd.DataFrame(parts).fillna("")
 
 
 _SHOWN = ("AUROC", "untrained AUROC", "claims right", "claims complete")
-_FILES = ("models", "methods", "kinds")
 
 
 def _conditions(rows: pd.DataFrame) -> list[str]:
-    """List the conditions: planted models first, untrained ones last."""
-    order = {PLANTED: -1, UNTRAINED: 1}
-    return sorted(
-        dict.fromkeys(rows["condition"]), key=lambda condition: order.get(condition, 0)
-    )
+    """List the conditions that were measured."""
+    measured = set(rows["condition"])
+    return [condition for condition in CONDITIONS if condition in measured]
 
 
 def _decoys(decoys: pd.DataFrame) -> list[list[str]]:
@@ -324,15 +293,13 @@ def _decoys(decoys: pd.DataFrame) -> list[list[str]]:
     A cell has the share among as many top scores as there are true parts; after the
     slash, the share claimed.
     """
-    rows = _planted_rows(decoys)
-    rows = rows.assign(decoy=rows["decoy"].map(_kind))
-    cells = {}
-    for (name, kind), group in rows.groupby(["method", "decoy"]):
-        shares = filter(None, (_share(group["fooled"]), _share(group["claimed"])))
-        cells[name, kind] = " / ".join(shares)
-    kinds = [kind for kind in DECOYS.values() if kind in set(rows["decoy"])]
-    names = [name for name, _ in _methods(rows)]
-    return _lines(["method"], names, pd.Series(cells).unstack()[kinds])
+    rows = _under(PLANTED, decoys)
+    groups = rows.groupby(["method", rows["decoy"].map(_kind)])
+    shares = groups[["fooled", "claimed"]].agg(_share)
+    # some methods claim nothing
+    table = shares.agg(" / ".join, axis=1).str.removesuffix(" / ").unstack()
+    kinds = [kind for kind in DECOYS.values() if kind in table]
+    return _lines(["method"], table[kinds].sort_index(key=_place, kind="stable"))
 
 
 def _kind(does: str) -> str:
@@ -345,16 +312,10 @@ def _kind(does: str) -> str:
     )
 
 
-def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
-    """Group rows by method, in the order in which methods are declared.
-
-    Others come last.
-    """
-    places = {name: place for place, name in enumerate(METHODS)}
-    names = sorted(
-        rows["method"].unique(), key=lambda name: places.get(name, len(places))
-    )
-    return ((name, rows[rows["method"] == name]) for name in names)
+def _place(names: pd.Index) -> pd.Index:
+    """Return places of levels or methods as they are declared; others come last."""
+    declared = {name: place for place, name in enumerate((*LEVELS, *METHODS))}
+    return names.map(declared).fillna(len(declared))
 
 
 def _interval(values: pd.Series) -> str:
@@ -365,14 +326,18 @@ def _interval(values: pd.Series) -> str:
     numbers = values.dropna().to_numpy(dtype=float)
     if not len(numbers):
         return ""
-    mean, low, high = (float(value) for value in mean_interval(numbers))
-    if len(numbers) < FEWEST or high - low < 0.005:
+    mean, low, high = map(float, mean_interval(numbers))
+    if high - low < 0.005:
         return f"{mean:.2f}"
     return f"{mean:.2f} ({max(low, 0.0):.2f}–{min(high, 1.0):.2f})"
 
 
 def _share(values: pd.Series) -> str:
     return _mean(100 * values.astype(float), "{:.0f} %")
+
+
+def _hundredths(values: pd.Series) -> str:
+    return _mean(values, "{:.2f}")
 
 
 def _mean(values: pd.Series, form: str = "{:.1f}") -> str:
@@ -385,3 +350,25 @@ def markdown(table: list[list[str]]) -> str:
     """Format rows of cells, the first being the heads, as a markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in table]
     return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])
+
+
+Cells = dict[str, tuple[str, str, Callable[[pd.Series], str]]]
+"""By head, of which condition a column is averaged, and how."""
+_CELLS: Cells = {
+    "in scope": (PLANTED, "scope", _share),
+    "AUROC": (PLANTED, "auroc", _interval),
+    "precision at the true size": (PLANTED, "precision", _interval),
+    "worst rank of a true one": (PLANTED, "worst_rank", _mean),
+    "of": (PLANTED, "candidates", _mean),
+    "claims right": (PLANTED, "claim_precision", _share),
+    "claims complete": (PLANTED, "claim_recall", _share),
+    "untrained AUROC": (UNTRAINED, "auroc", _interval),
+    "untrained claimed": (UNTRAINED, "claimed", _share),
+}
+_EXPLANATION_CELLS: Cells = {
+    "AUROC": (PLANTED, "auroc", _interval),
+    "worst rank of a true one": (PLANTED, "worst_rank", _mean),
+    "of": (PLANTED, "candidates", _mean),
+    "cannot explain": (PLANTED, "refused", _share),
+    "untrained: AUROC": (UNTRAINED, "auroc", _hundredths),
+}

@@ -1,24 +1,20 @@
 """Comparison of what methods say with the card of a planted model.
 
-:func:`score_ranking` compares scores, :func:`find_decoys` lists what a method falls
-for, and :func:`as_noisy_as_it_bears` plants with noise that leaves the card true.
+:func:`score_ranking` compares scores and claims, :func:`find_decoys` lists what a
+method falls for, and :func:`as_noisy_as_it_bears` plants with noise that leaves the
+card true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
+from collections.abc import Callable, Sequence
+from itertools import starmap
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.studies.method_scores.marks import (
-    Labels,
-    Scores,
-    claim_marks,
-    marks,
-    ranks,
-)
+from tsfm_lens.core.stats import auroc, ratio
 from tsfm_lens.studies.method_scores.methods import (
     ARROW,
     EDGES,
@@ -26,8 +22,9 @@ from tsfm_lens.studies.method_scores.methods import (
     PAIRS,
     REPAIRED,
     ROUTES,
-    SEGMENTS,
+    Labels,
     Ranking,
+    Scores,
     edge_name,
     pair_name,
     true_segments,
@@ -67,19 +64,16 @@ def as_noisy_as_it_bears(
     Returns:
         The model; None if no level does.
     """
-    clean = plant(0.0)
-    valid = (
-        _errors(evaluation_case(clean.lens(), clean.card, series=series, seed=seed))
-        <= TOLERATED
-    )
-    for level in levels:
-        planted = plant(level)
-        on = evaluation_case(planted.lens(), planted.card, series=series, seed=seed)
-        if (
-            valid.any()
-            and _errors(on)[valid].max() <= TOLERATED
-            and keeps_its_roles(on, valid)
-        ):
+
+    def run(planted: Planted) -> EvaluationCase:
+        return evaluation_case(planted.lens(), planted.card, series=series, seed=seed)
+
+    valid = _errors(run(plant(0.0))) <= TOLERATED
+    if not valid.any():
+        return None
+    for planted in map(plant, levels):
+        on = run(planted)
+        if _errors(on)[valid].max() <= TOLERATED and keeps_its_roles(on, valid):
             return planted
     return None
 
@@ -94,16 +88,22 @@ def keeps_its_roles(on: EvaluationCase, valid: Labels) -> bool:
     def shift(*components: str) -> float:
         return float(_shift(on, components)[valid].max(initial=0.0))
 
-    if any(shift(decoy) > TOLERATED for decoy in on.card.components("decoy")):
+    idle = (*on.card.components("decoy"), *on.card.components("backup"))
+    if any(shift(component) > TOLERATED for component in idle):
         return False
-    for part in on.card.parts:
-        if part.role == "backup":
-            primary = str(part.stands_in_for)
-            if shift(part.component) > TOLERATED or shift(
-                part.component, primary
-            ) < 2 * shift(primary):
-                return False
-    return True
+    return all(
+        shift(backup, primary) >= 2 * shift(primary)
+        for backup, primary in _backups(on.card).items()
+    )
+
+
+def _backups(card: Card) -> dict[str, str]:
+    """Return the part that each backup stands in for."""
+    return {
+        part.component: str(part.stands_in_for)
+        for part in card.parts
+        if part.role == "backup"
+    }
 
 
 def _errors(on: EvaluationCase) -> Scores:
@@ -133,14 +133,6 @@ def _largest(on: EvaluationCase, difference: Scores) -> Scores:
     return np.asarray(np.abs(difference[on.targets]).max(-1) / scales)
 
 
-_LABELS: Mapping[str, Callable[[EvaluationCase], Mapping[str, float]]] = {
-    INPUTS: true_tokens,
-    SEGMENTS: true_segments,
-}
-DECOY = ("method", "component", "decoy", "fooled", "claimed")
-"""Columns of the table of decoys."""
-
-
 def has_answer(card: Card, level: str) -> bool:
     """Return whether the card has an answer for methods of a level.
 
@@ -162,80 +154,92 @@ def truth(
     Returns:
         Labels; which candidates count, (candidate,) each; and the number of true ones.
     """
-    card = on.card
-    counts = np.ones(len(names), dtype=bool)
-    backups = [part for part in card.parts if part.role == "backup"]
-    idle = {part.component for part in backups}
+    backups = _backups(on.card)
+    uncounted = set(backups)
     match level:
-        case "inputs" | "segments":
-            known: Mapping[str, float] = _LABELS[level](on)
-            values = np.array([known[name] for name in names], dtype=float)
-            total = int(np.nansum([*known.values()]))
-            return values == 1, np.isfinite(values), total
+        case "inputs":
+            true = true_tokens(on)
+        case "segments":
+            true, uncounted = true_segments(on)
         case "edges":
-            true = {edge_name(*edge) for edge in card.edges}
-            counts = np.array([not idle & set(name.split(ARROW)) for name in names])
+            true = set(starmap(edge_name, on.card.edges))
         case "repaired":
-            true = {str(part.stands_in_for) for part in backups}
+            true, uncounted = set(backups.values()), set()
         case "pairs":
-            true = {
-                pair_name(part.component, str(part.stands_in_for)) for part in backups
-            }
+            true, uncounted = set(starmap(pair_name, backups.items())), set()
         case _:
             true = {
                 part.component
-                for part in card.parts
+                for part in on.card.parts
                 if part.role == "mechanism"
                 and not (level == ROUTES and part.does.startswith(SAME))
             }
-            counts = np.array([name not in idle for name in names])
-    return np.array([name in true for name in names]), counts, len(true)
+    # an edge counts if both of its ends do
+    counts = [uncounted.isdisjoint(name.split(ARROW)) for name in names]
+    return np.array([name in true for name in names]), np.array(counts), len(true)
 
 
 def score_ranking(on: EvaluationCase, level: str, result: Ranking) -> dict[str, float]:
     """Measure how well the result of a method agrees with the card."""
     labels, counts, n_true = truth(on, level, result.names)
-    if n_true:
-        scope = float(labels.sum() / n_true)
-    else:
-        scope = float("nan")
-    scores = result.scores[counts]
-    labels = labels[counts]
+    table = pd.DataFrame({"score": result.scores, "true": labels})[counts]
     # tokens are ranked within their series, segments within a step, too; the rest has
     # no colons and is one group
-    groups = np.array(
-        [name.rpartition(":")[0] for name in compress(result.names, counts)]
-    )
+    groups = np.array([name.rpartition(":")[0] for name in result.names])[counts]
     by_group = [
-        marks(scores[groups == group], labels[groups == group])
-        for group in np.unique(groups)
+        marks(group["score"], group["true"]) for _, group in table.groupby(groups)
     ]
-    means = pd.DataFrame(by_group).mean()
-    values = {str(name): float(mean) for name, mean in means.items()}
-    if result.claims is None:
-        statements = {}
-    else:
-        statements = claim_marks(result.claims[counts], labels)
-    return {"scope": scope, **values, **statements}
+    means: Any = pd.DataFrame(by_group).mean().to_dict()
+    values = {"scope": float(ratio(labels.sum(), n_true)), **means}
+    if result.claims is not None:
+        values |= claim_marks(pd.Series(result.claims)[counts], table["true"])
+    return values
+
+
+def marks(scores: pd.Series, labels: pd.Series) -> dict[str, float]:
+    """Compute all measures of agreement of scores with the truth.
+
+    NaN, where a method says nothing of a candidate, ranks below every number. Of ties
+    "precision" counts the expected share, and a rank is the worst.
+    """
+    best, worst = (_rank(scores, method) for method in ("min", "max"))
+    size = labels.sum()
+    # chance of each candidate to be among as many top ones as are true
+    taken = ((size + 1 - best) / (worst + 1 - best)).clip(0, 1)
+    return {
+        "candidates": float(len(labels)),
+        "true": float(size),
+        "auroc": auroc(scores.to_numpy(), labels.to_numpy()),
+        "precision": taken[labels].mean(),
+        "worst_rank": worst[labels].max(),
+        "mean_rank": worst[labels].mean(),
+    }
+
+
+def _rank(scores: pd.Series, method: Literal["min", "max"]) -> pd.Series:
+    """Rank from 1 for the highest score; of ties the first or the last rank."""
+    return scores.rank(method=method, ascending=False, na_option="bottom")
+
+
+def claim_marks(claims: pd.Series, labels: pd.Series) -> dict[str, float]:
+    """Compute all measures of agreement of yes or no claims with the truth."""
+    return {
+        "claimed": claims.mean(),
+        "claim_precision": labels[claims].mean(),
+        "claim_recall": claims[labels].mean(),
+    }
 
 
 def find_decoys(card: Card, name: str, result: Ranking) -> pd.DataFrame:
-    """Return the decoys that a method named parts among, and if it falls for them.
-
-    Columns are :data:`DECOY`.
-    """
+    """Return the decoys that a method named parts among, and if it falls for them."""
     true = set(card.components("mechanism")) & set(result.names)
+    does = {part.component: part.does for part in card.parts if part.role == "decoy"}
     if not true:
-        return pd.DataFrame(columns=list(DECOY))
-    decoys = [
-        (part.component, part.does) for part in card.parts if part.role == "decoy"
-    ]
-    named = pd.DataFrame(
-        {
-            "component": result.names,
-            "fooled": ranks(result.scores) <= len(true),
-            "claimed": result.claims,
-        }
+        does = {}
+    named = pd.DataFrame({"method": name, "component": result.names})
+    rows = named.assign(
+        decoy=named["component"].map(does),
+        fooled=_rank(pd.Series(result.scores), "max") <= len(true),
+        claimed=result.claims,
     )
-    rows = pd.DataFrame(decoys, columns=["component", "decoy"])
-    return rows.merge(named, on="component").assign(method=name)[list(DECOY)]
+    return rows.dropna(subset="decoy")

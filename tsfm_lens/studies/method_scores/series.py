@@ -10,6 +10,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,11 @@ class EvaluationCase:
         ]
 
     @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of these components."""
+        return tuple(map(str, self.components))
+
+    @cached_property
     def read_out(self) -> list[Component]:
         """Heads and MLPs of the stack that is read out."""
         return writers(self.lens.wiring)
@@ -103,11 +109,9 @@ def _with_covariates(
     """
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
-    idle = np.random.default_rng([seed, 1])
-    noises = np.random.default_rng([seed, 2])
+    idle, noises = (np.random.default_rng([seed, stream]) for stream in (1, 2))
     horizon = card.horizon
-    items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    truth: tuple[list[Array], list[Array]] = ([], [])
+    drawn = []
     for target, covariate in draw_cases((SPAN, SPAN), series, seed=seed):
         pasts = (target[:-horizon], covariate[:-horizon], idle.normal(size=SPAN))
         noisy_target, noisy_covariate, noisy_other = (
@@ -115,25 +119,30 @@ def _with_covariates(
             for past_values in pasts
         )
         driver = np.concatenate([noisy_covariate, covariate[-horizon:]])
-        altered = driver.copy()
-        for start in (SPAN - ago for ago in rule.ago):
-            altered[start : start + horizon] = driver[start : start + horizon][::-1]
-        for side, driver_values in enumerate((driver, altered)):
-            past, future = np.split(driver_values, [SPAN])
-            items[side].append(
+        drawn.append((noisy_target, driver, noisy_other))
+    stretches = [np.arange(SPAN - ago, SPAN - ago + horizon) for ago in rule.ago]
+    runs = []
+    for direction in (1, -1):
+        items = []
+        truth = []
+        for target, driver, other in drawn:
+            known = driver.copy()
+            for steps in stretches:
+                known[steps] = driver[steps[::direction]]
+            past, future = np.split(known, [SPAN])
+            covariates = {"other": other, "known": past}
+            items.append(
                 {
-                    "target": noisy_target,
-                    "past_covariates": {"other": noisy_other, "known": past},
+                    "target": target,
+                    "past_covariates": covariates,
                     "future_covariates": {"known": future},
                 }
             )
-            truth[side].append(rule.compute_forecast(noisy_target, past, future))
-    runs = []
-    for side_items, expected in zip(items, truth, strict=True):
-        batch = as_series(side_items)
+            truth.append(rule.compute_forecast(target, past, future))
+        batch = as_series(items)
         # only targets have a rule
         rows = np.full((len(batch), horizon), np.nan)
-        rows[[role == "target" for role in batch.roles]] = expected
+        rows[[role == "target" for role in batch.roles]] = truth
         runs.append(lens.run(batch, horizon, truth=rows))
     return EvaluationCase(lens, card, *runs)
 
@@ -185,25 +194,20 @@ def _season(period: int, length: int, rng: np.random.Generator) -> Array:
 
 def _by_phase(period: int, length: int, rng: np.random.Generator) -> NDArray[np.int_]:
     """Reorder the steps within every period, the same way in each."""
-    shift = np.roll(np.arange(period), 1)
     # no phase keeps its value, for any order of the phases
     phases = rng.permutation(period)
     successor = np.empty(period, dtype=int)
-    successor[phases] = phases[shift]
-    steps = np.arange(length)
-    full = length - length % period
-    phase = (steps - length) % period
-    reordered = steps + successor[phase] - phase
+    successor[phases] = np.roll(phases, 1)
     # what comes before the first whole period stays
-    return np.where(steps < length - full, steps, reordered)
+    first, whole = np.split(np.arange(length), [length % period])
+    reordered = whole.reshape(-1, period)[:, successor]
+    return np.concatenate([first, reordered.ravel()])
 
 
 def _autoregression(length: int, rng: np.random.Generator) -> Array:
     """Draw a series whose local mean comes and goes, of standard deviation 1."""
-    values = np.empty(length)
-    values[0] = rng.standard_normal()
-    for step in range(1, length):
-        values[step] = 0.9 * values[step - 1] + rng.standard_normal()
+    steps = rng.standard_normal(length)
+    values = np.array(list(accumulate(steps, lambda level, step: 0.9 * level + step)))
     return np.asarray((values - values.mean()) / values.std())
 
 
