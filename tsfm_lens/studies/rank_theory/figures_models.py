@@ -134,14 +134,6 @@ def _plane(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 @panels("ranks_by_model")
 def _model_plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    ranks = frame(
-        ds,
-        "rank",
-        "rank_low",
-        "rank_high",
-        "head_rank",
-        "head_rank_low",
-        "head_rank_high",
-    )
+    ranks = frame(ds, *ds)
     yield FigurePanel(model_rank_dots(ds), ranks, [])
     yield FigurePanel(model_rank_dots(ds, against="heads"), ranks, [])
