@@ -15,8 +15,9 @@ __all__ = [
     "nuclear_norm_bound",
     "optimal_readout",
     "readout_exists",
+    "revin_linear",
+    "revin_offset",
 ]
-__all__ += ["revin_linear", "revin_offset"]
 
 
 def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:

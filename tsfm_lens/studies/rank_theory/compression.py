@@ -20,15 +20,17 @@ from scipy.special import softmax
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.ranks import positive_and_falling
 
-__all__ = ["AttentionWeights", "SCALINGS"]
-__all__ += [
+__all__ = [
+    "AttentionWeights",
+    "SCALINGS",
     "attention",
     "compressed",
     "compression_bound",
     "incompressible",
     "least_value_error",
+    "logits",
+    "projector",
 ]
-__all__ += ["logits", "projector"]
 
 SCALINGS = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}
 """Powers of the width d that random queries and keys, and values, are drawn with:

@@ -24,8 +24,8 @@ __all__ = [
     "head_sketch",
     "one_layer_bound",
     "sketching_distance",
+    "sparse_sketch",
 ]
-__all__ += ["sparse_sketch"]
 
 _E2 = float(np.exp(2.0))
 
@@ -100,15 +100,16 @@ def growing(
     # each wrong entry of the softmax is below exp(−sharpness), and there are fewer than
     # L²
     sharpness = np.log(np.sqrt(2) * n_tokens**2 / epsilon)
-    query, key, value = (np.zeros((heads, size, width)) for _ in range(3))
-    query[:, range(size), range(size)] = np.sqrt(size) * sharpness / values[:size]
-    value[:, range(size - 1), range(size - 1)] = 1
-    for head in range(heads):
-        block = np.arange(head * size, (head + 1) * size)
-        key[head, size - 1] = 1 / values
-        key[head, size - 1, block] = 0
-        key[head, range(size), block] = 1 / values[block]
+    query = np.sqrt(size) * sharpness / values * np.eye(size, width)
+    value = np.eye(size, width)
+    value[-1] = 0
+    # (head, row, d); row i of a head has its i-th own column, the last row also the
+    # columns of all other heads
+    own = np.eye(width).reshape(heads, size, width)
+    key = own / values
+    key[:, -1] += (1 - own.sum(axis=1)) / values
     tokens = values[:, None] * np.eye(width, n_tokens)
+    query, value = (np.tile(part, (heads, 1, 1)) for part in (query, value))
     return tokens, AttentionWeights(query, key, value)
 
 
@@ -246,24 +247,19 @@ def head_sketch(
     first_dropped = diagonal.reshape(heads, size)[:, rank]
     epsilon = min(values[rank] / 4, float((first_dropped / 4).min()) / values[0], 1.0)
     alpha = np.sqrt(size) * np.log(np.sqrt(2) * n_tokens**2 / epsilon) / gap
-    both = np.tile(np.sqrt(alpha) * directions / diagonal, (heads, 1, 1))
-    weights = AttentionWeights(both, both, np.eye(width).reshape(heads, size, width))
-    head = np.arange(heads)[:, None]
-    row = np.arange(rank)
-    leading = size * head + row
-    query_column = np.where(head[:, 0] == 0, rank, 0)
-    value = np.zeros((heads, rank, width))
-    query = np.zeros((heads, 1, width))
-    key = np.tile(1 / diagonal, (heads, 1, 1))
-    value[head, row, leading] = 1
-    query[head[:, 0], 0, query_column] = 1 / diagonal[query_column]
-    key[head, 0, leading] = 0
+    scaled = np.sqrt(alpha) * directions / diagonal
+    both = np.tile(scaled, (heads, 1, 1))
+    own = np.eye(width).reshape(heads, size, width)
+    weights = AttentionWeights(both, both, own)
+    # (head, rank, d), the leading columns of each head
+    value = own[:, :rank]
+    head = np.arange(heads)
+    query = np.eye(width)[np.where(head == 0, rank, 0), None] / diagonal
+    key = (1 - value.sum(axis=1, keepdims=True)) / diagonal
     right = np.hstack([value, query]), np.hstack([value, key]), value
     # of query and key: the head's leading directions and the first of the next head
-    following = directions[:, (head[:, 0] + 1) % heads * size].T[..., None]
-    left = np.sqrt(alpha) * np.dstack(
-        [np.moveaxis(directions[:, leading] / diagonal[leading], 1, 0), following]
-    )
+    following = np.sqrt(alpha) * directions[:, (head + 1) % heads * size]
+    left = np.dstack([scaled @ value.mT, following.T])
     reduced = AttentionWeights(
         left @ right[0], left @ right[1], np.eye(size, rank) @ value
     )

@@ -78,17 +78,13 @@ class Embedding:
 
 @dataclass(frozen=True, eq=False)
 class PatchEmbedding(Embedding):
-    """Any function φ of a patch of k ``steps``, applied to each (S0-PATCH).
+    """Any function φ of a patch of k steps, applied to each (S0-PATCH).
 
     It maps (k,) to a token (d,).
     """
 
     function: Callable[[np.ndarray], np.ndarray]
-    steps: int = 1
-
-    @property
-    def patch(self) -> int:
-        return self.steps
+    patch: int = 1
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
         return np.stack([self.function(column) for column in columns.T], axis=1)
@@ -148,16 +144,15 @@ class ResidualMlpEmbedding(Embedding):
         cls,
         dimension: int,
         patch: int = 16,
-        hidden: int | None = None,
         *,
         activation: str = "relu",
         seed: int = 0,
     ) -> ResidualMlpEmbedding:
         """Draw Gaussian weights whose variance is one over the inputs of each.
 
-        Hidden units are 4d unless given.
+        There are 4d hidden units.
         """
-        units = hidden or 4 * dimension
+        units = 4 * dimension
         rng = np.random.default_rng(seed)
         inner, skip, outer = (
             rng.normal(size=(rows, columns)) / np.sqrt(columns)

@@ -58,7 +58,7 @@ def labelled(
 ) -> xr.Dataset:
     """Make a dataset with its kind, title, source, seed and sizes."""
     head = {"kind": f"theory_{kind}", "title": title, "source": f"{PAPER}, {where}"}
-    return xr.Dataset(dict(data), coords=dict(coords), attrs={**head, **attrs})
+    return xr.Dataset(data, coords, {**head, **attrs})
 
 
 def of_spectrum(

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
@@ -162,22 +161,19 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
             " T5 have one"
         )
     first = 0 if lens.takes_ids else lens.first_value_token
-    rows = table.detach().cpu().double()[first:]
+    rows = table[first:].double().numpy(force=True)
     # the table has far more rows than columns, so this is cheaper than its SVD
-    values, vectors = torch.linalg.eigh(rows.T @ rows)
-    leading = vectors.flip(1)[:, :2].numpy()
-    sizes = values.flip(0).clamp_min(0).numpy()
+    values, vectors = np.linalg.eigh(rows.T @ rows)
+    leading = vectors[:, :-3:-1]
+    sizes = np.maximum(values[::-1], 0)
     # signs of singular vectors are arbitrary; here the largest entry is positive
     leading = leading * np.sign(leading[np.abs(leading).argmax(0), [0, 1]])
-    plane = rows.numpy() @ leading
+    plane = rows @ leading
     of_bins = np.full(len(plane), np.nan)
     if not lens.takes_ids:
         # series whose mean absolute value is 1, which is the scale
-        of_bins = (
-            lens.bin_values(lens.encode(as_series(np.tile([1.0, -1.0], 8))))[0]
-            .double()
-            .numpy()
-        )
+        encoded = lens.encode(as_series(np.tile([1.0, -1.0], 8)))
+        of_bins = lens.bin_values(encoded)[0].double().numpy()
     shuffled = plane[np.random.default_rng(0).permutation(len(plane))]
     near, far = (
         np.median(np.linalg.norm(np.diff(points, axis=0), axis=1))

@@ -82,14 +82,9 @@ class ChannelAdapter(Adapter):
                     f"series {name!r} has gaps in its last {length} steps; fill them,"
                     " the model takes none"
                 )
-        rows = np.stack(
-            [np.asarray(series[-length:], dtype=np.float64) for series in batch.values]
-        )
-        x = (
-            torch.from_numpy(rows)
-            .to(self.device, self.dtype)
-            .unflatten(0, (-1, channels))
-        )
+        rows = np.stack([series[-length:] for series in batch.values])
+        x = torch.from_numpy(rows).to(self.device, self.dtype)
+        x = x.unflatten(0, (-1, channels))
         loc, scale = (part.flatten() for part in self._loc_and_scale(x))
         return Encoded(
             {"x": x},
@@ -149,15 +144,10 @@ class ChannelAdapter(Adapter):
         channels = np.arange(self.n_variates or 3)[:, None]
         items = []
         for index in range(n_series + 1):
-            season = np.sin(2 * np.pi * steps / (5 + index + channels)) * (
-                1 + index + channels
-            )
-            items.append(
-                10 * index
-                - 4 * channels
-                + season
-                + 0.5 * rng.standard_normal(season.shape)
-            )
+            wave = np.sin(2 * np.pi * steps / (5 + index + channels))
+            noise = 0.5 * rng.standard_normal(wave.shape)
+            season = (1 + index + channels) * wave
+            items.append(10 * index - 4 * channels + season + noise)
         return as_series(items)
 
 

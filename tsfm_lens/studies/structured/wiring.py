@@ -74,10 +74,7 @@ def describe_stack(model: StepForecaster) -> Stack:
 
 def _attention(block: EncoderBlock) -> Attention:
     q, k, v, o = (Projection(f"attn.{name}") for name in "qkvo")
-    if block.attn.d_score != block.attn.d_head:
-        d_score = block.attn.d_score
-    else:
-        d_score = 0
+    own_size = block.attn.d_score != block.attn.d_head
     return Attention(
         "attn",
         "attn",
@@ -88,7 +85,7 @@ def _attention(block: EncoderBlock) -> Attention:
         v,
         o,
         norm="norm1",
-        d_score=d_score,
+        d_score=block.attn.d_score if own_size else 0,
     )
 
 
