@@ -8,7 +8,7 @@ these two first. Attention itself is in
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import orth
@@ -155,12 +155,10 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
     return float(np.sqrt(max(np.linalg.eigvalsh(gram)[-1], 0.0)))
 
 
-def effective_index(
-    singular_values: np.ndarray, distance: np.ndarray | float
-) -> np.ndarray:
+def effective_index(singular_values: np.ndarray, distance: np.ndarray | float) -> Any:
     """Count the singular values of at least each sketching distance (S0-F16).
 
-    Figure 16 counts one less.
+    The counts have the shape of the distances. Figure 16 counts one less.
     """
     return np.less_equal.outer(distance, singular_values).sum(-1)
 

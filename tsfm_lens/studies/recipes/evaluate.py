@@ -96,7 +96,7 @@ def interval(values: Sequence[float] | Array) -> tuple[float, float]:
 
     It has 2,000 draws, and percentiles of them as bounds.
     """
-    logs = np.log(np.asarray(values))
+    logs = np.log(values)
     sample = np.random.default_rng(0).integers(len(logs), size=(REPLICATES, len(logs)))
     low, high = np.percentile(np.exp(logs[sample].mean(axis=1)), [2.5, 97.5])
     return float(low), float(high)
@@ -315,9 +315,9 @@ def skill_table(title: str, skills: pd.DataFrame) -> Table:
         table.add_row(str(name), *(f"{number:.3f}" for number in numbers))
     cells = []
     for column in RATIOS:
-        low, high = interval(skills[column])
-        mean = geometric_mean(skills[column])
-        cells.append(f"{mean:.3f} ({low:.3f} to {high:.3f})")
+        values = skills[column].to_numpy()
+        low, high = interval(values)
+        cells.append(f"{geometric_mean(values):.3f} ({low:.3f} to {high:.3f})")
     table.add_row("geometric mean", "", *cells, style="bold")
     return table
 

@@ -21,7 +21,7 @@ from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.studies.samformer.models import ChannelTransformer
+from tsfm_lens.studies.samformer.models import ChannelTransformer, RevIN
 
 __all__ = ["ChannelAdapter"]
 
@@ -98,6 +98,12 @@ class ChannelAdapter(Adapter):
         )
 
     @property
+    def revin(self) -> RevIN | None:
+        """Normalisation of the windows, None without one."""
+        embed = self.model.embed
+        return embed if isinstance(embed, RevIN) else None
+
+    @property
     def dtype(self) -> torch.dtype:
         """Precision of the native model."""
         return next(self.model.parameters()).dtype
@@ -118,12 +124,12 @@ class ChannelAdapter(Adapter):
         Returns:
             (item, channel) each.
         """
-        statistics = self.model.statistics(x)
-        if statistics is None:
+        revin = self.revin
+        if revin is None:
             return x.new_zeros(x.shape[:2]), x.new_ones(x.shape[:2])
-        mean, scale = (part[..., 0].detach() for part in statistics)
-        gain = scale / self.model.embed.weight.detach()
-        return mean - self.model.embed.bias.detach() * gain, gain
+        mean, scale = (part[..., 0].detach() for part in revin.statistics(x))
+        gain = scale / revin.weight.detach()
+        return mean - revin.bias.detach() * gain, gain
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         return self.model(inputs["x"]).flatten(0, 1).unsqueeze(1)

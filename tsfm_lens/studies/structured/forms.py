@@ -53,7 +53,6 @@ class StructuredLayer(nn.Module):
     def __init__(self, width: int, heads: int, features: int) -> None:
         super().__init__()
         self.in_features = width
-        self.heads = heads
         self.features = features
         self.out_features = heads * features
 
@@ -85,10 +84,9 @@ class LevelFactor(StructuredLayer):
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
         self.ranks = check_ranks(ranks, width)
-        self.blocks = level_blocks(len(ranks))
         super().__init__(width, heads, sum(level_features(self.ranks)))
         self.factors = nn.ParameterList()
-        for rank, count in zip(self.ranks, self.blocks, strict=True):
+        for rank, count in zip(self.ranks, level_blocks(len(ranks)), strict=True):
             block_width = check_divisible(width, count, "a width")
             self.factors.append(
                 nn.Parameter(
