@@ -31,8 +31,6 @@ MODELS = (
 """Keys of ``samformer.MODELS``."""
 REGRESSORS = ("attention", "bilinear-btt", "bilinear-mlr", "mlr-attention")
 """Keys of ``structured.REGRESSORS``."""
-SPLITS = ("ett-hourly", "ett-15min", "70/10/20")
-"""Keys of ``samformer.SPLITS``."""
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -82,17 +80,9 @@ class FileData(Strict):
     file: Path
     length: int = Field(default=512, ge=1)
     horizon: int = Field(default=96, ge=1)
-    split: str = "70/10/20"
+    # keys of ``samformer.SPLITS``
+    split: Literal["ett-hourly", "ett-15min", "70/10/20"] = "70/10/20"
     channels: tuple[str, ...] | None = None
-
-    @field_validator("split")
-    @classmethod
-    def _check_split(cls, split: str) -> str:
-        if split not in SPLITS:
-            raise ValueError(
-                f"there is no split {split!r}; there are {', '.join(SPLITS)}"
-            )
-        return split
 
 
 class InContextData(Strict):
@@ -196,20 +186,14 @@ class TrainConfig(Strict):
 
     @model_validator(mode="after")
     def _check_model(self) -> TrainConfig:
-        is_in_context = isinstance(self.data, InContextData)
         # models of REGRESSORS read prompts, or forecast as many steps as a window has;
         # the toy problem forecasts another number of steps
-        candidates: tuple[str, ...]
-        if isinstance(self.data, FileData):
-            candidates = (*MODELS, *REGRESSORS)
-        elif is_in_context:
-            candidates = tuple(REGRESSORS)
-        else:
-            candidates = tuple(MODELS)
+        kind, candidates = {
+            "file": ("series", (*MODELS, *REGRESSORS)),
+            "in-context": ("prompts in context", REGRESSORS),
+            "toy": ("series", MODELS),
+        }[self.data.kind]
         if self.model.name not in candidates:
-            kind = "series"
-            if is_in_context:
-                kind = "prompts in context"
             raise ValueError(
                 f"model {self.model.name!r} is not for {kind}; there are"
                 f" {', '.join(candidates)}"
@@ -219,7 +203,7 @@ class TrainConfig(Strict):
                 "base_width is for models of structured scores,"
                 f" {', '.join(REGRESSORS)}"
             )
-        if is_in_context and self.watch is not None:
+        if self.data.kind == "in-context" and self.watch is not None:
             raise ValueError(
                 "watch looks at models of series alone; leave it out for prompts in"
                 " context"
@@ -248,10 +232,9 @@ def read_train_config(path: str | Path) -> TrainConfig:
     )
     data = content.get("data")
     if isinstance(data, dict):
-        data = {"kind": "file", **data}
+        data.setdefault("kind", "file")
         if isinstance(data.get("file"), str):
             data["file"] = str(file.parent / Path(data["file"]).expanduser())
-        content["data"] = data
     try:
         return TrainConfig.model_validate(content)
     except ValidationError as error:

@@ -6,17 +6,19 @@ Errors are printed in one line, without a traceback.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from tsfm_lens.core.console import console, standard_streams, termination
 from tsfm_lens.core.errors import LensError
 
-__all__ = ["HELP", "run_command"]
+__all__ = ["HELP", "Threads", "run_command"]
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of every command: -h is help too."""
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads")]
+"""Option --threads of a command."""
 
 
 def run_command(command: Callable[..., Any]) -> None:

@@ -15,8 +15,9 @@ __all__ = [
     "nuclear_norm_bound",
     "optimal_readout",
     "readout_exists",
+    "revin_linear",
+    "revin_offset",
 ]
-__all__ += ["revin_linear", "revin_offset"]
 
 
 def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
@@ -49,7 +50,7 @@ def optimal_readout(tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         >>> rank_theory.optimal_readout(tokens, targets).tolist()
         [[3.0], [0.0]]
     """
-    return np.asarray(np.linalg.pinv(tokens) @ targets)
+    return np.linalg.pinv(tokens) @ targets
 
 
 def nuclear_norm(matrix: np.ndarray) -> float:
@@ -59,7 +60,7 @@ def nuclear_norm(matrix: np.ndarray) -> float:
         >>> rank_theory.nuclear_norm(np.eye(7))
         7.0
     """
-    return float(np.linalg.svd(matrix, compute_uv=False).sum())
+    return float(np.linalg.norm(matrix, "nuc"))
 
 
 def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
@@ -78,10 +79,8 @@ def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> 
     form = queries @ keys.T
     largest = float(np.linalg.norm(form, 2))
     rounding = len(form) * np.finfo(form.dtype).eps * largest
-    if (
-        np.abs(form - form.T).max() > rounding
-        or np.linalg.eigvalsh((form + form.T) / 2)[0] < -rounding
-    ):
+    asymmetry = np.abs(form - form.T).max()
+    if max(asymmetry, -np.linalg.eigvalsh((form + form.T) / 2)[0]) > rounding:
         raise InputError(
             "W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, and the bound"
             " says nothing of others; it is so where W_Q = W_K"
@@ -108,7 +107,7 @@ def revin_linear(
         >>> rank_theory.revin_linear(x, weight).round(6).tolist()
         [[3.0]]
     """
-    return np.asarray(x @ weight + revin_offset(x, weight, gamma, beta, eps))
+    return x @ weight + revin_offset(x, weight, gamma, beta, eps)
 
 
 def revin_offset(
@@ -127,6 +126,5 @@ def revin_offset(
         >>> rank_theory.revin_offset(x, weight).tolist()
         [[-1.0]]
     """
-    shift = np.broadcast_to(np.asarray(beta) / np.asarray(gamma), len(x))
-    level = x.mean(axis=1) - shift * np.sqrt(x.var(axis=1) + eps)
+    level = x.mean(axis=1) - np.divide(beta, gamma) * np.sqrt(x.var(axis=1) + eps)
     return np.outer(level, 1 - weight.sum(axis=0))

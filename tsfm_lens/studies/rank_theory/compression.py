@@ -15,19 +15,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import softmax
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.ranks import positive_and_falling
 
-__all__ = ["AttentionWeights", "SCALINGS"]
-__all__ += [
+__all__ = [
+    "AttentionWeights",
+    "SCALINGS",
     "attention",
     "compressed",
     "compression_bound",
     "incompressible",
     "least_value_error",
+    "logits",
+    "projector",
 ]
-__all__ += ["logits", "projector"]
 
 SCALINGS = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}
 """Powers of the width d that random queries and keys, and values, are drawn with:
@@ -60,9 +63,7 @@ class AttentionWeights:
 
         The rows belong to one head after another.
         """
-        return cls(
-            *(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value))
-        )
+        return cls(*(_by_head(matrix, heads) for matrix in (query, key, value)))
 
     @classmethod
     def random(
@@ -96,19 +97,12 @@ class AttentionWeights:
     @property
     def score_norms(self) -> np.ndarray:
         """Spectral norm of W_QᵀW_K of each head, (head,)."""
-        # through triangular factors no larger than a head
-        one, other = (
-            np.linalg.qr(np.swapaxes(part, 1, 2), mode="r")
-            for part in (self.query, self.key)
-        )
-        return np.asarray(
-            np.linalg.norm(one @ np.swapaxes(other, 1, 2), 2, axis=(1, 2))
-        )
+        return np.linalg.norm(self.query.mT @ self.key, 2, axis=(1, 2))
 
     @property
     def value_norms(self) -> np.ndarray:
         """Spectral norm of W_V of each head, (head,)."""
-        return np.asarray(np.linalg.norm(self.value, 2, axis=(1, 2)))
+        return np.linalg.norm(self.value, 2, axis=(1, 2))
 
     def times(self, matrix: np.ndarray) -> AttentionWeights:
         """Multiply each matrix of the layer from the right by one of shape (d, d).
@@ -131,11 +125,8 @@ class AttentionWeights:
         )
 
     def with_value(self, value: np.ndarray) -> AttentionWeights:
-        """Replace W_V by another, (head, d_head, d) or (d, d)."""
-        matrix = np.asarray(value, dtype=np.float64)
-        return replace(
-            self, value=matrix if matrix.ndim == 3 else _by_head(matrix, self.heads)
-        )
+        """Replace W_V by another, (d, d)."""
+        return replace(self, value=_by_head(value, self.heads))
 
 
 def column_softmax(scores: np.ndarray) -> np.ndarray:
@@ -143,9 +134,7 @@ def column_softmax(scores: np.ndarray) -> np.ndarray:
 
     Every column sums to 1, however large the scores.
     """
-    weights = np.exp(scores - scores.max(axis=-2, keepdims=True))
-    weights /= weights.sum(axis=-2, keepdims=True)
-    return np.asarray(weights)
+    return softmax(scores, axis=-2)
 
 
 def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
@@ -179,12 +168,7 @@ def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     outputs = []
     for head, value in enumerate(weights.value):
         pattern = column_softmax(_head_logits(tokens, weights, head))
-        # tokens of few coordinates are mixed before they become values, which is less
-        # work
-        early = weights.width >= weights.head_width
-        outputs.append(
-            value @ tokens @ pattern if early else value @ (tokens @ pattern)
-        )
+        outputs.append(np.linalg.multi_dot([value, tokens, pattern]))
     return np.concatenate(outputs)
 
 
@@ -195,7 +179,7 @@ def residual_layer(
 
     It is the output of one layer of a model of D layers.
     """
-    return np.asarray(tokens + attention(tokens, weights) / np.sqrt(depth))
+    return tokens + attention(tokens, weights) / np.sqrt(depth)
 
 
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
@@ -209,7 +193,7 @@ def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray
             f" 1 to {rows}"
         )
     q, r = np.linalg.qr(rng.normal(size=(rows, columns)))
-    return np.asarray(q * np.sign(np.diagonal(r)))
+    return q * np.sign(np.diagonal(r))
 
 
 def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
@@ -223,7 +207,7 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
     """
     full = vocabulary.shape[1] < rank
     directions = np.linalg.svd(vocabulary, full_matrices=full)[0][:, :rank]
-    return np.asarray(directions @ directions.T)
+    return directions @ directions.T
 
 
 def compressed(
@@ -289,9 +273,10 @@ def compression_bound(
     longest = float(np.linalg.norm(vocabulary, axis=0).max())
     scores = weights.score_norms / np.sqrt(weights.head_width)
     constant = np.linalg.norm(weights.value_norms * (1 + 2 * longest**2 * scores))
-    return np.asarray(
-        np.sqrt(n_tokens) * constant * _next_singular_value(vocabulary, ranks)
-    )
+    singular = np.linalg.svd(vocabulary, compute_uv=False)
+    # a singular value past the last one is 0
+    following = np.append(singular, np.zeros(len(vocabulary)))[list(ranks)]
+    return np.sqrt(n_tokens) * constant * following
 
 
 def incompressible(
@@ -323,7 +308,7 @@ def incompressible(
     """
     values = positive_and_falling(singular_values, n_tokens)
     width = len(values)
-    tokens = np.hstack([np.diag(values), np.zeros((width, n_tokens - width))])
+    tokens = values[:, None] * np.eye(width, n_tokens)
     size = width if as_printed else max(width, n_tokens)
     root = np.sqrt(np.log(4 * size) * np.sqrt(width)) / values[-1] * np.eye(width)
     value = orthonormal(width, width, np.random.default_rng(seed))
@@ -360,16 +345,6 @@ def _head_logits(
     tokens: np.ndarray, weights: AttentionWeights, head: int
 ) -> np.ndarray:
     """Compute the scores (t, j) of one head."""
-    query = weights.query[head]
     key = weights.key[head] / np.sqrt(weights.head_width)
-    # queries and keys of all tokens are the larger matrices where a head is wider
-    if weights.width < weights.head_width:
-        return np.asarray(tokens.T @ (query.T @ (key @ tokens)))
-    return np.asarray((query @ tokens).T @ (key @ tokens))
-
-
-def _next_singular_value(matrix: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
-    values = np.zeros(len(matrix) + 1)
-    singular = np.linalg.svd(matrix, compute_uv=False)
-    values[: len(singular)] = singular
-    return values[list(ranks)]
+    # in the order of the fewest operations: a head may be wider than the tokens
+    return np.linalg.multi_dot([tokens.T, weights.query[head].T, key, tokens])

@@ -8,7 +8,7 @@ these two first. Attention itself is in
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import orth
@@ -24,8 +24,8 @@ __all__ = [
     "head_sketch",
     "one_layer_bound",
     "sketching_distance",
+    "sparse_sketch",
 ]
-__all__ += ["sparse_sketch"]
 
 _E2 = float(np.exp(2.0))
 
@@ -50,7 +50,7 @@ def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
             f"the largest singular value is {values[0]:g}, expected at most 1"
         )
     k = np.arange(1, len(values) + 1)
-    return np.asarray((1 + _E2 * heads) * values[corollary_index(k, heads) - 1])
+    return (1 + _E2 * heads) * values[corollary_index(k, heads) - 1]
 
 
 def corollary_index(
@@ -69,7 +69,7 @@ def corollary_index(
         >>> rank_theory.corollary_index(np.arange(1, 6), 1, as_printed=True).tolist()
         [2, 2, 3, 3, 4]
     """
-    return np.asarray((np.asarray(k) + (1 if as_printed else -1)) // (heads + 1) + 1)
+    return (k + (1 if as_printed else -1)) // (heads + 1) + 1
 
 
 def growing(
@@ -100,15 +100,16 @@ def growing(
     # each wrong entry of the softmax is below exp(−sharpness), and there are fewer than
     # L²
     sharpness = np.log(np.sqrt(2) * n_tokens**2 / epsilon)
-    query, key, value = (np.zeros((heads, size, width)) for _ in range(3))
-    query[:, range(size), range(size)] = np.sqrt(size) * sharpness / values[:size]
-    value[:, range(size - 1), range(size - 1)] = 1
-    for head in range(heads):
-        block = np.arange(head * size, (head + 1) * size)
-        key[head, size - 1] = 1 / values
-        key[head, size - 1, block] = 0
-        key[head, range(size), block] = 1 / values[block]
-    tokens = np.hstack([np.diag(values), np.zeros((width, n_tokens - width))])
+    query = np.sqrt(size) * sharpness / values * np.eye(size, width)
+    value = np.eye(size, width)
+    value[-1] = 0
+    # (head, row, d); row i of a head has its i-th own column, the last row also the
+    # columns of all other heads
+    own = np.eye(width).reshape(heads, size, width)
+    key = own / values
+    key[:, -1] += (1 - own.sum(axis=1)) / values
+    tokens = values[:, None] * np.eye(width, n_tokens)
+    query, value = (np.tile(part, (heads, 1, 1)) for part in (query, value))
     return tokens, AttentionWeights(query, key, value)
 
 
@@ -149,20 +150,17 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
     """
     basis = orth((sketch @ matrix).T)
     residual = matrix - (matrix @ basis) @ basis.T
-    # the Gram matrix of the residual is small and as exact as this number needs
-    if len(residual) <= residual.shape[1]:
-        gram = residual @ residual.T
-    else:
-        gram = residual.T @ residual
+    # the Gram matrix is as exact as this number needs, in a quarter of the time
+    gram = residual @ residual.T
     return float(np.sqrt(max(np.linalg.eigvalsh(gram)[-1], 0.0)))
 
 
-def effective_index(singular_values: np.ndarray, distance: float) -> int:
-    """Count the singular values of at least a sketching distance (S0-F16).
+def effective_index(singular_values: np.ndarray, distance: np.ndarray | float) -> Any:
+    """Count the singular values of at least each sketching distance (S0-F16).
 
-    Figure 16 counts one less.
+    The counts have the shape of the distances. Figure 16 counts one less.
     """
-    return int((np.asarray(singular_values) >= distance).sum())
+    return np.less_equal.outer(distance, singular_values).sum(-1)
 
 
 def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.ndarray:
@@ -238,7 +236,7 @@ def head_sketch(
     size = width // heads
     # head i has every h-th singular value, from the i-th on
     diagonal = values.reshape(size, heads).T.ravel()
-    tokens = np.hstack([np.diag(diagonal), np.zeros((width, n_tokens - width))])
+    tokens = diagonal[:, None] * np.eye(width, n_tokens)
     # more directions than dimensions cannot be orthogonal, but none need be parallel
     directions = np.random.default_rng(seed).normal(size=(size, width))
     directions /= np.linalg.norm(directions, axis=0)
@@ -247,24 +245,19 @@ def head_sketch(
     first_dropped = diagonal.reshape(heads, size)[:, rank]
     epsilon = min(values[rank] / 4, float((first_dropped / 4).min()) / values[0], 1.0)
     alpha = np.sqrt(size) * np.log(np.sqrt(2) * n_tokens**2 / epsilon) / gap
-    both = np.tile(np.sqrt(alpha) * directions / diagonal, (heads, 1, 1))
-    weights = AttentionWeights(both, both, np.eye(width).reshape(heads, size, width))
-    head = np.arange(heads)[:, None]
-    row = np.arange(rank)
-    leading = size * head + row
-    query_column = np.where(head[:, 0] == 0, rank, 0)
-    value = np.zeros((heads, rank, width))
-    query = np.zeros((heads, 1, width))
-    key = np.tile(1 / diagonal, (heads, 1, 1))
-    value[head, row, leading] = 1
-    query[head[:, 0], 0, query_column] = 1 / diagonal[query_column]
-    key[head, 0, leading] = 0
+    scaled = np.sqrt(alpha) * directions / diagonal
+    both = np.tile(scaled, (heads, 1, 1))
+    own = np.eye(width).reshape(heads, size, width)
+    weights = AttentionWeights(both, both, own)
+    # (head, rank, d), the leading columns of each head
+    value = own[:, :rank]
+    head = np.arange(heads)
+    query = np.eye(width)[np.where(head == 0, rank, 0), None] / diagonal
+    key = (1 - value.sum(axis=1, keepdims=True)) / diagonal
     right = np.hstack([value, query]), np.hstack([value, key]), value
     # of query and key: the head's leading directions and the first of the next head
-    following = directions[:, (head[:, 0] + 1) % heads * size].T[..., None]
-    left = np.sqrt(alpha) * np.dstack(
-        [np.moveaxis(directions[:, leading] / diagonal[leading], 1, 0), following]
-    )
+    following = np.sqrt(alpha) * directions[:, (head + 1) % heads * size]
+    left = np.dstack([scaled @ value.mT, following.T])
     reduced = AttentionWeights(
         left @ right[0], left @ right[1], np.eye(size, rank) @ value
     )

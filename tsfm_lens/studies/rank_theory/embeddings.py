@@ -52,8 +52,7 @@ def patches(series: np.ndarray, width: int) -> np.ndarray:
         >>> rank_theory.patches(np.arange(6.0), 2).tolist()
         [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
     """
-    flat = np.asarray(series, dtype=np.float64).reshape(-1)
-    return flat.reshape(-1, width).T.copy()
+    return series.astype(np.float64).reshape(-1, width).T
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,31 +73,21 @@ class Embedding:
 
     def __call__(self, series: np.ndarray) -> np.ndarray:
         """Map a series (steps,) or (1, steps) to tokens (d, L)."""
-        return np.asarray(self.embed(patches(series, self.patch)))
+        return self.embed(patches(series, self.patch))
 
 
 @dataclass(frozen=True, eq=False)
 class PatchEmbedding(Embedding):
-    """Any function φ of a patch of k ``steps``, applied to each (S0-PATCH).
+    """Any function φ of a patch of k steps, applied to each (S0-PATCH).
 
     It maps (k,) to a token (d,).
     """
 
     function: Callable[[np.ndarray], np.ndarray]
-    steps: int = 1
-
-    @property
-    def patch(self) -> int:
-        return self.steps
+    patch: int = 1
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        return np.stack(
-            [
-                np.asarray(self.function(column), dtype=np.float64)
-                for column in columns.T
-            ],
-            axis=1,
-        )
+        return np.stack([self.function(column) for column in columns.T], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,15 +114,11 @@ class QuantisedEmbedding(Embedding):
         Vectors are Gaussian, of unit length on average.
         """
         centres = np.linspace(-largest, largest, bins)
-        vectors = np.random.default_rng(seed).normal(size=(dimension, bins)) / np.sqrt(
-            dimension
-        )
-        return cls((centres[1:] + centres[:-1]) / 2, vectors)
+        vectors = np.random.default_rng(seed).normal(size=(dimension, bins))
+        return cls((centres[1:] + centres[:-1]) / 2, vectors / np.sqrt(dimension))
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        return np.asarray(self.vectors)[
-            :, np.searchsorted(self.edges, columns[0], side="right")
-        ]
+        return self.vectors[:, np.searchsorted(self.edges, columns[0], side="right")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,37 +144,33 @@ class ResidualMlpEmbedding(Embedding):
         cls,
         dimension: int,
         patch: int = 16,
-        hidden: int | None = None,
         *,
         activation: str = "relu",
         seed: int = 0,
     ) -> ResidualMlpEmbedding:
         """Draw Gaussian weights whose variance is one over the inputs of each.
 
-        Hidden units are 4d unless given.
+        There are 4d hidden units.
         """
-        units = hidden or 4 * dimension
+        units = 4 * dimension
         rng = np.random.default_rng(seed)
-        inner, skip = (
-            rng.normal(size=(rows, patch)) / np.sqrt(patch)
-            for rows in (units, dimension)
+        inner, skip, outer = (
+            rng.normal(size=(rows, columns)) / np.sqrt(columns)
+            for rows, columns in (
+                (units, patch),
+                (dimension, patch),
+                (dimension, units),
+            )
         )
-        return cls(
-            inner,
-            rng.normal(size=(dimension, units)) / np.sqrt(units),
-            skip,
-            activation,
-        )
+        return cls(inner, outer, skip, activation)
 
     @property
     def patch(self) -> int:
-        return int(np.shape(self.inner)[1])
+        return self.inner.shape[1]
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        return np.asarray(
-            self.skip @ columns
-            + self.outer @ ACTIVATIONS[self.activation](self.inner @ columns)
-        )
+        hidden = ACTIVATIONS[self.activation](self.inner @ columns)
+        return self.skip @ columns + self.outer @ hidden
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,12 +201,8 @@ class GatedEmbedding(Embedding):
         return cls(gate, value, beta)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        gated = np.asarray(self.gate)[:, None] * columns
-        return np.asarray(
-            gated
-            * expit(self.beta * gated)
-            * (np.asarray(self.value)[:, None] * columns)
-        )
+        gated = self.gate[:, None] * columns
+        return gated * expit(self.beta * gated) * (self.value[:, None] * columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,10 +231,8 @@ class ChebyshevEmbedding(Embedding):
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
         inside = np.clip(columns[0] / self.largest, -1, 1)
-        polynomials = chebyshev.chebvander(inside, np.shape(self.directions)[1])[
-            :, 1:
-        ].T
-        return np.asarray(self.directions @ polynomials)
+        polynomials = chebyshev.chebvander(inside, self.directions.shape[1])
+        return self.directions @ polynomials[:, 1:].T
 
 
 def differentiable_bound(
@@ -276,15 +251,14 @@ def differentiable_bound(
         [inf, inf, inf, 4.472, 2.236]
     """
     steps = np.arange(1, dimension + 1) - 2.0 - order
-    bound = np.full(dimension, np.inf)
-    finite = steps > 0
-    bound[finite] = (
-        2
-        * variation
-        * np.sqrt(dimension * n_tokens)
-        / (np.pi * order * steps[finite] ** order)
-    )
-    return bound
+    # 0 in the denominator gives the infinite bounds
+    with np.errstate(divide="ignore"):
+        return (
+            2
+            * variation
+            * np.sqrt(dimension * n_tokens)
+            / (np.pi * order * np.maximum(steps, 0) ** order)
+        )
 
 
 def analytic_bound(
@@ -302,13 +276,8 @@ def analytic_bound(
         [8.0, 4.0, 2.0, 1.0]
     """
     k = np.arange(1, dimension + 1)
-    return np.asarray(
-        2
-        * largest
-        * np.sqrt(dimension * n_tokens)
-        * float(radius) ** (2.0 - k)
-        / (radius - 1)
-    )
+    size = 2 * largest * np.sqrt(dimension * n_tokens)
+    return size * radius ** (2.0 - k) / (radius - 1)
 
 
 def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
@@ -346,7 +315,7 @@ def mlp_count(
         >>> most.tolist(), bool((count <= most).all())
         ([10.0, 4.0], True)
     """
-    dimension, steps = np.shape(embedding.skip)
+    dimension, steps = embedding.skip.shape
     levels = np.asarray(epsilon, dtype=np.float64)
     threshold = (
         levels
@@ -355,6 +324,4 @@ def mlp_count(
     )
     singular = np.linalg.svd(embedding.embed(columns), compute_uv=False)
     count = (singular > threshold[..., None]).sum(-1)
-    return np.asarray(count), np.asarray(
-        np.minimum(dimension, (1 + levels**-2) * steps)
-    )
+    return count, np.minimum(dimension, (1 + levels**-2) * steps)

@@ -58,7 +58,7 @@ def labelled(
 ) -> xr.Dataset:
     """Make a dataset with its kind, title, source, seed and sizes."""
     head = {"kind": f"theory_{kind}", "title": title, "source": f"{PAPER}, {where}"}
-    return xr.Dataset(dict(data), coords=dict(coords), attrs={**head, **attrs})
+    return xr.Dataset(data, coords, {**head, **attrs})
 
 
 def of_spectrum(
@@ -67,7 +67,7 @@ def of_spectrum(
     """Draw random directions with given singular values, (d, L)."""
     width = len(singular_values)
     left = orthonormal(width, width, rng)
-    return np.asarray((left * singular_values) @ orthonormal(n_tokens, width, rng).T)
+    return (left * singular_values) @ orthonormal(n_tokens, width, rng).T
 
 
 def children(seed: int, count: int) -> list[int]:
@@ -86,12 +86,8 @@ def fit_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
     The line is along the last axis.
     """
-    across = np.log(x)
-    up = np.log(y)
-    centred = across - across.mean()
-    return np.asarray(
-        (centred * (up - up.mean(-1, keepdims=True))).sum(-1) / (centred**2).sum()
-    )
+    curves = np.log(y).reshape(-1, len(x))
+    return np.polyfit(np.log(x), curves.T, 1)[0].reshape(y.shape[:-1])
 
 
 def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float, float]:
@@ -103,7 +99,7 @@ def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float,
     slopes = fit_slope(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(slopes, (tail, 1 - tail))
-    return float(fit_slope(x, np.sqrt((y**2).mean(axis=0)))), float(low), float(high)
+    return float(fit_slope(x, np.sqrt((y**2).mean(axis=0)))), low, high
 
 
 def compression_by_rank(
@@ -134,7 +130,8 @@ def compression_by_rank(
     singular = np.exp(np.linspace(0, -5, width))
     # singular values fall evenly on a logarithmic scale, so that even ranks are even
     # there
-    ranks = sorted({round(float(rank)) for rank in np.linspace(1, width - 1, n_ranks)})
+    even = np.linspace(1, width - 1, n_ranks).round().astype(int)
+    ranks = np.unique(even).tolist()
     errors, bounds = np.empty((2, len(scalings), draws, len(ranks)))
     for draw, child in enumerate(children(seed, draws)):
         vocabulary = of_spectrum(singular, n_tokens, np.random.default_rng(child))
@@ -154,13 +151,15 @@ def compression_by_rank(
         "rate": ("rank", np.sqrt(width) * following),
     }
     coords = {"scaling": list(scalings), "draw": range(draws), "rank": ranks}
-    description = (
+    return labelled(
+        data,
+        coords,
         "compression_rank",
         "Error of a layer cut to a rank",
         "appendix J.1, figure 15 left (S0-J1a)",
-    )
-    return labelled(
-        data, coords, *description, width=width, n_tokens=n_tokens, seed=seed
+        width=width,
+        n_tokens=n_tokens,
+        seed=seed,
     )
 
 
@@ -196,42 +195,37 @@ def compression_by_width(
             rng = np.random.default_rng([child, width])
             tokens = of_spectrum(np.exp(-np.arange(width) / decay), n_tokens, rng)
             weight_seed = int(rng.integers(2**31))
-            plain = AttentionWeights.random(width, seed=weight_seed)
+            plain, small = (
+                AttentionWeights.random(width, scaling=scaling, seed=weight_seed)
+                for scaling in ("theorem", "normalised")
+            )
             orthogonal = plain.with_value(
                 np.sqrt(width) * orthonormal(width, width, rng)
             )
-            small = AttentionWeights.random(
-                width, scaling="normalised", seed=weight_seed
-            )
             for row, weights in enumerate((plain, orthogonal, small)):
-                errors[row, draw, column] = compression_errors(tokens, weights, [rank])[
-                    0
-                ]
-    fits = np.array(
-        [
-            slope_of_rms(np.array(widths, dtype=float), kind_errors, seed)
-            for kind_errors in errors
-        ]
-    ).T
+                (error,) = compression_errors(tokens, weights, [rank])
+                errors[row, draw, column] = error
+    slopes, low, high = np.transpose(
+        [slope_of_rms(np.array(widths), kind_errors, seed) for kind_errors in errors]
+    )
     data = {
         "error": (("weights", "draw", "width"), errors),
-        **{
-            name: ("weights", fit)
-            for name, fit in zip(
-                ("slope", "slope_low", "slope_high"), fits, strict=True
-            )
-        },
+        "slope": ("weights", slopes),
+        "slope_low": ("weights", low),
+        "slope_high": ("weights", high),
     }
     coords = {"weights": list(kinds), "draw": range(draws), "width": list(widths)}
-    title = "Error of a layer cut to a fixed rank, by width"
-    where = "appendix J.1, figure 15 right (S0-J1b)"
-    sizes: dict[str, Any] = {
-        "rank": rank,
-        "n_tokens": n_tokens,
-        "decay": decay,
-        "seed": seed,
-    }
-    return labelled(data, coords, "compression_width", title, where, **sizes)
+    return labelled(
+        data,
+        coords,
+        "compression_width",
+        "Error of a layer cut to a fixed rank, by width",
+        "appendix J.1, figure 15 right (S0-J1b)",
+        rank=rank,
+        n_tokens=n_tokens,
+        decay=decay,
+        seed=seed,
+    )
 
 
 def sketching_by_heads(
@@ -259,7 +253,7 @@ def sketching_by_heads(
         >>> bool((sketches["distance"] >= sketches["floor"]).all())
         True
     """
-    counts = list(heads)
+    counts = np.array(heads)
     singular = np.exp(-np.arange(width) / decay)
     distances = np.empty((2, draws, len(counts)))
     for draw, child in enumerate(children(seed, draws)):
@@ -268,24 +262,14 @@ def sketching_by_heads(
         matrix = orthonormal(width, width, rng) * singular
         for column, count in enumerate(counts):
             sparse = sparse_sketch(width, rank, count, seed=int(rng.integers(2**31)))
-            distances[0, draw, column] = sketching_distance(matrix, sparse)
-            distances[1, draw, column] = sketching_distance(
-                matrix, rng.normal(size=sparse.shape)
-            )
-    indices = np.vectorize(lambda distance: effective_index(singular, distance))(
-        distances
-    )
+            for row, sketch in enumerate((sparse, rng.normal(size=sparse.shape))):
+                distances[row, draw, column] = sketching_distance(matrix, sketch)
+    indices = effective_index(singular, distances)
     data = {
         "distance": (("sketch", "draw", "heads"), distances),
         "effective_index": (("sketch", "draw", "heads"), indices),
-        "slope": (
-            ("sketch", "draw"),
-            fit_slope(np.array(counts, dtype=float), np.maximum(indices, 1)),
-        ),
-        "floor": (
-            "heads",
-            np.append(singular, 0.0)[[rank * count for count in counts]],
-        ),
+        "slope": (("sketch", "draw"), fit_slope(counts, np.maximum(indices, 1))),
+        "floor": ("heads", np.append(singular, 0.0)[rank * counts]),
         "singular_value": ("index", singular),
     }
     coords = {
@@ -294,13 +278,16 @@ def sketching_by_heads(
         "heads": counts,
         "index": range(1, width + 1),
     }
-    description = (
+    return labelled(
+        data,
+        coords,
         "sketching",
         "What sketches of several heads miss",
         "appendix J.2, figure 16 (S0-J2)",
-    )
-    return labelled(
-        data, coords, *description, width=width, rank=rank, decay=decay, seed=seed
+        width=width,
+        rank=rank,
+        decay=decay,
+        seed=seed,
     )
 
 
@@ -330,15 +317,14 @@ def spectra_by_heads(
         >>> spectra["rank"].sel(input="times √L").values.tolist()
         [[10, 13]]
     """
-    counts = list(heads)
     singular = np.exp(-np.arange(width) / decay)
     scales = {"times √L": np.sqrt(n_tokens), "of norm 1": 1.0}
-    shape = (len(scales), draws, len(counts))
+    shape = (len(scales), draws, len(heads))
     spectra = np.empty((*shape, width))
     deviations = np.empty(shape)
     for draw, child in enumerate(children(seed, draws)):
         tokens = of_spectrum(singular, n_tokens, np.random.default_rng(child))
-        for column, count in enumerate(counts):
+        for column, count in enumerate(heads):
             weights = AttentionWeights.random(
                 width, count, scaling="unit", seed=child + 1
             )
@@ -358,22 +344,21 @@ def spectra_by_heads(
     coords = {
         "input": list(scales),
         "draw": range(draws),
-        "heads": counts,
+        "heads": list(heads),
         "index": range(1, width + 1),
     }
-    description = (
+    return labelled(
+        data,
+        coords,
         "head_spectra",
         "Spectra of a layer's output by heads",
         "appendix J.3, figure 17 (S0-J3)",
+        width=width,
+        n_tokens=n_tokens,
+        decay=decay,
+        epsilon=epsilon,
+        seed=seed,
     )
-    sizes: dict[str, Any] = {
-        "width": width,
-        "n_tokens": n_tokens,
-        "decay": decay,
-        "epsilon": epsilon,
-        "seed": seed,
-    }
-    return labelled(data, coords, *description, **sizes)
 
 
 def chebyshev_curves(
@@ -401,17 +386,14 @@ def chebyshev_curves(
     """
     points = np.linspace(-largest, largest, n_points)
     count = min(max(ranks) + 1, dimension)
-    coordinates = []
-    spectra = []
-    for rank in ranks:
-        tokens = ChebyshevEmbedding.random(dimension, rank, largest=largest, seed=seed)(
-            points
-        )
-        coordinates.append(tokens[:2])
-        spectra.append(np.linalg.svd(tokens, compute_uv=False)[:count])
-    singular = np.array(spectra)
+    embeddings = [
+        ChebyshevEmbedding.random(dimension, rank, largest=largest, seed=seed)
+        for rank in ranks
+    ]
+    tokens = np.stack([embedding(points) for embedding in embeddings])
+    singular = np.linalg.svd(tokens, compute_uv=False)[:, :count]
     data = {
-        "coordinate": (("rank", "axis", "point"), np.array(coordinates)),
+        "coordinate": (("rank", "axis", "point"), tokens[:, :2]),
         "singular_value": (("rank", "index"), singular),
         "found_rank": ("rank", (singular > 1e-10 * singular[:, :1]).sum(1)),
     }
@@ -421,11 +403,13 @@ def chebyshev_curves(
         "value": ("point", points),
         "index": range(1, count + 1),
     }
-    description = (
+    return labelled(
+        data,
+        coords,
         "chebyshev",
         "Embeddings of Chebyshev polynomials",
         "appendix I, figure 14 (S0-F14)",
-    )
-    return labelled(
-        data, coords, *description, dimension=dimension, largest=largest, seed=seed
+        dimension=dimension,
+        largest=largest,
+        seed=seed,
     )

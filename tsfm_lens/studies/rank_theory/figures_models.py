@@ -99,17 +99,17 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
             array(ds, f"{measure}{end}", "model", epsilon=row)
             for end in ("", "_low", "_high")
         )
-        for index, name in enumerate(names(ds, "model")):
+        points = zip(names(ds, "model"), x, rank, high - rank, rank - low, strict=True)
+        for index, (name, position, mean, above, below) in enumerate(points):
             whiskers = {
                 "type": "data",
                 "symmetric": False,
-                "array": [high[index] - rank[index]],
-                "arrayminus": [rank[index] - low[index]],
+                "array": [above],
+                "arrayminus": [below],
             }
             colour = CATEGORICAL[index % len(CATEGORICAL)]
             hover = f"{name}<br>mean %{{y:.3g}}"
-            point = ([x[index]], [rank[index]])
-            panel.dots(*point, name, hover, colour=colour, error_y=whiskers)
+            panel.dots([position], [mean], name, hover, colour=colour, error_y=whiskers)
     grid.x(**LOG_AXIS)
     grid.y(rangemode="tozero", gridcolor=PALE)
     title_axes(grid, _AGAINST[against], "mean ε-rank")
@@ -134,14 +134,6 @@ def _plane(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 @panels("ranks_by_model")
 def _model_plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    ranks = frame(
-        ds,
-        "rank",
-        "rank_low",
-        "rank_high",
-        "head_rank",
-        "head_rank_low",
-        "head_rank_high",
-    )
+    ranks = frame(ds, *ds)
     yield FigurePanel(model_rank_dots(ds), ranks, [])
     yield FigurePanel(model_rank_dots(ds, against="heads"), ranks, [])

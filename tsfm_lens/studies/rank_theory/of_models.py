@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.data import as_series
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.stream_ranks import (
@@ -78,7 +78,6 @@ def ranks_by_model(
     """
     levels = checked_levels(epsilon)
     parts: dict[str, xr.Dataset] = {}
-    attrs = {}
     for lens in lenses:
         if lens.model_id in parts:
             raise InputError(
@@ -105,19 +104,16 @@ def ranks_by_model(
             "architecture": lens.wiring.architecture,
             "reads": "text" if lens.takes_ids else "series",
         }
-        parts[lens.model_id] = xr.Dataset(columns, coords)
         attrs = lens.describe(
-            "ranks_by_model", "Ranks of queries, model by model", _FIGURES
+            "ranks_by_model",
+            "Ranks of queries, model by model",
+            "Flow of ranks, figures 4 and 9 (S0-F4, S0-F9)",
         )
+        parts[lens.model_id] = xr.Dataset(columns, coords)
     # coordinates that are the same in all models are of each model, too
     data = xr.concat(list(parts.values()), "model", coords="all")
     data = data.transpose("epsilon", "model")
     return data.assign_attrs({**attrs, "model": ", ".join(parts)})
-
-
-_FIGURES = "Flow of ranks, figures 4 and 9 (S0-F4, S0-F9)"
-PATCHES = (1, 4, 16, 64)
-NOISE = "white noise"
 
 
 @probe(
@@ -164,26 +160,20 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
             f"{lens.model_id} embeds patches, not tokens of a vocabulary; Chronos and"
             " T5 have one"
         )
-    if lens.takes_ids:
-        first = 0
-    else:
-        first = lens.first_value_token
-    rows = table.detach().cpu().double()[first:]
+    first = 0 if lens.takes_ids else lens.first_value_token
+    rows = table[first:].double().numpy(force=True)
     # the table has far more rows than columns, so this is cheaper than its SVD
-    values, vectors = torch.linalg.eigh(rows.T @ rows)
-    leading = vectors.flip(1)[:, :2].numpy()
-    sizes = values.flip(0).clamp_min(0).numpy()
+    values, vectors = np.linalg.eigh(rows.T @ rows)
+    leading = vectors[:, :-3:-1]
+    sizes = np.maximum(values[::-1], 0)
     # signs of singular vectors are arbitrary; here the largest entry is positive
     leading = leading * np.sign(leading[np.abs(leading).argmax(0), [0, 1]])
-    plane = rows.numpy() @ leading
+    plane = rows @ leading
     of_bins = np.full(len(plane), np.nan)
     if not lens.takes_ids:
         # series whose mean absolute value is 1, which is the scale
-        of_bins = (
-            lens.bin_values(lens.encode(as_series(np.tile([1.0, -1.0], 8))))[0]
-            .double()
-            .numpy()
-        )
+        encoded = lens.encode(as_series(np.tile([1.0, -1.0], 8)))
+        of_bins = lens.bin_values(encoded)[0].double().numpy()
     shuffled = plane[np.random.default_rng(0).permutation(len(plane))]
     near, far = (
         np.median(np.linalg.norm(np.diff(points, axis=0), axis=1))
@@ -194,11 +184,15 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
             "coordinate": (("token", "direction"), plane),
             "value": ("token", of_bins),
             "share": ("direction", sizes[:2] / sizes.sum()),
-            "neighbour_ratio": ((), float(near / far) if far > 0 else float("nan")),
+            "neighbour_ratio": ((), ratio(near, far)),
         },
         coords={"token": np.arange(first, first + len(plane)), "direction": [1, 2]},
     )
-    title = "Vocabulary on two directions"
-    source = "Flow of ranks, figure 2 b and c (S0-F2)"
-    data.attrs = lens.describe("vocabulary_plane", title, source, d_model=rows.shape[1])
-    return data
+    return data.assign_attrs(
+        lens.describe(
+            "vocabulary_plane",
+            "Vocabulary on two directions",
+            "Flow of ranks, figure 2 b and c (S0-F2)",
+            d_model=rows.shape[1],
+        )
+    )

@@ -42,12 +42,7 @@ def rank_schedule(
         >>> rank_theory.rank_schedule(3, 0.27, 12, 64).tolist()
         [3, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6]
     """
-    if not (
-        first >= 1
-        and exponent >= 0
-        and math.isfinite(first)
-        and math.isfinite(exponent)
-    ):
+    if not (1 <= first < math.inf and 0 <= exponent < math.inf):
         raise InputError(
             f"a schedule from rank {first} with exponent {exponent}; expected at least"
             " 1, and at least 0"
@@ -98,5 +93,5 @@ def guideline(
             f"ranks from {r_min} to {highest:g}; expected 1 <= r_min <= r_max <="
             f" d_model = {d_model}"
         )
-    depth = np.linspace(0.0, 1.0, layers) if layers > 1 else np.zeros(1)
+    depth = np.linspace(0.0, 1.0, layers)
     return np.ceil(r_min + (highest - r_min) * depth**exponent - _SLACK).astype(int)

@@ -9,6 +9,7 @@ series and saves them. The generators of synthetic families are in
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,32 +44,18 @@ def save_corpus(corpus: Corpus, path: Path) -> None:
     An old file is replaced only once the new one is complete.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = np.array(sorted(corpus.rows))
+    names, bounds = zip(*corpus.rows.items(), strict=True)
     # numpy adds .npz to a name without it, but not to an open file
     with replacing(path) as part, part.open("wb") as file:
-        np.savez(
-            file,
-            values=corpus.values,
-            names=names,
-            bounds=np.array([corpus.rows[name] for name in names]),
-        )
+        np.savez(file, values=corpus.values, names=names, bounds=bounds)
 
 
 def read_corpus(path: Path) -> Corpus:
     """Read a file of :func:`save_corpus`."""
     with open_arrays(path) as arrays:
-        bounds = {
-            str(name): (int(start), int(stop))
-            for name, (start, stop) in zip(
-                arrays["names"], arrays["bounds"], strict=True
-            )
-        }
-        return Corpus(arrays["values"], bounds)
-
-
-def known_families() -> tuple[str, ...]:
-    """Return every name that a mixture of training series may contain."""
-    return (*FAMILIES, "kernelsynth", "chaotic", REAL, "tsmixup")
+        bounds = map(tuple, arrays["bounds"].tolist())
+        rows = dict(zip(arrays["names"].tolist(), bounds, strict=True))
+        return Corpus(arrays["values"], rows)
 
 
 @contextmanager
@@ -92,16 +79,15 @@ def real_rows(path: Path) -> NDArray[np.float32]:
     with open_arrays(path) as arrays:
         for name in sorted(key for key in arrays if key.startswith("training/")):
             series = arrays[name]
-            if len(series) <= LENGTH:
-                n_pieces = 1
-            else:
-                n_pieces = -(-len(series) // OVERLAP)
+            n_pieces = 1
+            if len(series) > LENGTH:
+                n_pieces = math.ceil(len(series) / OVERLAP)
             # a Corpus pads short series with NaN on the left
-            padding = np.full(max(0, LENGTH - len(series)), np.nan, np.float32)
-            series = np.concatenate([padding, series])
+            missing = max(0, LENGTH - len(series))
+            series = np.pad(series, (missing, 0), constant_values=np.nan)
             # the number of rows grows as the root of the length, or long series would
             # fill the corpus
-            n_rows = int(np.ceil(4 * n_pieces**0.5))
+            n_rows = math.ceil(4 * n_pieces**0.5)
             starts = np.linspace(0, len(series) - LENGTH, n_rows).astype(int)
             rows.extend(
                 series[start : start + LENGTH].astype(np.float32) for start in starts
@@ -121,10 +107,10 @@ def draw_family(
     # with its name in the seed, a family is the same whatever others are drawn
     rng = np.random.default_rng([seed, *name.encode()])
     if name == "kernelsynth":
-        quarters = np.array_split(np.arange(count), len(PERIOD_SCALES))
+        counts = map(len, np.array_split(np.arange(count), len(PERIOD_SCALES)))
         parts = [
-            kernelsynth(rng, len(part), LENGTH, device=device, period_scale=scale)
-            for part, scale in zip(quarters, PERIOD_SCALES, strict=True)
+            kernelsynth(rng, rows, LENGTH, device=device, period_scale=scale)
+            for rows, scale in zip(counts, PERIOD_SCALES, strict=True)
         ]
         return unit(np.concatenate(parts)).astype(np.float32)
     if name == "chaotic":
@@ -133,11 +119,10 @@ def draw_family(
         # half of the rows are drawn at half the length, which makes their periods
         # shorter, so that a context holds several of most seasons
         short = FAMILIES[name](rng, count // 2, LENGTH // 2)
-        padded = np.concatenate([np.full_like(short, np.nan), short], axis=1)
-        return np.concatenate(
-            [padded, FAMILIES[name](rng, count - count // 2, LENGTH)]
-        ).astype(np.float32)
-    raise unknown_name("series family", name, known_families())
+        padded = np.hstack([np.full_like(short, np.nan), short])
+        long = FAMILIES[name](rng, count - count // 2, LENGTH)
+        return np.vstack([padded, long]).astype(np.float32)
+    raise unknown_name("series family", name, [*FAMILIES, "kernelsynth", "chaotic"])
 
 
 def build_corpus(
@@ -149,24 +134,14 @@ def build_corpus(
 ) -> Corpus:
     """Draw every family of `sizes` (name: rows), and add the real series if given."""
     # read first: a wrong file is refused before anything is drawn
-    return _assemble(sizes, seed, None if real is None else real_rows(real), device)
-
-
-def _assemble(
-    sizes: Mapping[str, int], seed: int, real: NDArray[np.float32] | None, device: str
-) -> Corpus:
-    """Draw every family of `sizes`, and add rows (row, LENGTH) of real series."""
+    real_parts = {} if real is None else {REAL: real_rows(real)}
     parts = {
         name: draw_family(name, count, seed=seed, device=device)
         for name, count in sorted(sizes.items())
-    }
-    if real is not None:
-        parts[REAL] = real
-    stops = np.cumsum([len(part) for part in parts.values()])
-    rows = {
-        name: (int(stop) - len(part), int(stop))
-        for (name, part), stop in zip(parts.items(), stops, strict=True)
-    }
+    } | real_parts
+    stops = np.cumsum([len(part) for part in parts.values()]).tolist()
+    bounds = zip([0, *stops], stops, strict=False)
+    rows = dict(zip(parts, bounds, strict=True))
     return Corpus(np.concatenate(list(parts.values())), rows)
 
 
@@ -182,26 +157,13 @@ def load_corpus(
 
     If it is not there, it is drawn and saved.
     """
-    contents = repr(
-        (
-            sorted(sizes.items()),
-            seed,
-            LENGTH,
-            PERIOD_SCALES,
-            real and hashlib.sha256(real.read_bytes()).hexdigest(),
-        )
-    )
+    digest = real and hashlib.sha256(real.read_bytes()).hexdigest()
+    contents = repr((sorted(sizes.items()), seed, LENGTH, PERIOD_SCALES, digest))
     path = cache / f"corpus-{hashlib.sha256(contents.encode()).hexdigest()[:12]}.npz"
     if not path.exists():
-        # a wrong file is refused before the user has to wait
-        if real is None:
-            real_values = None
-        else:
-            real_values = real_rows(real)
-        cache.mkdir(parents=True, exist_ok=True)
         console(stderr=True).print(
             f"drawing the series to train on, once, into {path}: minutes"
         )
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        save_corpus(_assemble(sizes, seed, real_values, device), path)
+        save_corpus(build_corpus(sizes, seed=seed, real=real, device=device), path)
     return read_corpus(path)

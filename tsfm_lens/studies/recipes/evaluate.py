@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +19,8 @@ import torch
 import typer
 from chronos import ChronosPipeline
 from rich.table import Table
+from scipy.special import ndtri
+from scipy.stats import gmean
 
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import CheckpointError, InputError
@@ -28,7 +29,7 @@ from tsfm_lens.data.seasonal import filled, last_season, seasonal_error
 from tsfm_lens.studies.recipes.corpus import open_arrays
 from tsfm_lens.studies.recipes.export import Pipeline, open_pipeline
 from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
-from tsfm_lens.training.command import run_command
+from tsfm_lens.training.command import Threads, run_command
 
 LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
 _MEDIAN = LEVELS.index(0.5)
@@ -77,18 +78,17 @@ def _least_context(case: SkillCase) -> int:
 
 def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
     """Yield up to five windows, `horizon` apart, from the series' end backwards."""
-    for index in range(WINDOWS):
-        end = len(case.values) - index * horizon
-        if end - horizon < _least_context(case):
+    for index in range(1, WINDOWS + 1):
+        origin = len(case.values) - index * horizon
+        if origin < _least_context(case):
             return
-        yield ForecastWindow(
-            case, case.values[: end - horizon], case.values[end - horizon : end]
-        )
+        truth = case.values[origin : origin + horizon]
+        yield ForecastWindow(case, case.values[:origin], truth)
 
 
 def geometric_mean(values: Sequence[float] | Array) -> float:
     """Compute the geometric mean of positive numbers."""
-    return float(np.exp(np.mean(np.log(values))))
+    return float(gmean(values))
 
 
 def interval(values: Sequence[float] | Array) -> tuple[float, float]:
@@ -108,8 +108,8 @@ def quantile_loss(quantiles: Array, truth: Array) -> float:
     Quantiles are (step, level), the truth is (step,).
     """
     error = truth[:, None] - quantiles
-    loss = 2 * np.maximum(np.array(LEVELS) * error, (np.array(LEVELS) - 1) * error)
-    return float(np.nanmean(loss))
+    levels = np.array(LEVELS)
+    return float(np.nanmean(2 * np.maximum(levels * error, (levels - 1) * error)))
 
 
 def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
@@ -121,8 +121,7 @@ def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
     last, deviation = last_season(filled(context), season, horizon)
     seasons_ahead = np.arange(horizon) // season + 1
     width = deviation * np.sqrt(seasons_ahead)
-    z = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
-    return last[:, None] + width[:, None] * z
+    return last[:, None] + width[:, None] * ndtri(LEVELS)
 
 
 @torch.no_grad()
@@ -131,11 +130,10 @@ def forecasts(
     tasks: Sequence[ForecastWindow],
     *,
     horizon: int,
-    seed: int,
     samples: int | None = None,
 ) -> list[Array]:
     """Forecast the quantiles (step, level) of each task with the native pipeline."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     options = {} if samples is None else {"num_samples": samples}
     quantiles_of_tasks: list[Array] = []
     # a pipeline that draws no samples has no num_samples, and counts as one path
@@ -143,18 +141,18 @@ def forecasts(
     settings = getattr(model, "config", None)
     paths: int = samples or getattr(settings, "num_samples", None) or 1
     batch = max(1, min(BATCH, PATHS // paths))
+    contexts = [torch.tensor(task.context, dtype=torch.float32) for task in tasks]
     for start in range(0, len(tasks), batch):
-        inputs = [
-            torch.tensor(task.context, dtype=torch.float32)
-            for task in tasks[start : start + batch]
-        ]
         quantiles, _ = pipeline.predict_quantiles(
-            inputs, prediction_length=horizon, quantile_levels=list(LEVELS), **options
+            contexts[start : start + batch],
+            prediction_length=horizon,
+            quantile_levels=list(LEVELS),
+            **options,
         )
         # Chronos-2 gives a list with a leading axis of variates
         shape = (horizon, len(LEVELS))
         quantiles_of_tasks += [
-            part.double().cpu().numpy().reshape(shape) for part in quantiles
+            part.double().numpy(force=True).reshape(shape) for part in quantiles
         ]
     return quantiles_of_tasks
 
@@ -174,12 +172,11 @@ def measure(
     """
     errors = window_errors(pipeline, cases, **options)
     means = errors.groupby("series", sort=False).mean()
-    ratios = (
-        means["MASE"] / means["naive MASE"],
-        means["MASE"] / means["last MASE"],
-        means["CRPS"] / means["naive CRPS"],
-    )
-    return means[["MASE"]].assign(**dict(zip(RATIOS, ratios, strict=True)))
+    skills = means[["MASE"]].copy()
+    skills[RATIOS[0]] = means["MASE"] / means["naive MASE"]
+    skills[RATIOS[1]] = means["MASE"] / means["last MASE"]
+    skills[RATIOS[2]] = means["CRPS"] / means["naive CRPS"]
+    return skills
 
 
 def window_errors(
@@ -187,7 +184,6 @@ def window_errors(
     cases: Sequence[SkillCase],
     *,
     horizon: int = 24,
-    seed: int = 0,
     samples: int | None = None,
 ) -> pd.DataFrame:
     """Measure scaled errors of the model and of naive forecasts.
@@ -200,9 +196,7 @@ def window_errors(
     """
     tasks = [task for case in cases for task in windows(case, horizon)]
     rows = []
-    predictions = forecasts(
-        pipeline, tasks, horizon=horizon, seed=seed, samples=samples
-    )
+    predictions = forecasts(pipeline, tasks, horizon=horizon, samples=samples)
     for task, quantiles in zip(tasks, predictions, strict=True):
         if np.isfinite(task.context).any() and not np.isfinite(quantiles).all():
             raise InputError(
@@ -215,10 +209,8 @@ def window_errors(
         scale = seasonal_error(task.context, season)
         naive = naive_quantiles(task.context, season, horizon)
         last = filled(task.context)[-1]
-        points = (quantiles[:, _MEDIAN], naive[:, _MEDIAN], np.full(horizon, last))
-        mases = [
-            float(np.nanmean(np.abs(point - task.truth))) / scale for point in points
-        ]
+        points = (quantiles[:, _MEDIAN], naive[:, _MEDIAN], last)
+        mases = [np.nanmean(np.abs(point - task.truth)) / scale for point in points]
         losses = [
             quantile_loss(levels, task.truth) / scale for levels in (quantiles, naive)
         ]
@@ -243,9 +235,8 @@ FLOOR = 1e-9  # added to a deviation, which may be 0, before dividing by it
 def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
     """Draw (season,) one standardised season, "rough", "smooth" or "wave"."""
     if kind == "wave":
-        cycle = np.sin(
-            2 * np.pi * np.arange(season) / season + rng.uniform(0, 2 * np.pi)
-        )
+        phase = rng.uniform(0, 2 * np.pi)
+        cycle = np.sin(2 * np.pi * np.arange(season) / season + phase)
     elif kind == "smooth":
         walk = np.cumsum(rng.standard_normal(season))
         cycle = walk - walk[-1] * np.linspace(0, 1, season)
@@ -295,9 +286,14 @@ def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
                 f"{path} has no array {split}/…: make it again with"
                 " tools/build_training_series.py"
             )
-        series = [arrays[f"{split}/{name}"].astype(np.float64) for name in names]
-        steps = [int(arrays[f"season/{name}"]) for name in names]
-    return list(map(SkillCase, names, series, steps))
+        return [
+            SkillCase(
+                name,
+                arrays[f"{split}/{name}"].astype(np.float64),
+                int(arrays[f"season/{name}"]),
+            )
+            for name in names
+        ]
 
 
 def real_cases() -> list[SkillCase]:
@@ -336,7 +332,7 @@ def main(
         ),
     ],
     horizon: Annotated[int, typer.Option(min=1, help="forecast steps per window")] = 24,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+    threads: Threads = 1,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -382,13 +378,10 @@ def main(
     if seed is not None:
         sets = {f"synthetic seasons of seed {seed}": synthetic_cases(seed=seed)}
     elif real is not None:
-        sets = {
-            "validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED),
-        }
-        sets |= {
-            f"validation: real series ({split})": validation_cases(real, split)
-            for split in REAL_SPLITS
-        }
+        sets = {"validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED)}
+        for split in REAL_SPLITS:
+            title = f"validation: real series ({split})"
+            sets[title] = validation_cases(real, split)
     else:
         sets = {
             "test: synthetic seasons": synthetic_cases(),
@@ -402,11 +395,8 @@ def main(
                 f" at most {longest}"
             )
     for title, cases in sets.items():
-        console().print(
-            skill_table(
-                title, measure(pipeline, cases, horizon=horizon, samples=samples)
-            )
-        )
+        skills = measure(pipeline, cases, horizon=horizon, samples=samples)
+        console().print(skill_table(title, skills))
 
 
 if __name__ == "__main__":

@@ -7,16 +7,18 @@ generator. The corpus is built from them in :mod:`tsfm_lens.studies.recipes.corp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 from torch import Tensor
 
 Array = NDArray[np.float64]
-Generator = Callable[[np.random.Generator, int, int], Array]
+Integers = NDArray[np.int64]
+Family = Callable[[Generator, int, int], Array]
 
 CALENDAR_PERIODS = np.array(
     [4, 5, 6, 7, 8, 10, 12, 12, 14, 16, 20, 24, 24, 26, 28, 30, 32, 36, 40, 48, 52, 60]
@@ -25,61 +27,44 @@ CALENDAR_PERIODS = np.array(
 
 NESTED_PERIODS = np.array(
     [
-        (24, 7),
-        (12, 5),
-        (6, 7),
-        (7, 4),
-        (8, 3),
-        (12, 7),
-        (4, 13),
-        (24, 5),
-        (48, 7),
-        (10, 6),
+        (24, 12, 6, 7, 8, 12, 4, 24, 48, 10),
+        (7, 5, 7, 4, 3, 7, 13, 5, 7, 6),
     ]
 )
 """A short season and how many of it make the long one, e.g. 24 hours x 7 days."""
 
 
-def season_lengths(
-    rng: np.random.Generator, count: int, longest: int
-) -> NDArray[np.int64]:
-    """Draw season lengths, half log-uniform in [3, longest], half from the calendar."""
-    smooth = log_uniform(rng, 3.0, longest + 1.0, count).astype(np.int64)
-    calendar = rng.choice(CALENDAR_PERIODS[longest >= CALENDAR_PERIODS], count)
-    return np.where(rng.random(count) < 0.5, smooth, calendar)
-
-
-def column(values: Array | float) -> Array:
-    """Reshape to one value per row, ready to broadcast over time."""
-    return np.asarray(values, dtype=np.float64)[..., None]
-
-
-def pick(rng: np.random.Generator, count: int, *levels: float) -> Array:
+def pick(rng: Generator, count: int, *levels: float) -> Array:
     """Draw one of the values ``levels`` for each row: (count, 1)."""
     return rng.choice(levels, (count, 1))
 
 
 def log_uniform(
-    rng: np.random.Generator, low: float, high: float, size: int | tuple[int, ...]
+    rng: Generator, low: float, high: float, size: int | tuple[int, ...]
 ) -> Array:
     """Draw values whose logarithms are uniform between those of two bounds."""
     return np.exp(rng.uniform(np.log(low), np.log(high), size))
 
 
-def noise(rng: np.random.Generator, count: int, length: int, *levels: float) -> Array:
+def noise(rng: Generator, count: int, length: int, *levels: float) -> Array:
     """Draw normal noise (count, length), of one of the deviations for each row."""
     return rng.standard_normal((count, length)) * pick(rng, count, *levels)
 
 
-def some(rng: np.random.Generator, count: int, share: float) -> NDArray[np.bool_]:
+def some(rng: Generator, count: int, share: float) -> NDArray[np.bool_]:
     """Draw (count, 1) a mask that is true for a share of the rows."""
     return rng.random((count, 1)) < share
 
 
-def fading(memory: Array, shocks: Array) -> Array:
-    """Add up shocks (row, length) that fade by each row's factor a step."""
+def fading(memory: Iterable[Array], shocks: Array) -> Array:
+    """Add up shocks (row, length), of which each row remembers some.
+
+    A row of ``memory`` has the factors on the value one step before, two before, ….
+    """
     rows = zip(memory, shocks, strict=True)
-    return np.stack([lfilter([1.0], [1.0, -factor], row) for factor, row in rows])
+    return np.stack(
+        [lfilter([1.0], np.r_[1.0, -factors], row) for factors, row in rows]
+    )
 
 
 def unit(series: Array) -> Array:
@@ -88,43 +73,41 @@ def unit(series: Array) -> Array:
     return series / (series.std(axis=1, keepdims=True) + 1e-9)
 
 
-def lengths_for_motifs(
-    rng: np.random.Generator, count: int, length: int
-) -> NDArray[np.int64]:
-    """Draw motif periods.
+def lengths_for_motifs(rng: Generator, count: int, length: int) -> Integers:
+    """Draw motif periods, half of them log-uniform from 3 on, half from the calendar.
 
     At least two full repeats fit into three quarters of the series.
     """
-    return season_lengths(rng, count, max(4, int(length * 0.36)))
+    longest = max(4, int(length * 0.36))
+    smooth = log_uniform(rng, 3.0, longest + 1.0, count).astype(np.int64)
+    calendar = rng.choice(CALENDAR_PERIODS[longest >= CALENDAR_PERIODS], count)
+    return np.where(rng.random(count) < 0.5, smooth, calendar)
 
 
-def tile(
-    shapes: Array, periods: NDArray[np.int64], phases: NDArray[np.int64], length: int
-) -> Array:
+def tile(shapes: Array, periods: Integers, phases: Integers, length: int) -> Array:
     """Repeat the first `periods[i]` values of `shapes[i]`, from `phases[i]` on.
 
     The result is (count, length).
     """
-    index = (np.arange(length)[None] + phases[:, None]) % periods[:, None]
+    index = (np.arange(length) + phases[:, None]) % periods[:, None]
     return np.take_along_axis(shapes, index, axis=1)
 
 
-def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
+def motif_rough(rng: Generator, count: int, length: int) -> Array:
     """Draw exactly repeated motifs of independent values.
 
     The values are normal, uniform or heavy-tailed.
     """
     periods = lengths_for_motifs(rng, count, length)
     size = (count, int(periods.max()))
-    kind = rng.integers(3, size=count)[:, None]
+    kind = rng.integers(3, size=(count, 1))
     heavy = np.clip(rng.standard_t(3, size), -5, 5)
-    shapes = np.choose(
-        kind, [rng.standard_normal(size), rng.uniform(-1.7, 1.7, size), heavy]
-    )
+    normal = rng.standard_normal(size)
+    shapes = np.choose(kind, [normal, rng.uniform(-1.7, 1.7, size), heavy])
     return tile(shapes, periods, rng.integers(periods), length)
 
 
-def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Array:
+def _smooth_shapes(rng: Generator, periods: Integers) -> Array:
     """Draw random closed curves: Brownian bridges.
 
     Half of them are smoothed over neighbours.
@@ -133,47 +116,41 @@ def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Arra
     widest = int(periods.max())
     walk = np.cumsum(rng.standard_normal((count, widest)), axis=1)
     last = np.take_along_axis(walk, periods[:, None] - 1, axis=1)
-    bridge = walk - last * (np.arange(1, widest + 1)[None] / periods[:, None])
+    bridge = walk - last * (np.arange(1, widest + 1) / periods[:, None])
     mellow = (
         0.25 * np.roll(bridge, 1, axis=1)
         + 0.5 * bridge
         + 0.25 * np.roll(bridge, -1, axis=1)
     )
     shapes = np.where(some(rng, count, 0.5), mellow, bridge)
-    inside = np.arange(widest)[None] < periods[:, None]
+    inside = np.arange(widest) < periods[:, None]
     mean = (shapes * inside).sum(1, keepdims=True) / periods[:, None]
-    deviation = np.sqrt(
-        (((shapes - mean) * inside) ** 2).sum(1, keepdims=True) / periods[:, None]
-    )
+    squares = ((shapes - mean) * inside) ** 2
+    deviation = np.sqrt(squares.sum(1, keepdims=True) / periods[:, None])
     return (shapes - mean) / (deviation + 1e-6)
 
 
-def motif_smooth(rng: np.random.Generator, count: int, length: int) -> Array:
+def motif_smooth(rng: Generator, count: int, length: int) -> Array:
     """Draw exactly repeated motifs with correlated values."""
     periods = lengths_for_motifs(rng, count, length)
     return tile(_smooth_shapes(rng, periods), periods, rng.integers(periods), length)
 
 
-def harmonics(rng: np.random.Generator, count: int, length: int) -> Array:
+def harmonics(rng: Generator, count: int, length: int) -> Array:
     """Draw sums of one to four harmonics of a period that need not be an integer."""
     periods = log_uniform(rng, 4.0, length * 0.6, count)
     calendar = rng.choice(CALENDAR_PERIODS, count)
     periods = np.where(rng.random(count) < 0.5, periods, calendar)
     terms = np.arange(1, 5)
-    mask = terms[None] <= rng.integers(1, 5, count)[:, None]
+    mask = terms <= rng.integers(1, 5, (count, 1))
     amplitude = rng.normal(size=(count, 4)) / terms * mask
     phase = rng.uniform(0, 2 * np.pi, (count, 4))
-    angle = (
-        2
-        * np.pi
-        * np.arange(length)[None, None]
-        * terms[None, :, None]
-        / periods[:, None, None]
-    )
-    return unit((column(amplitude) * np.sin(angle + column(phase))).sum(axis=1))
+    angle = 2 * np.pi * np.arange(length) * terms[:, None] / periods[:, None, None]
+    waves = amplitude[..., None] * np.sin(angle + phase[..., None])
+    return unit(waves.sum(axis=1))
 
 
-def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
+def autoregressive(rng: Generator, count: int, length: int) -> Array:
     """Draw AR(1) and AR(2).
 
     The second kind has complex roots, so it cycles without a fixed period.
@@ -185,32 +162,28 @@ def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
     first = np.where(cyclic, 2 * radius * np.cos(angle), radius)
     second = np.where(cyclic, -(radius**2), 0.0)
     shocks = rng.standard_normal((count, length + warm))
-    rows = [
-        lfilter([1.0], [1.0, -a, -b], e)
-        for a, b, e in zip(first, second, shocks, strict=True)
-    ]
     # the filter starts at 0, so the first steps are not of the stationary process
-    return unit(np.stack(rows)[:, warm:])
+    return unit(fading(np.stack([first, second], axis=1), shocks)[:, warm:])
 
 
-def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
+def random_walk(rng: Generator, count: int, length: int) -> Array:
     """Draw random walks with drift.
 
     One in four is integrated once more and is a smooth trend.
     """
-    steps = rng.standard_normal((count, length)) + column(rng.normal(0, 0.15, count))
+    steps = rng.standard_normal((count, length)) + rng.normal(0, 0.15, (count, 1))
     walk = np.cumsum(steps, axis=1)
     twice = np.cumsum(walk, axis=1) / length
     return unit(np.where(some(rng, count, 0.25), twice, walk))
 
 
-def trend(rng: np.random.Generator, count: int, length: int) -> Array:
+def trend(rng: Generator, count: int, length: int) -> Array:
     """Draw linear, damped, exponential or once-broken trends with noise.
 
     Rows start near 0.
     """
-    t = np.linspace(0, 1, length)[None]
-    kind = rng.integers(4, size=count)[:, None]
+    t = np.linspace(0, 1, length)
+    kind = rng.integers(4, size=(count, 1))
     knee = rng.uniform(0.2, 0.8, (count, 1))
     slope = rng.normal(size=(count, 1))
     broken = t + slope * np.maximum(t - knee, 0)
@@ -221,52 +194,38 @@ def trend(rng: np.random.Generator, count: int, length: int) -> Array:
     return unit(line * pick(rng, count, -1.0, 1.0) + added)
 
 
-def white_noise(rng: np.random.Generator, count: int, length: int) -> Array:
+def white_noise(rng: Generator, count: int, length: int) -> Array:
     """Draw independent values: normal or skewed (log-normal)."""
     normal = rng.standard_normal((count, length))
     return unit(np.where(some(rng, count, 0.7), normal, np.exp(0.6 * normal)))
 
 
-def _any_season(rng: np.random.Generator, count: int, length: int) -> Array:
+def _any_season(rng: Generator, count: int, length: int) -> Array:
     """Draw a season of any shape, standard deviation about 1."""
-    kind = rng.integers(3, size=count)[:, None]
-    shapes = [
-        motif_rough(rng, count, length),
-        motif_smooth(rng, count, length),
-        harmonics(rng, count, length),
-    ]
-    return np.choose(kind, shapes)
+    kind = rng.integers(3, size=(count, 1))
+    generators = (motif_rough, motif_smooth, harmonics)
+    return np.choose(kind, [draw(rng, count, length) for draw in generators])
 
 
-def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
+def seasonal(rng: Generator, count: int, length: int) -> Array:
     """Draw season, slow trend and short-memory noise, added or multiplied.
 
     Levels are mostly positive, as in business data.
     """
     season = _any_season(rng, count, length)
-    drift = unit(
-        np.where(
-            some(rng, count, 0.5),
-            trend(rng, count, length),
-            random_walk(rng, count, length),
-        )
-    )
+    is_trend = some(rng, count, 0.5)
+    trends = trend(rng, count, length)
+    drift = unit(np.where(is_trend, trends, random_walk(rng, count, length)))
     drift = drift * pick(rng, count, 0.0, 0.3, 1.0, 2.0)
-    memory = rng.uniform(0, 0.8, count)
-    white = rng.standard_normal((count, length))
-    remembered = np.stack(
-        [
-            lfilter([np.sqrt(1 - a * a)], [1.0, -a], e)
-            for a, e in zip(memory, white, strict=True)
-        ]
-    )
-    remembered = remembered * pick(rng, count, 0.0, 0.05, 0.15, 0.4)
+    memory = rng.uniform(0, 0.8, (count, 1))
+    white = np.sqrt(1 - memory * memory) * rng.standard_normal((count, length))
+    remembered = fading(memory, white) * pick(rng, count, 0.0, 0.05, 0.15, 0.4)
     growth = 1 + 0.15 * drift * some(rng, count, 0.4)
     level = log_uniform(rng, 0.5, 60.0, (count, 1)) * some(rng, count, 0.8)
     return level + drift + season * growth + remembered
 
 
-def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
+def seasonal_walk(rng: Generator, count: int, length: int) -> Array:
     """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise.
 
     Only the last repeat is up to date.
@@ -278,50 +237,41 @@ def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
         rng.standard_normal((count, int(periods.max()))),
     )
     change = noise(rng, count, length, 0.05, 0.15, 0.3)
-    walks = [
-        lfilter([1.0], np.r_[1.0, np.zeros(q - 1), -1.0], e)
-        for q, e in zip(periods, change, strict=True)
-    ]
-    return tile(shapes, periods, rng.integers(periods), length) + np.stack(walks)
+    # each value remembers the one a period before
+    walks = fading((np.eye(period)[-1] for period in periods), change)
+    return tile(shapes, periods, rng.integers(periods), length) + walks
 
 
-def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
+def double_season(rng: Generator, count: int, length: int) -> Array:
     """Draw a short season inside a long one (day in week), with noise.
 
     The two are multiplied or added.
     """
-    short, times = NESTED_PERIODS[rng.integers(len(NESTED_PERIODS), size=count)].T
+    short, times = NESTED_PERIODS[:, rng.integers(NESTED_PERIODS.shape[1], size=count)]
     start = rng.integers(short * times)
     inner = tile(_smooth_shapes(rng, short), short, start, length)
-    slot = ((np.arange(length)[None] + start[:, None]) // short[:, None]) % times[
-        :, None
-    ]
-    days = np.where(
-        np.arange(13)[None] < times[:, None] - 2, 1.0, rng.uniform(0.2, 1.0, (count, 1))
-    )
+    slot = (np.arange(length) + start[:, None]) // short[:, None] % times[:, None]
+    is_working = np.arange(13) < times[:, None] - 2
+    days = np.where(is_working, 1.0, rng.uniform(0.2, 1.0, (count, 1)))
     days = days + rng.normal(0, 0.1, days.shape)
     outer = np.take_along_axis(days, slot, axis=1)
-    level = rng.uniform(1.5, 6.0, (count, 1))
-    together = np.where(
-        some(rng, count, 0.5), (level + inner) * outer, level + inner + 2 * outer
-    )
+    inner = inner + rng.uniform(1.5, 6.0, (count, 1))
+    together = np.where(some(rng, count, 0.5), inner * outer, inner + 2 * outer)
     return together + noise(rng, count, length, 0.02, 0.1, 0.3)
 
 
 def _number_days(
-    rng: np.random.Generator, steps: NDArray[np.int64], length: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    rng: Generator, steps: Integers, length: int
+) -> tuple[Integers, Integers]:
     """Draw the steps (row,) of a week that series start at, and number their days.
 
     The numbers are (row, length), from 0 on.
     """
     start = rng.integers(7 * steps)
-    return start, (np.arange(length)[None] + start[:, None]) // steps[:, None]
+    return start, (np.arange(length) + start[:, None]) // steps[:, None]
 
 
-def _with_busy_days(
-    rng: np.random.Generator, shape: Array, day: NDArray[np.int64]
-) -> Array:
+def _with_busy_days(rng: Generator, shape: Array, day: Integers) -> Array:
     """Add to rows that every day is busier or quieter, and noise.
 
     The exponential is taken of about half of the rows, each times a factor.
@@ -335,7 +285,7 @@ def _with_busy_days(
     return np.where(raised, together, np.exp(power * together))
 
 
-def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
+def day_types(rng: Generator, count: int, length: int) -> Array:
     """Draw weeks of working days and days off, as of traffic or footfall.
 
     Each kind of day has a shape, and every day is busier or quieter.
@@ -347,13 +297,11 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
     rest = likeness * work + (1 - likeness) * rest - rng.uniform(0, 1.5, (count, 1))
     start, day = _number_days(rng, steps, length)
     resting = day % 7 >= pick(rng, count, 5, 5, 6)
-    shape = np.where(
-        resting, tile(rest, steps, start, length), tile(work, steps, start, length)
-    )
-    return _with_busy_days(rng, shape, day)
+    shapes = [tile(part, steps, start, length) for part in (work, rest)]
+    return _with_busy_days(rng, np.choose(resting, shapes), day)
 
 
-def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
+def holidays(rng: Generator, count: int, length: int) -> Array:
     """Draw weeks with holidays of one to ten days.
 
     They are like days off, or quieter or busier than any other day.
@@ -364,57 +312,41 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
         for _ in range(3)
     )
     rest_likeness, feast_share = rng.uniform(0, 1, (2, count, 1))
-    rest = (
-        rest_likeness * work
-        + (1 - rest_likeness) * rest
-        - rng.uniform(0, 1.5, (count, 1))
-    )
-    feast = (
-        feast_share * rest
-        + (1 - feast_share) * feast
-        + rng.normal(-0.5, 1.0, (count, 1)) * some(rng, count, 0.5)
-    )
+    rest = rest_likeness * work + (1 - rest_likeness) * rest
+    rest = rest - rng.uniform(0, 1.5, (count, 1))
+    feast = feast_share * rest + (1 - feast_share) * feast
+    feast = feast + rng.normal(-0.5, 1.0, (count, 1)) * some(rng, count, 0.5)
     start, day = _number_days(rng, steps, length)
-    days = np.arange(int(day.max()) + 1)[None]
+    days = np.arange(int(day.max()) + 1)
     resting = days % 7 >= pick(rng, count, 5, 5, 6)
     feasting = np.zeros((count, days.size), dtype=bool)
     for _ in range(4):
         first = (rng.random((count, 1)) * (day[:, -1:] + 8)).astype(np.int64) - 4
-        feasting |= (
-            (days >= first)
-            & (days < first + rng.integers(1, 11, (count, 1)))
-            & some(rng, count, 0.6)
-        )
+        last = first + rng.integers(1, 11, (count, 1))
+        feasting |= (first <= days) & (days < last) & some(rng, count, 0.6)
     kind = np.take_along_axis(np.where(feasting, 2, resting), day, axis=1)
-    shape = np.choose(
-        kind,
-        [
-            tile(part, np.maximum(steps, 1), start, length)
-            for part in (work, rest, feast)
-        ],
-    )
-    return _with_busy_days(rng, shape, day)
+    shapes = [tile(part, steps, start, length) for part in (work, rest, feast)]
+    return _with_busy_days(rng, np.choose(kind, shapes), day)
 
 
-def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
+def shocks(rng: Generator, count: int, length: int) -> Array:
     """Draw slow cycles with sudden jumps that fade, half of them with a season.
 
     Unemployment, prices and claims are such series.
     """
-    t = np.arange(length)[None]
+    t = np.arange(length)
     slow = rng.uniform(0.2, 2.0, (count, 1)) * random_walk(rng, count, length)
     for _ in range(3):
         jump_step = rng.integers(length, size=(count, 1))
         fade = log_uniform(rng, 2, 120, (count, 1))
         jump = rng.normal(0, 2.5, (count, 1)) * some(rng, count, 0.6)
-        slow = slow + jump * np.where(
-            t >= jump_step, np.exp(-np.maximum(t - jump_step, 0) / fade), 0.0
-        )
+        faded = np.exp(-np.maximum(t - jump_step, 0) / fade)
+        slow = slow + jump * np.where(t >= jump_step, faded, 0.0)
     season = pick(rng, count, 0.0, 0.0, 0.1, 0.3) * _any_season(rng, count, length)
     return slow + season + noise(rng, count, length, 0.01, 0.05, 0.15)
 
 
-def walks(rng: np.random.Generator, count: int, length: int) -> Array:
+def walks(rng: Generator, count: int, length: int) -> Array:
     """Draw sums of shocks that are Gaussian, heavy-tailed, rare or with momentum.
 
     Some revert to a mean, are rounded, or vary in size over time.
@@ -424,56 +356,44 @@ def walks(rng: np.random.Generator, count: int, length: int) -> Array:
     is_shock = rng.random((count, length)) < log_uniform(rng, 0.02, 0.5, (count, 1))
     rare = normal * is_shock
     slow = fading(rng.uniform(0.2, 0.9, count), normal)
-    shocks = np.choose(
-        kind, [normal, np.clip(rng.standard_t(3, (count, length)), -12, 12), rare, slow]
-    )
+    heavy = np.clip(rng.standard_t(3, (count, length)), -12, 12)
+    shocks = np.choose(kind, [normal, heavy, rare, slow])
     # calm and stormy times, on a third of the rows
-    storm = (
-        np.cumsum(rng.standard_normal((count, length)), axis=1)
-        * some(rng, count, 0.33)
-        * 0.08
-    )
+    storm = np.cumsum(rng.standard_normal((count, length)), axis=1)
+    storm = storm * some(rng, count, 0.33) * 0.08
     shocks = shocks * np.exp(np.clip(storm, -1.5, 1.5))
-    shocks = shocks + shocks.std(axis=1, keepdims=True) * pick(
-        rng, count, 0.0, 0.0, 0.1, -0.1, 0.4
-    )
+    drift = pick(rng, count, 0.0, 0.0, 0.1, -0.1, 0.4)
+    shocks = shocks + shocks.std(axis=1, keepdims=True) * drift
     memory = rng.choice([1.0, 1.0, 1.0, 0.98, 0.93], count)
     walk = fading(memory, shocks)
     step = np.abs(np.diff(walk, axis=1)).mean(axis=1, keepdims=True) + 1e-9
-    walk = walk + step * pick(rng, count, 0.0, 0.0, 0.5, 1.5, 4.0) * _any_season(
-        rng, count, length
-    )
+    size = step * pick(rng, count, 0.0, 0.0, 0.5, 1.5, 4.0)
+    walk = walk + size * _any_season(rng, count, length)
     unit_of_record = step * pick(rng, count, 0.5, 1.0, 3.0)
     rough = np.round(walk / unit_of_record) * unit_of_record
     return unit(np.where(some(rng, count, 0.3), rough, walk))
 
 
-def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
+def intermittent(rng: Generator, count: int, length: int) -> Array:
     """Draw counts: Poisson around a season, from mostly zero to dozens."""
-    rate = np.exp(
-        rng.uniform(np.log(0.3), np.log(60.0), (count, 1))
-        + 0.6 * _any_season(rng, count, length)
-    )
+    level = rng.uniform(np.log(0.3), np.log(60.0), (count, 1))
+    rate = np.exp(level + 0.6 * _any_season(rng, count, length))
     return rng.poisson(np.minimum(rate, 1e4)).astype(np.float64)
 
 
-def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
+def level_shift(rng: Generator, count: int, length: int) -> Array:
     """Draw a season or noise whose level jumps once or twice."""
-    base = np.where(
-        some(rng, count, 0.6),
-        _any_season(rng, count, length),
-        0.3 * white_noise(rng, count, length),
-    )
-    t = np.arange(length)[None]
+    is_season = some(rng, count, 0.6)
+    seasons = _any_season(rng, count, length)
+    base = np.where(is_season, seasons, 0.3 * white_noise(rng, count, length))
     for _ in range(2):
-        jump_step = rng.integers(1, length, size=(count, 1))
-        base = base + rng.normal(0, 2.0, (count, 1)) * (t >= jump_step) * some(
-            rng, count, 0.7
-        )
+        later = np.arange(length) >= rng.integers(1, length, size=(count, 1))
+        jump = rng.normal(0, 2.0, (count, 1))
+        base = base + jump * later * some(rng, count, 0.7)
     return base
 
 
-FAMILIES: Mapping[str, Generator] = {
+FAMILIES: Mapping[str, Family] = {
     family.__name__: family
     for family in (
         motif_rough,
@@ -505,6 +425,8 @@ PERIODS = (
 it.
 """
 
+SCALES = (0.1, 1.0, 10.0)
+"""Of the kernels RBF and rational quadratic."""
 MAX_KERNELS = 5
 JITTER = 1e-6
 
@@ -517,23 +439,18 @@ def kernel_bank(
     A `period_scale` of 1 gives the paper's periods.
     """
     grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
-    gap = (grid[:, None] - grid[None, :]).abs()
-    steps = gap
-    if length > 1:
-        steps = gap * (length - 1)
-    product = grid[:, None] * grid[None, :]
+    gap = (grid[:, None] - grid).abs()
+    steps = gap * (length - 1)
+    periods = [period * period_scale for period in PERIODS]
+    periodic = [torch.sin(torch.pi * steps / period) ** 2 for period in periods]
+    linear = grid[:, None] * grid
     same = torch.eye(length, dtype=torch.float64, device=device)
     return torch.stack(
         [
-            *(
-                torch.exp(
-                    -2.0 * torch.sin(torch.pi * steps / (period * period_scale)) ** 2
-                )
-                for period in PERIODS
-            ),
-            *(sigma0**2 + product for sigma0 in (0.0, 1.0, 10.0)),
-            *(torch.exp(-0.5 * (gap / scale) ** 2) for scale in (0.1, 1.0, 10.0)),
-            *((1.0 + gap**2 / (2.0 * alpha)) ** (-alpha) for alpha in (0.1, 1.0, 10.0)),
+            *(torch.exp(-2.0 * part) for part in periodic),
+            *(offset**2 + linear for offset in (0.0, 1.0, 10.0)),
+            *(torch.exp(-0.5 * (gap / scale) ** 2) for scale in SCALES),
+            *((1.0 + gap**2 / (2.0 * scale)) ** (-scale) for scale in SCALES),
             *(level * same for level in (0.1, 1.0)),
             torch.ones_like(gap),
         ]
@@ -552,7 +469,7 @@ def compose(bank: Tensor, indices: np.ndarray, sums: np.ndarray) -> Tensor:
 
 
 def kernelsynth(
-    rng: np.random.Generator,
+    rng: Generator,
     count: int,
     length: int,
     *,
@@ -576,11 +493,8 @@ def kernelsynth(
         diagonal += JITTER * max(float(diagonal.mean()), 1e-12)
         factor, failure = torch.linalg.cholesky_ex(covariance)
         if not failure:
-            series[row] = (
-                (factor @ torch.from_numpy(rng.standard_normal(length)).to(device))
-                .cpu()
-                .numpy()
-            )
+            normal = torch.from_numpy(rng.standard_normal(length)).to(device)
+            series[row] = (factor @ normal).numpy(force=True)
             row += 1
     return series
 
@@ -597,9 +511,7 @@ def lorenz(state: Array) -> Array:
     The state is (..., 3).
     """
     x, y, z = np.moveaxis(state, -1, 0)
-    return np.stack(
-        [10.0 * (y - x), x * (28.0 - z) - y, x * y - 8.0 / 3.0 * z], axis=-1
-    )
+    return np.stack([10.0 * (y - x), x * (28.0 - z) - y, x * y - 8.0 / 3.0 * z], -1)
 
 
 def roessler(state: Array) -> Array:
@@ -608,7 +520,7 @@ def roessler(state: Array) -> Array:
     The state is (..., 3).
     """
     x, y, z = np.moveaxis(state, -1, 0)
-    return np.stack([-y - z, x + 0.2 * y, 0.2 + z * (x - 5.7)], axis=-1)
+    return np.stack([-y - z, x + 0.2 * y, 0.2 + z * (x - 5.7)], -1)
 
 
 def rk4(flow: Flow, state: Array, dt: float | Array, steps: int) -> Array:
@@ -628,7 +540,7 @@ def rk4(flow: Flow, state: Array, dt: float | Array, steps: int) -> Array:
 
 
 def flow_series(
-    rng: np.random.Generator,
+    rng: Generator,
     count: int,
     length: int,
     *,
@@ -649,7 +561,7 @@ def flow_series(
     return path[:, np.arange(count), coordinate].T
 
 
-def logistic_series(rng: np.random.Generator, count: int, length: int) -> Array:
+def logistic_series(rng: Generator, count: int, length: int) -> Array:
     """Draw (count, length) the logistic map x -> r x (1 - x), r in [3.5, 4].
 
     The range has periodic windows and chaos.
@@ -664,13 +576,13 @@ def logistic_series(rng: np.random.Generator, count: int, length: int) -> Array:
     return series
 
 
-def chaotic(rng: np.random.Generator, count: int, length: int) -> Array:
+def chaotic(rng: Generator, count: int, length: int) -> Array:
     """Draw (count, length) a third each of Lorenz, Roessler and logistic-map series."""
-    parts = np.array_split(np.arange(count), 3)
+    first, second, third = map(len, np.array_split(np.arange(count), 3))
     return np.concatenate(
         [
-            flow_series(rng, len(parts[0]), length, flow=lorenz, steps=(0.02, 0.15)),
-            flow_series(rng, len(parts[1]), length, flow=roessler, steps=(0.1, 0.8)),
-            logistic_series(rng, len(parts[2]), length),
+            flow_series(rng, first, length, flow=lorenz, steps=(0.02, 0.15)),
+            flow_series(rng, second, length, flow=roessler, steps=(0.1, 0.8)),
+            logistic_series(rng, third, length),
         ]
     )

@@ -26,7 +26,7 @@ from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.training import read_log
-from tsfm_lens.training.command import run_command
+from tsfm_lens.training.command import Threads, run_command
 from tsfm_lens.training.state import HISTORY, LOG, STATE, read_identity, snapshot_files
 
 __all__ = ["TrainingHistory", "initial_model"]
@@ -44,12 +44,11 @@ def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
     Its widths are those at the end of training.
     """
     if seed is None:
-        variant = recipe
-    else:
-        variant = recipe.model_copy(update={"seed": seed})
+        seed = recipe.seed
+    variant = recipe.model_copy(update={"seed": seed})
     return _open(
         build_model(variant, recipe.steps),
-        f"{recipe.name} (initial weights, seed {variant.seed})",
+        f"{recipe.name} (initial weights, seed {seed})",
     )
 
 
@@ -69,15 +68,10 @@ class TrainingHistory(Mapping[int, Lens]):
         self._files = snapshot_files(self.folder)
         if not self._files:
             raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")
-        losses = {
+        self.losses = {
             int(line["step"]): float(line["loss"])
             for line in read_log(log)
-            if "loss" in line
-        }
-        self.losses = {
-            step: loss
-            for step, loss in losses.items()
-            if not self.recipe.stage(step - 1).log_floor
+            if "loss" in line and not self.recipe.stage(line["step"] - 1).log_floor
         }
 
     def __len__(self) -> int:
@@ -112,14 +106,16 @@ def main(
         typer.Option(help="tokens of a repeated motif; the probe's own if left out"),
     ] = None,
     repeats: Annotated[int, typer.Option(help="times that a motif is shown")] = 4,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+    threads: Threads = 1,
 ) -> None:
     """Measure what heads do at every checkpoint of a training run."""
     from tsfm_lens.probes import training_history
 
     torch.set_num_threads(threads)
     history = TrainingHistory(folder)
-    sizes = {"repeats": repeats} | ({} if motif is None else {"motif": motif})
+    sizes = {"repeats": repeats}
+    if motif is not None:
+        sizes["motif"] = motif
     result: xr.Dataset = training_history(
         history, losses=history.losses, name=history.recipe.name, **sizes
     )

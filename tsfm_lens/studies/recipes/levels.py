@@ -19,7 +19,7 @@ from tsfm_lens.studies.recipes.lowrank import (
     RecipeRun,
     make_run,
 )
-from tsfm_lens.studies.recipes.recipe import TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import LOW_RANK, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.training import read_log
@@ -27,13 +27,8 @@ from tsfm_lens.training.losses import token_step_losses
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import LOG
 
-LEVELS: dict[str, tuple[int, ...]] = {
-    "standard": (),
-    "MLR 8+2+2+2+1+1": (8, 2, 2, 2, 1, 1),
-    "MLR 12+4": (12, 4),
-}
-"""Ranks of heads of 16: the paper's 32|10|8|8|4|2 for Chronos and its 48|16 for ETTh1,
-a quarter of each, rounded to whole numbers of the same sum."""
+LEVELS: dict[str, list[int]] = LOW_RANK["levels"]
+"""Ranks of the levels by arm."""
 PER_FAMILY = 64
 
 
@@ -42,12 +37,13 @@ def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
 
     The standard one is the dense run of training at low rank.
     """
-    named_runs = [
-        (name, make_run(f"levels {name}", seed, steps, attention_levels=ranks))
+    return [
+        make_run(f"levels {name}", seed, steps, attention_levels=tuple(ranks))._replace(
+            name=name
+        )
         for seed in range(seeds)
         for name, ranks in LEVELS.items()
     ]
-    return [run._replace(name=name) for name, run in named_runs]
 
 
 def level_record(
@@ -68,6 +64,7 @@ def level_record(
     series = torch.from_numpy(held_out.values[:, -stage.context - stage.horizon :])
     past, future = series.tensor_split([stage.context], dim=1)
     parts = []
+    shares = {}
     for run in runs:
         trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
         trainer.resume()
@@ -76,7 +73,7 @@ def level_record(
         curve = [line["loss"] for line in read_log(out / run.folder / LOG)]
         part = xr.Dataset({"loss": float(losses.mean()), "curve": ("line", curve)})
         parts.append(part.expand_dims(arm=[run.name], seed=[run.seed]))
-    shares = {run.name: _score_share(run.recipe) for run in runs}
+        shares[run.name] = _score_share(run.recipe)
     data = xr.merge(parts, join="outer", compat="no_conflicts").reindex(
         arm=list(shares)
     )

@@ -11,35 +11,31 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 import typer
 import xarray as xr
 
 from tsfm_lens.compress import BlockShape, compute_ratio, matrices, quality, sizes
+from tsfm_lens.compress.timing import in_turn
 from tsfm_lens.core.console import console
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.core.io import check_writable, replacing
-from tsfm_lens.core.stats import mean_interval
+from tsfm_lens.core.stats import mean_interval, over_windows
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
 from tsfm_lens.studies.recipes.corpus import build_corpus, load_corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory
 from tsfm_lens.studies.recipes.models import attention_ranks
-from tsfm_lens.studies.recipes.recipe import (
-    MIXES,
-    AttentionRank,
-    TrainingRecipe,
-    recipe,
-)
+from tsfm_lens.studies.recipes.recipe import LOW_RANK, AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
-from tsfm_lens.training.command import run_command
-from tsfm_lens.training.losses import TrainingStage
+from tsfm_lens.training.command import Threads, run_command
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
@@ -49,48 +45,13 @@ CORPUS_SEED = 0
 HELD_OUT_SEED = 20_261_123
 
 
-_FULL = recipe("chronos-nano")
-_SHORT = {"n_tokens": 512, "context_length": 48, "prediction_length": 8}
-BASE = _FULL.model_copy(
-    update={
-        "name": DENSE,
-        "config": (
-            _FULL.config
-            | {"vocab_size": 512, "num_decoder_layers": 1}
-            | {"chronos_config": _FULL.config["chronos_config"] | _SHORT}
-        ),
-        "stages": (
-            TrainingStage(
-                start=0,
-                context=48,
-                horizon=8,
-                rows=16,
-                mix=MIXES["copy"],
-                smoothing=1.0,
-            ),
-        ),
-        "steps": 480,
-        "warmup": 40,
-        "decay": 120,
-        "corpus": dict.fromkeys(MIXES["copy"], 300),
-        "finest": 6.0,
-        # those of the full recipe come after its last step
-        "restarts": (),
-    }
-)
-"""chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 480 steps
-of 16 rows, no real series.
-"""
+BASE = TrainingRecipe(**LOW_RANK["base"])
+"""chronos-nano cut down; ``recipes.yaml`` has it."""
 ATTENTION: dict[str, AttentionRank | None] = {
-    DENSE: None,
-    "small schedule": AttentionRank(rank=1, growth=0.27),
-    "medium schedule": AttentionRank(rank=3, growth=0.40),
-    "constant": AttentionRank(rank=4),
-    "shared": AttentionRank(rank=10, sketch="shared"),
+    name: fields and AttentionRank(**fields)
+    for name, fields in LOW_RANK["attention"].items()
 }
-"""The paper's schedules for heads of size 64, a quarter of the ranks for heads of 16.
-"constant" has the ranks of the medium schedule and a few more, "shared" the entries of
-"constant"."""
+"""Ranks of attention by arm; None for the dense one."""
 
 
 class RecipeRun(NamedTuple):
@@ -111,15 +72,10 @@ class RecipeRun(NamedTuple):
 
 def make_run(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
     """Return a run of :data:`BASE` with some changes, of ``steps`` steps."""
-    if steps is None:
-        length = {}
-    else:
-        length = {"steps": steps, "decay": steps // 4}
-    return RecipeRun(
-        name,
-        seed,
-        BASE.model_copy(update={**length, "name": name, "seed": seed, **changes}),
-    )
+    if steps is not None:
+        changes |= {"steps": steps, "decay": steps // 4}
+    changes |= {"name": name, "seed": seed}
+    return RecipeRun(name, seed, BASE.model_copy(update=changes))
 
 
 def runs(*, steps: int | None = None, seeds: int = SEEDS) -> list[RecipeRun]:
@@ -131,6 +87,8 @@ def runs(*, steps: int | None = None, seeds: int = SEEDS) -> list[RecipeRun]:
     ]
 
 
+Runs = Mapping[str, Mapping[int, RecipeRun]]
+"""Runs by name and seed."""
 N_SPECTRA = 8
 """Checkpoints of which spectra are kept, of the twenty of a run."""
 PER_FAMILY = 16
@@ -149,51 +107,33 @@ def draw_held_out(run: RecipeRun) -> SeriesBatch:
         dict.fromkeys(run.recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED
     )
     steps = stage.context + stage.horizon
-    names = [
-        f"{family} {row}"
-        for family, (first, stop) in corpus.rows.items()
-        for row in range(stop - first)
-    ]
-    return SeriesBatch(
-        tuple(row[-steps:].astype(float) for row in corpus.values), tuple(names)
-    )
+    values = corpus.values[:, -steps:].astype(float)
+    names = [f"{family} {row}" for family in corpus.rows for row in range(PER_FAMILY)]
+    return SeriesBatch(tuple(values), tuple(names))
 
 
-def attention_record(
-    runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], corpus: Corpus
-) -> xr.Dataset:
-    """Compare runs of attention with the dense one of the same seed.
-
-    ``runs`` has them by name and seed, with their folders.
-    """
+def attention_record(runs: Runs, out: Path, corpus: Corpus) -> xr.Dataset:
+    """Compare runs of attention with the dense one of the same seed."""
     names = list(runs)
-    seeds = sorted(runs.get(DENSE, {}))
-    if not seeds or any(sorted(runs[name]) != seeds for name in names):
-        raise InputError(
-            f"arms {', '.join(names)} were not all trained with the seeds {seeds} of"
-            f" {DENSE!r}"
-        )
-    first = runs[DENSE][seeds[0]][0]
+    seeds = list(runs[DENSE])
+    first = runs[DENSE][seeds[0]]
     series = draw_held_out(first)
     steps = first.recipe.stages[-1].horizon
     found = []
     for seed in seeds:
-        dense = _last(runs[DENSE][seed][1]).run(series, steps, holdout=True, seed=seed)
-        others = [_last(runs[name][seed][1]) for name in names]
-        found.append([quality(dense, other).isel(model=1) for other in others])
-    data = xr.Dataset(
-        coords={"arm": names, "seed": seeds, "series": list(series.ids)},
-        attrs=_attributes("low_rank_training", "Training at low rank", first),
-    )
-    for name in (*SCORES, "overlap"):
-        # (seed, arm) or (seed, arm, series)
-        cells = [[scores[name].values for scores in of_seed] for of_seed in found]
-        values = np.array(cells, dtype=np.float32).swapaxes(0, 1)
-        data[name] = (("arm", "seed", "series")[: values.ndim], values)
+        lenses = {name: _last(out / runs[name][seed].folder) for name in names}
+        dense = lenses[DENSE].run(series, steps, holdout=True, seed=seed)
+        scores = [quality(dense, lens).isel(model=1) for lens in lenses.values()]
+        found.append(xr.concat(scores, pd.Index(names, name="arm")))
+    data = xr.concat(found, pd.Index(seeds, name="seed"))[[*SCORES, "overlap"]]
+    # of the coordinates, arms, seeds and series are left
+    data = data.reset_coords(drop=True).assign_coords(arm=names)
+    data = data.astype(np.float32).transpose("arm", "seed", ...)
+    data.attrs = _attributes("low_rank_training", "Training at low rank", first)
     for name in SCORES:
         data = _add_rise(data, name, names.index(DENSE))
-    arms = {name: runs[name][seeds[0]][0] for name in names}
-    lenses = {name: _last(runs[name][seeds[0]][1]) for name in names}
+    arms = {name: runs[name][seeds[0]] for name in names}
+    lenses = {name: _last(out / arm.folder) for name, arm in arms.items()}
     return data.assign(_sizes(arms, lenses, lenses[DENSE])).assign(_times(arms, corpus))
 
 
@@ -209,22 +149,17 @@ def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log(values) - np.log(values[dense])
         # a series that one arm forecasts without error has no ratio
-        rise = np.expm1(np.nanmean(np.where(np.isfinite(logs), logs, np.nan), axis=-1))
-    result = add_estimates(
-        data.assign({f"{name}_rise": (("arm", "seed"), rise)}),
-        f"{name}_rise",
-        floor=0.0,
-        signed=True,
-        over="seed",
-    )
-    return result.drop_vars(
-        [f"{name}_rise_leads", f"{name}_rise_lead_share", f"{name}_rise_floor"]
-    )
+        rise = np.expm1(over_windows(logs))
+    effect = f"{name}_rise"
+    data = data.assign({effect: (("arm", "seed"), rise)})
+    result = add_estimates(data, effect, floor=0.0, signed=True, over="seed")
+    unused = ("leads", "lead_share", "floor")
+    return result.drop_vars([f"{effect}_{part}" for part in unused])
 
 
 def _sizes(
     arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Lens
-) -> dict[str, Any]:
+) -> xr.Dataset:
     """Count the numbers in the model, ranks by layer and both ratios."""
     dense_matrices = matrices(dense)
     rows = []
@@ -234,30 +169,26 @@ def _sizes(
         forms: dict[str, BlockShape] = {
             key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()
         }
-        if target is None:
-            ranks = {key: form.full for key, form in forms.items()}
-        else:
+        ranks = {key: form.full for key, form in forms.items()}
+        if target is not None:
             ranks = attention_ranks(dense, target)
         numbers = sizes(lenses[name])
-        # the first of each layer
+        # all of a layer have one rank
         by_layer = {
             matrix.layer: ranks[key]
-            for key, matrix in reversed(dense_matrices.items())
+            for key, matrix in dense_matrices.items()
             if matrix.stack == "encoder"
         }
         full = sum(form.numbers for form in forms.values())
-        rows.append(
-            {
-                "parameters": numbers["all"],
-                "attention_parameters": numbers["attention"],
-                "rank": [by_layer[layer] for layer in sorted(by_layer)],
-                "rank_ratio": compute_ratio(forms, ranks).ranks,
-                "stored_ratio": numbers["attention"] / full,
-            }
-        )
-    columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-    dims = ("arm", "layer")
-    return {key: (dims[: values.ndim], values) for key, values in columns.items()}
+        row = {
+            "parameters": numbers["all"],
+            "attention_parameters": numbers["attention"],
+            "rank": ("layer", list(by_layer.values())),
+            "rank_ratio": compute_ratio(forms, ranks).ranks,
+            "stored_ratio": numbers["attention"] / full,
+        }
+        rows.append(xr.Dataset(row))
+    return xr.concat(rows, "arm")
 
 
 def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
@@ -265,79 +196,68 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
 
     Arms are timed in turn, so that a slow phase of the machine affects all alike.
     """
-    times = np.empty((2, len(arms), ROUNDS))
     with tempfile.TemporaryDirectory() as folder:
         trainers = [
             Trainer(arm.recipe, Path(folder, arm.folder), corpus, device="cpu")
             for arm in arms.values()
         ]
-        for trainer in trainers:
-            trainer.train_step()
-        for round_index in range(ROUNDS):
-            for row, trainer in enumerate(trainers):
-                start = time.process_time()
-                trainer.train_step()
-                middle = time.process_time()
-                with torch.no_grad():
-                    trainer.task.loss(trainer.step, trainer.recipe.stages[-1])
-                times[:, row, round_index] = (
-                    middle - start,
-                    time.process_time() - middle,
-                )
-    logs = np.log(times) - np.log(times[:, list(arms).index(DENSE)])[:, None]
-    return {
-        f"{name}_time{end}": ("arm", np.exp(bound))
-        for name, arm_logs in zip(("step", "forward"), logs, strict=True)
-        for end, bound in zip(
-            ("", "_low", "_high"), mean_interval(arm_logs), strict=True
+        times = in_turn(
+            [
+                *(trainer.train_step for trainer in trainers),
+                *(partial(_forward, trainer) for trainer in trainers),
+            ],
+            rounds=ROUNDS,
+            clock=time.process_time,
         )
-    }
+    logs = np.log(times).reshape(2, len(arms), ROUNDS)
+    logs = logs - logs[:, list(arms).index(DENSE)][:, None]
+    means, lows, highs = mean_interval(logs)
+    data = {}
+    for row, name in enumerate(("step_time", "forward_time")):
+        data[name] = ("arm", np.exp(means[row]))
+        data[f"{name}_low"] = ("arm", np.exp(lows[row]))
+        data[f"{name}_high"] = ("arm", np.exp(highs[row]))
+    return data
 
 
-def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
+@torch.no_grad()
+def _forward(trainer: Trainer) -> None:
+    trainer.task.loss(trainer.step, trainer.recipe.stages[-1])
+
+
+def spectra_record(runs: Mapping[int, RecipeRun], out: Path) -> xr.Dataset:
     """Compute singular values of W_Q of the encoder over training.
 
     They are (seed, training_step, layer, index).
     """
-    spectra = {seed: _spectra(folder) for seed, (_, folder) in runs.items()}
-    values = np.stack([full for _, full in spectra.values()]).astype(np.float32)
-    steps, _ = next(iter(spectra.values()))
-    arm = next(iter(runs.values()))[0]
-    return xr.Dataset(
-        {"singular_value": (("seed", "training_step", "layer", "index"), values)},
-        coords={"seed": list(spectra), "training_step": steps},
-        attrs=_attributes(
-            "training_spectra", "Singular values of W_Q during training", arm
-        ),
+    parts = [_spectra(out / run.folder) for run in runs.values()]
+    arm = next(iter(runs.values()))
+    data = xr.concat(parts, pd.Index(list(runs), name="seed"))
+    return data.assign_attrs(
+        _attributes("training_spectra", "Singular values of W_Q during training", arm)
     )
 
 
-def _spectra(folder: Path) -> tuple[list[int], np.ndarray]:
-    """Return the checkpoints of a record, and W_Q's (step, layer, j) there."""
+def _spectra(folder: Path) -> xr.Dataset:
+    """Compute W_Q's singular values (training_step, layer, index) in a run."""
     history = TrainingHistory(folder)
-    checkpoints = sorted(history)
-    steps = [
-        checkpoints[index]
-        for index in np.unique(
-            np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int)
-        )
-    ]
-    weights = np.stack(
+    steps = np.array(sorted(history))
+    chosen = np.linspace(0, len(steps) - 1, N_SPECTRA).round().astype(int)
+    steps = steps[np.unique(chosen)]
+    weights = [
+        # W_Q of every layer of the encoder
         [
-            # W_Q of every layer of the encoder
-            [
-                parameters(lens.adapter.model, matrix.path)[0]
-                .detach()
-                .double()
-                .cpu()
-                .numpy()
-                for name, matrix in matrices(lens).items()
-                if matrix.stack == "encoder" and name.endswith(".q")
-            ]
-            for lens in map(history.__getitem__, steps)
+            parameters(lens.adapter.model, matrix.path)[0].double().numpy(force=True)
+            for name, matrix in matrices(lens).items()
+            if matrix.stack == "encoder" and name.endswith(".q")
         ]
+        for lens in map(history.__getitem__, steps)
+    ]
+    values = np.linalg.svd(weights, compute_uv=False).astype(np.float32)
+    return xr.Dataset(
+        {"singular_value": (("training_step", "layer", "index"), values)},
+        coords={"training_step": steps},
     )
-    return steps, np.linalg.svd(weights, compute_uv=False)
 
 
 def _last(folder: Path) -> Lens:
@@ -380,14 +300,12 @@ def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.D
 
     All seeds of a run are needed.
     """
-    by_name: dict[str, dict[int, tuple[RecipeRun, Path]]] = {}
+    by_name: dict[str, dict[int, RecipeRun]] = {}
     for run in every:
-        by_name.setdefault(run.name, {})[run.seed] = run, out / run.folder
+        by_name.setdefault(run.name, {})[run.seed] = run
     return {
-        "attention": attention_record(
-            {name: by_name[name] for name in ATTENTION if name in by_name}, corpus
-        ),
-        "spectra": spectra_record(by_name[DENSE]),
+        "attention": attention_record(by_name, out, corpus),
+        "spectra": spectra_record(by_name[DENSE], out),
     }
 
 
@@ -400,7 +318,7 @@ def main(
     seeds: Annotated[
         int, typer.Option(min=1, help="seeds of each rank of attention")
     ] = SEEDS,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+    threads: Threads = 1,
 ) -> None:
     """Train every run, then write attention.nc and spectra.nc to OUT."""
     torch.set_num_threads(threads)

@@ -8,12 +8,12 @@ changing what it computes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from chronos.chronos import ChronosConfig
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import Tensor, nn
@@ -57,11 +57,9 @@ def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
     for name, matrix in matrices(lens).items():
         full = matrix.form(by_head=by_head).full
         if not 1 <= target.rank <= full:
-            target_name = name
-            if by_head:
-                target_name = f"each head of {name}"
+            part = "each head of " if by_head else ""
             raise InputError(
-                f"rank {target.rank} of {target_name}; expected 1 to {full}"
+                f"rank {target.rank} of {part}{name}; expected 1 to {full}"
             )
         schedule = rank_schedule(target.rank, target.growth, layers[matrix.stack], full)
         ranks[name] = int(schedule[matrix.layer])
@@ -72,30 +70,23 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
     """Replace every attention matrix by factors, in the model itself."""
     mode = model.training
     lens = load(as_pipeline(model.eval()), check=False)
-    by_head = target.sketch == "by head"
     by_name = matrices(lens)
     for name, rank in attention_ranks(lens, target).items():
         matrix = by_name[name]
-        if rank < matrix.form(by_head=by_head).full:
+        form = matrix.form(by_head=target.sketch == "by head")
+        if rank < form.full:
             layer = model.get_submodule(matrix.path)
             weight = layer.weight.detach()
-            down, up = truncate(
-                weight, rank, heads=matrix.form(by_head=by_head).blocks, of=matrix.of
-            )
+            down, up = truncate(weight, rank, heads=form.blocks, of=matrix.of)
             # the singular values are the lengths of the rows of `down`; the root of
             # each goes to either factor
-            root_lengths = (
-                down.norm(dim=-1, keepdim=True)
-                .clamp(min=torch.finfo(down.dtype).tiny)
-                .sqrt()
-            )
+            lengths = down.norm(dim=-1, keepdim=True)
+            roots = lengths.clamp(min=torch.finfo(down.dtype).tiny).sqrt()
             # the product has the norm of the initialised matrix, despite the cut
             gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
-            if up.ndim == 3:
-                up_lengths = root_lengths.reshape(len(up), 1, rank)
-            else:
-                up_lengths = root_lengths.reshape(1, -1)
-            factors = Factors(down / root_lengths * gain, up * up_lengths * gain)
+            # along the last axis of `up`, head by head where it has heads
+            of_up = roots.reshape(*up.shape[:-2], 1, -1)
+            factors = Factors(down / roots * gain, up * of_up * gain)
             replace_layer(
                 model, matrix.path, LowRankLinear(factors, layer.bias, matrix.gain)
             )
@@ -212,36 +203,22 @@ def widened(
                 f"{name}={value} is below the model's {getattr(model.config, name)}; a"
                 " model only grows"
             )
-    settings = {**copy.deepcopy(model.config.to_dict()), **changes}
-    config = type(model.config)(**settings)
+    config = type(model.config)(**{**model.config.to_dict(), **changes})
     generator = torch.Generator().manual_seed(seed)
     # the new model draws weights, all of which are replaced
     with torch.random.fork_rng(devices=[]):
         wider = type(model)(config).to(model.dtype)
     old = model.state_dict()
     weights = wider.state_dict()
-    for name in old:
+    for name, weight in old.items():
         if "relative_attention_bias" in name:
+            is_encoder = name.startswith("encoder")
             weights[name] = _finer_table(
-                old[name],
-                model.config,
-                config,
-                bidirectional=name.startswith("encoder"),
+                weight, model.config, config, bidirectional=is_encoder
             )
         else:
-            # before its tied head, T5 divides by the root of the width, so that no gain
-            # is needed
-            same_gain = (
-                isinstance(model, T5ForConditionalGeneration)
-                and name == "decoder.final_layer_norm.weight"
-            )
             weights[name] = _widen_weight(
-                name,
-                old[name].cpu(),
-                weights[name].shape,
-                model.config,
-                generator,
-                same_gain=same_gain,
+                name, weight.cpu(), weights[name].shape, model.config, generator
             )
     wider.load_state_dict(weights)
     return wider.to(model.device).train(model.training)
@@ -253,8 +230,6 @@ def _widen_weight(
     shape: torch.Size,
     config: PretrainedConfig,
     generator: torch.Generator,
-    *,
-    same_gain: bool,
 ) -> Tensor:
     """Return a weight of `shape` with the weight `old` in its corner.
 
@@ -264,28 +239,26 @@ def _widen_weight(
     kind = name.split(".")[-2]
     heads = config.num_heads
     if name.endswith("bias"):
-        return torch.cat([old, old.new_zeros(shape[0] - len(old))])
-    random = (
-        NEW_SHARE * old.std() * torch.randn(shape, generator=generator, dtype=old.dtype)
-    )
+        return F.pad(old, (0, shape[0] - len(old)))
+    random = torch.randn(shape, generator=generator, dtype=old.dtype)
+    new = NEW_SHARE * old.std() * random
     if old.ndim == 1:
         # the norm averages over more features, of which the new ones are 0
-        if same_gain:
+        gain = (len(old) / shape[0]) ** 0.5
+        is_patched = config.architectures == [ChronosBoltModelForForecasting.__name__]
+        if name == "decoder.final_layer_norm.weight" and not is_patched:
+            # before its tied head, T5 divides by the root of the width itself
             gain = 1.0
-        else:
-            gain = (len(old) / shape[0]) ** 0.5
-        return torch.cat([gain * old, old.new_full((shape[0] - len(old),), gain)])
+        return F.pad(gain * old, (0, shape[0] - len(old)), value=gain)
     if kind in ("q", "k", "v"):
-        new = random.view(heads, -1, shape[1])
+        new = new.view(heads, -1, shape[1])
         if kind == "k":
             # a new feature of the scores is 0 until its key is learnt
             new[:, config.d_kv :] = 0.0
         new[:, : config.d_kv, : config.d_model] = old.view(heads, config.d_kv, -1)
         return new.reshape(shape)
-    if kind in ("wi", "hidden_layer"):
-        new = random
-    else:
-        new = torch.zeros(shape, dtype=old.dtype)
+    if kind not in ("wi", "hidden_layer"):
+        new.zero_()
     if kind == "o":
         new = new.view(shape[0], heads, -1)
         new[: config.d_model, :, : config.d_kv] = old.view(-1, heads, config.d_kv)
@@ -334,7 +307,7 @@ def ordinal_embedding(
     first_bin: int,
     generator: torch.Generator,
     *,
-    finest: float = 6.0,
+    finest: float,
 ) -> torch.Tensor:
     """Draw an embedding (tokens, width) in which near value bins are near.
 
@@ -369,10 +342,14 @@ def _draw_native(recipe: TrainingRecipe) -> PreTrainedModel:
     else:
         model = T5ForConditionalGeneration(config)
         first_bin = recipe.config["chronos_config"]["n_special_tokens"] + 1
-        generator = torch.Generator().manual_seed(recipe.seed)
-        sizes = (config.vocab_size, config.d_model)
         model.shared.weight.data.copy_(
-            ordinal_embedding(*sizes, first_bin, generator, finest=recipe.finest)
+            ordinal_embedding(
+                config.vocab_size,
+                config.d_model,
+                first_bin,
+                torch.Generator().manual_seed(recipe.seed),
+                finest=recipe.finest,
+            )
         )
     with torch.no_grad():
         for stack, entries in (

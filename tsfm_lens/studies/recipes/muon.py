@@ -6,6 +6,7 @@ the weights between :class:`Muon` and torch's AdamW.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,12 +24,11 @@ def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
 
     Those that an embedding shares are left out.
     """
-    tables = {
-        table.weight for table in model.modules() if isinstance(table, nn.Embedding)
-    }
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    # each once: tensors are told apart by what they are, not by their values
-    weights = dict.fromkeys(linear.weight for linear in linears)
+    tables, weights = (
+        # each once: tensors are told apart by what they are, not by their values
+        dict.fromkeys(part.weight for part in model.modules() if isinstance(part, kind))
+        for kind in (nn.Embedding, nn.Linear)
+    )
     return [w for w in weights if w not in tables and w.requires_grad]
 
 
@@ -64,7 +64,8 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            updates: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+            # by the shape of the weights, which a step has, too
+            updates: dict[torch.Size, dict[Tensor, Tensor]] = defaultdict(dict)
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
@@ -72,21 +73,15 @@ class Muon(torch.optim.Optimizer):
                     "momentum_buffer", torch.zeros_like(weight)
                 )
                 mean.lerp_(weight.grad, 1 - MOMENTUM)
-                updates.setdefault(weight.shape, []).append(
-                    (weight, weight.grad.lerp(mean, MOMENTUM))
-                )
-            for shape, pairs in updates.items():
+                updates[weight.shape][weight] = weight.grad.lerp(mean, MOMENTUM)
+            for shape, update in updates.items():
                 # entries of an orthogonal step are 1/√max(shape) in the root mean
                 # square, those of AdamW near 0.2 (Liu et al. 2025)
                 size = 0.2 * max(shape) ** 0.5 * group["lr"]
-                for (weight, _), step in zip(
-                    pairs,
-                    orthogonalised(torch.stack([new for _, new in pairs])),
-                    strict=True,
-                ):
-                    weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(
-                        step, alpha=size
-                    )
+                steps = orthogonalised(torch.stack(list(update.values())))
+                for weight, step in zip(update, steps, strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.sub_(step, alpha=size)
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -99,10 +94,9 @@ class MuonAdamW(torch.optim.Optimizer):
         of_muon = set(matrices)
         free = [weight for weight in model.parameters() if weight.requires_grad]
         rest = [weight for weight in free if weight not in of_muon]
-        self.adamw = torch.optim.AdamW(
-            rest, lr=lr, weight_decay=weight_decay, betas=BETAS
-        )
-        self.muon = Muon(matrices, lr=lr, weight_decay=weight_decay)
+        options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+        self.adamw = torch.optim.AdamW(rest, **options, betas=BETAS)
+        self.muon = Muon(matrices, **options)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

@@ -129,35 +129,30 @@ class TrainingRecipe(BaseModel):
 
     def phase(self, step: int) -> Phase | None:
         """Return the restart whose phase `step` is in; None in the first phase."""
-        earlier = [restart for restart in self.restarts if restart.at <= step]
-        if earlier:
-            return earlier[-1]
-        return None
+        earlier = [None, *(part for part in self.restarts if part.at <= step)]
+        return earlier[-1]
 
     def select_config(self, step: int) -> dict[str, Any]:
         """Return the configuration of the model that takes `step`."""
-        changes = [restart.config for restart in self.restarts if restart.at <= step]
-        return {
-            key: value
-            for part in (self.config, *changes)
-            for key, value in part.items()
-        }
+        config = dict(self.config)
+        for restart in self.restarts:
+            if restart.at <= step:
+                config |= restart.config
+        return config
 
     def rate(self, step: int) -> float:
         """Compute the learning rate at `step`."""
+        phase = self.phase(min(step, self.steps - 1))
+        later = [restart.at for restart in self.phases_within() if restart.at > step]
         # the recipe itself has the rate of the first phase
-        phases: tuple[TrainingRecipe | Phase, ...] = (self, *self.phases_within())
-        starts = [0, *(restart.at for restart in self.phases_within())]
-        index = sum(start <= step for start in starts) - 1
-        first, last = [*starts, self.steps][index : index + 2]
-        phase = phases[index]
+        fields = phase or self
         return trapezoid_rate(
             step,
-            phase.learning_rate,
-            first=first,
-            last=last,
+            fields.learning_rate,
+            first=phase.at if phase else 0,
+            last=min(later, default=self.steps),
             warmup=self.warmup,
-            decay=phase.decay,
+            decay=fields.decay,
         )
 
 
@@ -166,6 +161,8 @@ MIXES: Mapping[str, dict[str, float]] = _FILE["mixes"]
 """Families of series in the proportions that recipes draw them in, by name;
 ``recipes.yaml`` says what each is for.
 """
+LOW_RANK: Mapping[str, Any] = _FILE["low rank"]
+"""Recipe of the dense arm of training at low rank, and how other arms differ."""
 RECIPES: Mapping[str, TrainingRecipe] = {
     name: TrainingRecipe(name=name, **fields)
     for name, fields in _FILE["recipes"].items()

@@ -28,7 +28,7 @@ from tsfm_lens.studies.recipes.muon import BETAS, MuonAdamW
 from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.training import Plan, Training
-from tsfm_lens.training.command import run_command
+from tsfm_lens.training.command import Threads, run_command
 from tsfm_lens.training.losses import TrainingStage, patch_loss, token_loss
 from tsfm_lens.training.series_source import Corpus, SeriesSource
 from tsfm_lens.training.state import (
@@ -72,15 +72,10 @@ class RecipeTask:
         with torch.autocast(
             "cuda", torch.bfloat16, enabled=self.device.startswith("cuda")
         ):
-            context, future = self.source.batch(
-                step,
-                mix=stage.mix,
-                rows=stage.rows,
-                context=stage.context,
-                horizon=stage.horizon,
-                far=stage.far,
-                short=stage.short,
+            settings = stage.model_dump(
+                include={"mix", "rows", "context", "horizon", "far", "short"}
             )
+            context, future = self.source.batch(step, **settings)
             if self.recipe.kind == "token":
                 return token_loss(self.model, context, future, stage, seed=step)
             return patch_loss(self.model, context, future, stage)
@@ -92,16 +87,16 @@ class RecipeTask:
 
 def _plan(recipe: TrainingRecipe) -> Plan:
     steps = np.geomspace(max(1, recipe.steps // 400), recipe.steps, CHECKPOINTS - 1)
-    snapshots = {0, *(round(step) for step in steps)}
     starts = [restart.at for restart in recipe.phases_within()]
-    for first, last in pairwise([*starts, recipe.steps]):
-        snapshots |= {
-            round(step) for step in np.linspace(first, last, LATER_CHECKPOINTS)
-        }
+    later = [
+        np.linspace(first, last, LATER_CHECKPOINTS)
+        for first, last in pairwise([*starts, recipe.steps])
+    ]
+    snapshots = np.unique(np.concatenate([[0], steps, *later]).round().astype(int))
     return Plan(
         steps=recipe.steps,
         save_every=SAVE_EVERY,
-        snapshots=tuple(sorted(snapshots)),
+        snapshots=tuple(snapshots.tolist()),
         clip=GRADIENT_NORM,
     )
 
@@ -173,14 +168,8 @@ class Trainer(Training):
         if phase is None or phase.at == self._phase_of:
             return
         if phase.from_mean:
-            before = max(
-                (
-                    restart.at
-                    for restart in self.recipe.restarts
-                    if restart.at < phase.at
-                ),
-                default=0,
-            )
+            earlier = self.recipe.phase(phase.at - 1)
+            before = earlier.at if earlier else 0
             checkpoints = snapshot_files(self.out)
             if before not in checkpoints:
                 raise CheckpointError(
@@ -191,18 +180,15 @@ class Trainer(Training):
             with torch.no_grad():
                 for name, weight in self.model.named_parameters():
                     weight.lerp_(weights[name].to(weight), 0.5)
-        self._begin(phase)
-
-    def _enter_phase(self, phase: Phase | None) -> None:
-        self.optimizer = _optimizer(self.model, self.recipe, phase)
-        self._phase_of = phase.at if phase else None
-
-    def _begin(self, phase: Phase) -> None:
         if phase.config:
             self.task.model = widened(
                 self.task.model, phase.config, seed=self.recipe.seed
             )
         self._enter_phase(phase)
+
+    def _enter_phase(self, phase: Phase | None) -> None:
+        self.optimizer = _optimizer(self.model, self.recipe, phase)
+        self._phase_of = phase.at if phase else None
 
 
 def _check_no_run(out: Path) -> None:
@@ -238,17 +224,16 @@ def main(
     seed: Annotated[
         int | None, typer.Option(min=0, help="seed instead of the recipe's")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+    threads: Threads = 1,
     resume: Annotated[bool, typer.Option(help="go on from the state in --out")] = False,
 ) -> None:
     """Train a reference checkpoint and write it in the native format to OUT/NAME."""
     torch.set_num_threads(threads)
-    changes = {
-        key: value
-        for key, value in (("steps", steps), ("seed", seed))
-        if value is not None
-    }
-    recipe = find_recipe(name).model_copy(update=changes)
+    recipe = find_recipe(name)
+    if steps is not None:
+        recipe = recipe.model_copy(update={"steps": steps})
+    if seed is not None:
+        recipe = recipe.model_copy(update={"seed": seed})
     # refuse errors now: the series take minutes to draw
     check_writable(out)
     if resume:

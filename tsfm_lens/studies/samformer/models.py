@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,10 @@ __all__ = [
     "RevIN",
     "SigmaReparam",
     "TSMixer",
+    "make_model",
+    "oracle_loss",
+    "sigma_reparametrised",
 ]
-__all__ += ["make_model", "oracle_loss", "sigma_reparametrised"]
 
 
 class RevIN(nn.Module):
@@ -121,7 +123,7 @@ def sigma_reparametrised(model: nn.Module) -> nn.Module:
 
 
 Over = Literal["channels", "identity", "time"]
-ATTENTIONS: tuple[Over, ...] = ("channels", "identity", "time")
+ATTENTIONS: tuple[Over, ...] = get_args(Over)
 
 
 class SingleHead(nn.Module):
@@ -166,8 +168,77 @@ class ChannelBlock(nn.Module):
         return x + self.attn(x)
 
 
+@contextmanager
+def _drawn(model: nn.Module, seed: int) -> Iterator[None]:
+    """Draw the weights of a model as Glorot and Bengio (2010) do.
+
+    The model is made while the block runs; its random numbers are those of the seed
+    alone.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+
+SIZES = {"length", "horizon", "channels", "width", "blocks", "hidden"}
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raise InputError for sizes that are no whole numbers above 0, nor None."""
+    for name, size in sizes.items():
+        if size is not None and (type(size) is not int or size < 1):
+            raise InputError(f"{name}={size!r}, expected a whole number of at least 1")
+
+
+class NormalisedForecaster(nn.Module):
+    """Map of windows to forecasts, between RevIN and its inverse or without them.
+
+    ``settings`` are the arguments that it was made with, out of the names that are
+    ``local`` to its initialisation.
+    """
+
+    revin: RevIN | None
+
+    def __init__(self, local: dict[str, Any]) -> None:
+        super().__init__()
+        settings = {
+            name: value
+            for name, value in local.items()
+            if name not in ("self", "__class__")
+        }
+        self.settings = settings
+        self.length: int = settings["length"]
+        self.horizon: int = settings["horizon"]
+        self.channels: int | None = settings["channels"]
+        check_sizes(**{key: settings[key] for key in settings.keys() & SIZES})
+        over_time = settings.get("attention") == "time"
+        if self.channels is None and (settings["normalise"] or over_time):
+            raise InputError(
+                "channels is None, but RevIN and attention over time are made for a"
+                " number of channels"
+            )
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Map normalised windows to normalised forecasts."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H).
+
+        Both are in the same units.
+        """
+        if self.revin is None:
+            return self.mix(x)
+        return self.revin.around(x, self.mix)
+
+
 @extensible
-class ChannelTransformer(nn.Module):
+class ChannelTransformer(NormalisedForecaster):
     """Transformer f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse.
 
     It is that of S1-TRF and S1-SAMF. Windows are (batch, channel, L), forecasts (batch,
@@ -216,32 +287,17 @@ class ChannelTransformer(nn.Module):
         released_draws: bool = False,
         seed: int = 0,
     ) -> None:
-        arguments = _arguments(locals())
-        super().__init__()
+        super().__init__(locals())
         if attention not in ATTENTIONS:
             raise unknown_name("attention", attention, ATTENTIONS)
-        check_sizes(
-            length=length,
-            horizon=horizon,
-            width=width,
-            channels=1 if channels is None else channels,
-        )
-        if channels is None and (normalise or attention == "time"):
-            raise InputError(
-                "channels is None, but RevIN and attention over time are made for a"
-                " number of channels"
-            )
         # options that were added later are left out at their defaults, so that earlier
         # runs can be resumed
         defaults = {"affine": True, "scaled_inputs": False, "released_draws": False}
         self.settings = {
             name: value
-            for name, value in arguments.items()
+            for name, value in self.settings.items()
             if (name, value) not in defaults.items()
         }
-        self.length = length
-        self.horizon = horizon
-        self.channels = channels
         self.over = attention
         self.size = length if channels is None or attention != "time" else channels
         self.width = width
@@ -310,39 +366,7 @@ class ChannelTransformer(nn.Module):
         return out
 
 
-@contextmanager
-def _drawn(model: nn.Module, seed: int) -> Iterator[None]:
-    """Draw the weights of a model as Glorot and Bengio (2010) do.
-
-    The model is made while the block runs; its random numbers are those of the seed
-    alone.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-
-
-def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in scope.items()
-        if name not in ("self", "__class__")
-    }
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise InputError for sizes that are no whole numbers above 0."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InputError(f"{name}={size!r}, expected a whole number of at least 1")
-
-
-class LinearForecaster(nn.Module):
+class LinearForecaster(NormalisedForecaster):
     """Linear map f(X) = X W, between RevIN and its inverse (S1-LIN).
 
     It maps windows (batch, channel, L) to forecasts (batch, channel, H).
@@ -361,31 +385,14 @@ class LinearForecaster(nn.Module):
         normalise: bool = False,
         seed: int = 0,
     ) -> None:
-        arguments = _arguments(locals())
-        super().__init__()
-        check_sizes(
-            length=length, horizon=horizon, channels=1 if channels is None else channels
-        )
-        if normalise and channels is None:
-            raise InputError(
-                "channels is None, but RevIN is made for a number of channels"
-            )
-        self.settings = arguments
-        self.length = length
-        self.horizon = horizon
-        self.channels = channels
+        super().__init__(locals())
         with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise and channels else None
             self.readout = nn.Linear(length, horizon, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, L) to forecasts (batch, channel, H).
-
-        Both are in the same units.
-        """
-        if self.revin is None:
-            return self.readout(x)
-        return self.revin.around(x, self.readout)
+    def mix(self, x: Tensor) -> Tensor:
+        """Map normalised windows to normalised forecasts."""
+        return self.readout(x)
 
 
 def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
@@ -429,7 +436,7 @@ class MixerBlock(nn.Module):
         return x + self.drop(mixed).mT
 
 
-class TSMixer(nn.Module):
+class TSMixer(NormalisedForecaster):
     """TSMixer (Chen et al., 2023): a stack of mixing blocks and a linear map (S1-TSM).
 
     Blocks mix over time and over channels; RevIN is around all of it.
@@ -455,21 +462,9 @@ class TSMixer(nn.Module):
         normalise: bool = True,
         seed: int = 0,
     ) -> None:
-        arguments = _arguments(locals())
-        super().__init__()
-        check_sizes(
-            length=length,
-            horizon=horizon,
-            channels=channels,
-            blocks=blocks,
-            hidden=hidden,
-        )
+        super().__init__(locals())
         if not 0 <= dropout < 1:
             raise InputError(f"dropout={dropout}, expected from 0 to below 1")
-        self.settings = arguments
-        self.length = length
-        self.horizon = horizon
-        self.channels = channels
         with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise else None
             self.blocks = nn.ModuleList(
@@ -477,15 +472,9 @@ class TSMixer(nn.Module):
             )
             self.readout = nn.Linear(length, horizon)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, L) to forecasts (batch, channel, H).
-
-        Both are in the same units.
-        """
-        mix = nn.Sequential(*self.blocks, self.readout)
-        if self.revin is None:
-            return mix(x)
-        return self.revin.around(x, mix)
+    def mix(self, x: Tensor) -> Tensor:
+        """Map normalised windows to normalised forecasts."""
+        return nn.Sequential(*self.blocks, self.readout)(x)
 
 
 class _FlatBatchNorm(nn.BatchNorm1d):

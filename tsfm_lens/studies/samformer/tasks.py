@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ __all__ = [
     "ForecastTask",
     "LinearToy",
     "SPLITS",
-    "ToyTask",
     "SlidingWindows",
+    "ToyTask",
+    "benchmark",
+    "cosine_by_epoch",
 ]
-__all__ += ["benchmark", "cosine_by_epoch"]
 
 
 def stream(seed: int, *parts: int) -> torch.Generator:
@@ -50,6 +51,8 @@ def stream(seed: int, *parts: int) -> torch.Generator:
 BLOCK = 500
 """Pairs that are drawn together."""
 WEIGHT, PAIRS = range(2)
+AT_ONCE = 256
+"""Pairs that are forecast together in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +87,18 @@ class LinearToy:
         weight = self.weight()
         pairs = []
         # drawn in blocks, so that one pair is the same whichever others are asked for
-        for block in range(start // BLOCK, -(-stop // BLOCK)):
+        first = start // BLOCK
+        for block in range(first, -(-stop // BLOCK)):
             generator = stream(self.seed, PAIRS, block)
             x = torch.randn(BLOCK, self.channels, self.length, generator=generator)
             noise = torch.randn(BLOCK, self.channels, self.horizon, generator=generator)
             # the whole product, because how it is rounded may depend on how many rows
             # it has
-            y = x @ weight + self.noise * noise
-            selected = slice(
-                max(start - block * BLOCK, 0), min(stop - block * BLOCK, BLOCK)
-            )
-            pairs.append((x[selected], y[selected]))
-        windows, forecasts = zip(*pairs, strict=True)
-        return torch.cat(windows), torch.cat(forecasts)
+            pairs.append((x, x @ weight + self.noise * noise))
+        skipped = first * BLOCK
+        windows, forecasts = map(torch.cat, zip(*pairs, strict=True))
+        selected = slice(start - skipped, stop - skipped)
+        return windows[selected], forecasts[selected]
 
 
 _MONTH = 30 * 24
@@ -131,10 +133,9 @@ class SlidingWindows:
         Returns:
             (window, channel, L) and (window, channel, H).
         """
-        windows = self.values.unfold(1, self.length + self.horizon, 1)[
-            :, which
-        ].transpose(0, 1)
-        return windows[..., : self.length], windows[..., self.length :]
+        windows = self.values.unfold(1, self.length + self.horizon, 1)[:, which]
+        past, future = windows.transpose(0, 1).tensor_split([self.length], -1)
+        return past, future
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Benchmark:
         digest = hashlib.sha256()
         for part in (self.training, self.validation, self.test):
             digest.update(str(tuple(part.values.shape)).encode())
-            digest.update(part.values.contiguous().numpy().tobytes())
+            digest.update(part.values.numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
@@ -171,7 +172,6 @@ def benchmark(
     horizon: int = 96,
     split: str = "70/10/20",
     channels: Sequence[str] | None = None,
-    name: str | None = None,
 ) -> Benchmark:
     """Read a multivariate series, split it, and standardise it.
 
@@ -184,8 +184,7 @@ def benchmark(
         split: of ``SPLITS``: "ett-hourly" and "ett-15min" are 12, 4 and 4 months of 30
             days, "70/10/20" shares in the order training, validation, test, as in the
             released code; the paper prints the last two exchanged (E1-8).
-        channels, name: names of the columns to take, and of the data in results; all,
-            and the file's, if None.
+        channels: names of the columns to take; all if None.
 
     Raises:
         InputError: the file cannot be read, a value is missing, channels differ in
@@ -202,13 +201,13 @@ def benchmark(
     check_sizes(length=length, horizon=horizon)
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
-    file = None
+    name = "series"
     if isinstance(source, str | Path):
         file = Path(source)
-    if file:
         # benchmarks in .txt files have no header
         header = False if ".txt" in file.suffixes else None
         batch = read_series(file, header=header)
+        name = file.name
     elif isinstance(source, SeriesBatch):
         batch = source
     else:
@@ -230,8 +229,6 @@ def benchmark(
             f"channel {batch.ids[channel]!r} has no value in row {row} ({len(gaps)}"
             " values are missing in all); fill the gaps first, these models take none"
         )
-    if not name:
-        name = file.name if file else "series"
     return _split(values, batch.ids, length, horizon, split, name)
 
 
@@ -255,26 +252,19 @@ def _split(
             f"the split {split!r} takes {sum(rows)} rows, the series has {total};"
             " choose '70/10/20'"
         )
-    training = values[:, : rows[0]]
-    mean = training.mean(axis=1)
-    deviation = training.std(axis=1)
-    constant = np.flatnonzero(
-        training.max(axis=1, initial=-np.inf) == training.min(axis=1, initial=np.inf)
-    )
+    known = values[:, : rows[0]]
+    mean = known.mean(axis=1)
+    deviation = known.std(axis=1)
+    constant = np.flatnonzero((known == known[:, :1]).all(axis=1))
     if len(constant):
         raise InputError(
             f"channel {channels[constant[0]]!r} is constant over the training rows and"
             " cannot be standardised; leave it out with channels=…"
         )
-    standard = torch.from_numpy(
-        ((values - mean[:, None]) / deviation[:, None]).astype(np.float32)
-    )
-    parts = []
+    bounds = []
     start = 0
     for part, count in zip(("training", "validation", "test"), rows, strict=True):
-        first = 0
-        if start:
-            first = max(start - length, 0)
+        first = max(start - length, 0)
         short = length + horizon - (start + count - first)
         if short > 0:
             before = " and the window before it" if start else ""
@@ -283,11 +273,14 @@ def _split(
                 f" than a window of {length} steps and a horizon of {horizon} take;"
                 " choose a smaller length or horizon, or give a longer series"
             )
-        parts.append(
-            SlidingWindows(standard[:, first : start + count], length, horizon)
-        )
         start += count
-    return Benchmark(name, channels, parts[0], parts[1], parts[2], mean, deviation)
+        bounds.append((first, start))
+    standard = torch.from_numpy((values - mean[:, None]) / deviation[:, None]).float()
+    training, validation, test = (
+        SlidingWindows(standard[:, first:stop], length, horizon)
+        for first, stop in bounds
+    )
+    return Benchmark(name, channels, training, validation, test, mean, deviation)
 
 
 class HeldPairs:
@@ -308,7 +301,38 @@ class HeldPairs:
 WindowPairs = SlidingWindows | HeldPairs
 
 
-class ForecastTask:
+class SquaredErrorTask:
+    """Task of a model that is trained on its mean squared error.
+
+    A subclass sets ``name``, ``batch`` and ``seed``, and calls :meth:`identify`.
+    """
+
+    name: str
+    model: nn.Module
+
+    def identify(self, *settings: Mapping[str, Any] | None) -> None:
+        """Set ``identity``, the JSON of all settings that the weights depend on."""
+        content = {"task": self.name}
+        for part in settings:
+            content |= part or {}
+        self.identity = json.dumps(content, sort_keys=True)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return next(self.model.parameters()).device
+
+    def examples(self, step: int) -> tuple[Tensor, ...]:
+        """Return the inputs of a step, and the targets last."""
+        raise NotImplementedError
+
+    def loss(self, step: int) -> Tensor:
+        """Compute the mean squared error of the batch of a step."""
+        *inputs, targets = (part.to(self.device) for part in self.examples(step))
+        return (self.model(*inputs) - targets).square().mean()
+
+
+class ForecastTask(SquaredErrorTask):
     """Task of a model that learns to forecast from pairs.
 
     Args:
@@ -345,28 +369,20 @@ class ForecastTask:
         self.batch = batch
         self.seed = seed
         self.batches_per_epoch = math.ceil(len(training) / batch)
-        options = dict(getattr(model, "settings", {}))
-        task_settings = {
+        own = {
             "batch": batch,
             "seed": seed,
             # of a loss that runs could have once
             "as_printed": False,
             "pairs": [len(training), len(validation)],
-        }
-        model_settings = {
             "model": type(model).__name__,
-            **{f"model.{key}": value for key, value in options.items()},
         }
-        self.identity = json.dumps(
-            {"task": name, **task_settings, **model_settings, **dict(settings or {})},
-            sort_keys=True,
-        )
+        of_model = {
+            f"model.{key}": value
+            for key, value in getattr(model, "settings", {}).items()
+        }
+        self.identify(own, of_model, settings)
         self._order: tuple[int, Tensor] | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return next(self.model.parameters()).device
 
     def list_pairs(self, step: int) -> Tensor:
         """Return the numbers of the training pairs in the batch of a step."""
@@ -378,42 +394,47 @@ class ForecastTask:
             )
         return self._order[1][index * self.batch : (index + 1) * self.batch]
 
-    def loss(self, step: int) -> Tensor:
-        """Compute the mean squared error of the batch of a step."""
-        x, y = (
-            part.to(self.device) for part in self.training.take(self.list_pairs(step))
-        )
-        error: Tensor = (self.model(x) - y).square().mean()
-        return error
+    def examples(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the training pairs of a step."""
+        return self.training.take(self.list_pairs(step))
 
     def evaluate(self) -> dict[str, float]:
         """Compute mean errors over the validation pairs: "mse" and "mae"."""
         return compute_errors(self.model, self.validation)
 
 
-def compute_errors(
-    model: nn.Module, pairs: WindowPairs, *, at_once: int = 256
-) -> dict[str, float]:
-    """Compute mean squared ("mse") and absolute ("mae") errors.
+def prediction_errors(
+    model: nn.Module, batches: Iterable[tuple[Tensor, ...]]
+) -> Iterator[Tensor]:
+    """Yield the errors of batches, in evaluation mode.
 
-    They are over windows, channels and steps, in evaluation mode.
+    Batches are the inputs of the model, and the targets last. Errors are in float64, on
+    the CPU.
     """
     training = model.training
     device = next(model.parameters()).device
     model.eval()
-    squared = absolute = torch.zeros((), dtype=torch.float64)
-    count = 0
     try:
-        with torch.no_grad():
-            for start in range(0, len(pairs), at_once):
-                x, y = pairs.take(torch.arange(start, min(start + at_once, len(pairs))))
-                error = (model(x.to(device)).cpu() - y).double()
-                squared = squared + error.square().sum()
-                absolute = absolute + error.abs().sum()
-                count += error.numel()
+        for *inputs, targets in batches:
+            with torch.no_grad():
+                outputs = model(*(part.to(device) for part in inputs))
+            yield (outputs.cpu() - targets).double()
     finally:
         model.train(training)
-    return {"mse": float(squared) / count, "mae": float(absolute) / count}
+
+
+def compute_errors(model: nn.Module, pairs: WindowPairs) -> dict[str, float]:
+    """Compute mean squared ("mse") and absolute ("mae") errors.
+
+    They are over windows, channels and steps, in evaluation mode.
+    """
+    squared = absolute = count = 0.0
+    rows = torch.arange(len(pairs)).split(AT_ONCE)
+    for error in prediction_errors(model, map(pairs.take, rows)):
+        squared += float(error.square().sum())
+        absolute += float(error.abs().sum())
+        count += error.numel()
+    return {"mse": squared / count, "mae": absolute / count}
 
 
 class ToyTask(ForecastTask):
@@ -434,7 +455,7 @@ class ToyTask(ForecastTask):
             for bounds in ((0, self.toy.training), (self.toy.training, last))
         ]
         settings = {f"toy.{key}": value for key, value in vars(self.toy).items()}
-        options["settings"] = {**settings, **dict(options.get("settings") or {})}
+        options["settings"] = settings | (options.get("settings") or {})
         super().__init__("the toy problem", model, *pairs, **options)
 
 
@@ -452,11 +473,8 @@ class BenchmarkTask(ForecastTask):
         self.data = data
         part = data.training
         _check_sizes(model, part.length, part.horizon, len(data.channels))
-        options["settings"] = {
-            "data": data.name,
-            "digest": data.digest,
-            **dict(options.get("settings") or {}),
-        }
+        settings = {"data": data.name, "digest": data.digest}
+        options["settings"] = settings | (options.get("settings") or {})
         super().__init__(
             f"{type(model).__name__} on {data.name}",
             model,

@@ -21,7 +21,7 @@ from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.studies.samformer.models import ChannelTransformer
+from tsfm_lens.studies.samformer.models import ChannelTransformer, RevIN
 
 __all__ = ["ChannelAdapter"]
 
@@ -82,14 +82,9 @@ class ChannelAdapter(Adapter):
                     f"series {name!r} has gaps in its last {length} steps; fill them,"
                     " the model takes none"
                 )
-        rows = np.stack(
-            [np.asarray(series[-length:], dtype=np.float64) for series in batch.values]
-        )
-        x = (
-            torch.from_numpy(rows)
-            .to(self.device, self.dtype)
-            .unflatten(0, (-1, channels))
-        )
+        rows = np.stack([series[-length:] for series in batch.values])
+        x = torch.from_numpy(rows).to(self.device, self.dtype)
+        x = x.unflatten(0, (-1, channels))
         loc, scale = (part.flatten() for part in self._loc_and_scale(x))
         return Encoded(
             {"x": x},
@@ -101,6 +96,12 @@ class ChannelAdapter(Adapter):
             len(x),
             True,
         )
+
+    @property
+    def revin(self) -> RevIN | None:
+        """Normalisation of the windows, None without one."""
+        embed = self.model.embed
+        return embed if isinstance(embed, RevIN) else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -123,12 +124,12 @@ class ChannelAdapter(Adapter):
         Returns:
             (item, channel) each.
         """
-        statistics = self.model.statistics(x)
-        if statistics is None:
+        revin = self.revin
+        if revin is None:
             return x.new_zeros(x.shape[:2]), x.new_ones(x.shape[:2])
-        mean, scale = (part[..., 0].detach() for part in statistics)
-        gain = scale / self.model.embed.weight.detach()
-        return mean - self.model.embed.bias.detach() * gain, gain
+        mean, scale = (part[..., 0].detach() for part in revin.statistics(x))
+        gain = scale / revin.weight.detach()
+        return mean - revin.bias.detach() * gain, gain
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         return self.model(inputs["x"]).flatten(0, 1).unsqueeze(1)
@@ -149,15 +150,10 @@ class ChannelAdapter(Adapter):
         channels = np.arange(self.n_variates or 3)[:, None]
         items = []
         for index in range(n_series + 1):
-            season = np.sin(2 * np.pi * steps / (5 + index + channels)) * (
-                1 + index + channels
-            )
-            items.append(
-                10 * index
-                - 4 * channels
-                + season
-                + 0.5 * rng.standard_normal(season.shape)
-            )
+            wave = np.sin(2 * np.pi * steps / (5 + index + channels))
+            noise = 0.5 * rng.standard_normal(wave.shape)
+            season = (1 + index + channels) * wave
+            items.append(10 * index - 4 * channels + season + noise)
         return as_series(items)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from tsfm_lens.studies.structured.matrices import (
-    balanced_factors,
+    balance_factors,
     check_divisible,
     check_ranks,
     level_blocks,
@@ -22,8 +22,8 @@ __all__ = [
     "bilinear_level_operations",
     "bilinear_train_operations",
     "key_cache_entries",
+    "level_attention_operations",
 ]
-__all__ += ["level_attention_operations"]
 
 
 def bilinear_level_operations(
@@ -45,28 +45,23 @@ def bilinear_level_operations(
     check_divisible(width, blocks[-1], "a width")
     squares = tokens**2 * width
     projections = 2 * tokens * width * sum(ranks)
-    products = sum(
-        (
-            Fraction(width**2 * rank, count)
-            for rank, count in zip(ranks, blocks, strict=True)
-        ),
-        Fraction(),
-    )
-    additions = Fraction(width**2) * (
-        sum(Fraction(1, 2 * count) for count in blocks) - Fraction(1, 2)
-    )
+    products = width**2 * share_ranks(ranks)
+    # Σ 1 / p_l
+    shares = share_ranks([1] * len(ranks))
     nominal = sum(rank * count for rank, count in zip(ranks, blocks, strict=True))
     return {
-        "a": squares + tokens * width**2 + products + additions,
-        "b": (
-            len(ranks) * squares
-            + products
-            + sum(Fraction(tokens * width**2, count) for count in blocks)
-        ),
+        "a": squares + tokens * width**2 + products + width**2 * (shares - 1) / 2,
+        "b": len(ranks) * squares + products + tokens * width**2 * shares,
         "c": Fraction(projections + tokens**2 * nominal),
         "d": Fraction(len(ranks) * squares + projections),
         "e": Fraction(squares + projections),
     }
+
+
+def share_ranks(ranks: Sequence[int]) -> Fraction:
+    """Compute Σ r_l / p_l."""
+    blocks = level_blocks(len(ranks))
+    return sum(map(Fraction, ranks, blocks), Fraction())
 
 
 def bilinear_train_operations(tokens: int, width: int, rank: int = 1) -> dict[str, int]:
@@ -79,7 +74,7 @@ def bilinear_train_operations(tokens: int, width: int, rank: int = 1) -> dict[st
         >>> structured.bilinear_train_operations(tokens=4, width=16, rank=2)
         {'both': 1536, 'keys': 1280}
     """
-    c, b = balanced_factors(width)
+    c, b = balance_factors(width)
     projections = tokens * width * rank * (b + c)
     return {
         "both": tokens**2 * b * c * rank + projections,
@@ -95,13 +90,8 @@ def level_attention_operations(tokens: int, ranks: Sequence[int]) -> Fraction:
         0.2490234375
     """
     whole(tokens, "tokens")
-    blocks = level_blocks(len(ranks))
-    check_divisible(tokens, blocks[-1], "a number of tokens")
-    shares = sum(
-        (Fraction(rank, count) for rank, count in zip(ranks, blocks, strict=True)),
-        Fraction(),
-    )
-    return tokens**2 * shares
+    check_divisible(tokens, level_blocks(len(ranks))[-1], "a number of tokens")
+    return tokens**2 * share_ranks(ranks)
 
 
 def key_cache_entries(tokens: int, ranks: Sequence[int]) -> int:

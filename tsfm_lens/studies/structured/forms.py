@@ -9,8 +9,8 @@ A :class:`ScoringForm` makes the projections, prepares queries and keys, and att
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.studies.structured.matrices import (
     balance_factors,
     check_divisible,
     check_rank,
     check_ranks,
-    cut,
     level_blocks,
     whole,
 )
@@ -36,14 +36,13 @@ __all__ = [
     "LevelFactor",
     "REGRESSORS",
     "ScoringForm",
-]
-__all__ += [
     "Standard",
     "StructuredLayer",
     "TokenLevels",
     "TrainFactor",
+    "mixed",
+    "token_blocks",
 ]
-__all__ += ["mixed", "token_blocks"]
 
 
 class StructuredLayer(nn.Module):
@@ -54,37 +53,23 @@ class StructuredLayer(nn.Module):
     def __init__(self, width: int, heads: int, features: int) -> None:
         super().__init__()
         self.in_features = width
-        self.heads = heads
         self.features = features
         self.out_features = heads * features
-
-    def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, feature)."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (…, width) to (…, head · feature)."""
-        return self.of_tokens(x.reshape(-1, self.in_features)).reshape(
-            *x.shape[:-1], self.out_features
-        )
 
     @property
     def weight(self) -> Tensor:
         """Dense matrix, (head · feature, width)."""
-        reference = [*self.parameters(), *self.buffers()][0]
-        return self.forward(
-            torch.eye(self.in_features, dtype=reference.dtype, device=reference.device)
-        ).T
+        return self.forward(torch.eye(self.in_features).to(next(self.parameters()))).T
 
-    @contextmanager
-    def as_matrix(self, matrix: Tensor) -> Iterator[None]:
+    def as_matrix(self, matrix: Tensor) -> AbstractContextManager[None]:
         """Compute with another matrix (head · feature, width) while the block runs."""
-        # an attribute of the instance hides the method of its class; hooks still run
-        self.__dict__["forward"] = lambda x: F.linear(x, matrix.to(x))
-        try:
-            yield
-        finally:
-            del self.__dict__["forward"]
+        return shadowed([(self, lambda _: lambda x: F.linear(x, matrix.to(x)))])
+
+
+def level_features(ranks: Sequence[int]) -> list[int]:
+    """Return the features of each level of blocks of the width, r_l p_l."""
+    blocks = level_blocks(len(ranks))
+    return [rank * count for rank, count in zip(ranks, blocks, strict=True)]
 
 
 class LevelFactor(StructuredLayer):
@@ -99,13 +84,9 @@ class LevelFactor(StructuredLayer):
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
         self.ranks = check_ranks(ranks, width)
-        self.blocks = level_blocks(len(ranks))
-        features = [
-            rank * count for rank, count in zip(self.ranks, self.blocks, strict=True)
-        ]
-        super().__init__(width, heads, sum(features))
+        super().__init__(width, heads, sum(level_features(self.ranks)))
         self.factors = nn.ParameterList()
-        for rank, count in zip(self.ranks, self.blocks, strict=True):
+        for rank, count in zip(self.ranks, level_blocks(len(ranks)), strict=True):
             block_width = check_divisible(width, count, "a width")
             self.factors.append(
                 nn.Parameter(
@@ -113,14 +94,14 @@ class LevelFactor(StructuredLayer):
                 )
             )
 
-    def of_tokens(self, flat: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (…, width) to (…, head · feature)."""
         levels = []
         for factor in self.factors:
-            narrow = cut(flat, len(factor)) @ factor.flatten(2)
-            levels.append(
-                narrow.unflatten(2, factor.shape[2:]).permute(1, 2, 0, 3).flatten(2)
-            )
-        return torch.cat(levels, -1)
+            blocks = x.unflatten(-1, (len(factor), -1))
+            level = torch.einsum("...ki,kihr->...hkr", blocks, factor)
+            levels.append(level.flatten(-2))
+        return torch.cat(levels, -1).flatten(-2)
 
 
 class TrainFactor(StructuredLayer):
@@ -143,35 +124,30 @@ class TrainFactor(StructuredLayer):
         *,
         side: str,
     ) -> None:
-        a, b = balance_factors(width, out_factors, "out_factors")
-        c, d = balance_factors(width, in_factors, "in_factors")
-        self.rank = check_rank(whole(rank, "rank"), min(a, d), "the rank of the slices")
-        super().__init__(width, heads, b * c * rank)
-        self.a = a
-        self.b = b
-        self.c = c
-        self.d = d
+        self.a, self.b = balance_factors(width, out_factors, "out_factors")
+        self.c, self.d = balance_factors(width, in_factors, "in_factors")
+        self.rank = check_rank(
+            whole(rank, "rank"), min(self.a, self.d), "the rank of the slices"
+        )
+        super().__init__(width, heads, self.b * self.c * rank)
         self.side = side
         if side == "queries":
-            shape = (b, a, heads, c * rank)
-            fan_in = c * rank
+            shape = (self.b, self.a, heads, self.c * rank)
+            self.fan_in = self.c * rank
         else:
-            shape = (c, d, heads, b * rank)
-            fan_in = d
-        self.factor = nn.Parameter(torch.randn(*shape) * fan_in**-0.5)
+            shape = (self.c, self.d, heads, self.b * rank)
+            self.fan_in = self.d
+        self.factor = nn.Parameter(torch.randn(*shape) * self.fan_in**-0.5)
 
-    def of_tokens(self, flat: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (…, width) to (…, head · feature)."""
         if self.side == "queries":
             # P_L: entry α b + β of a token belongs to block β
-            parts = flat.unflatten(1, (self.a, self.b)).permute(2, 0, 1)
-            heads = (parts @ self.factor.flatten(2)).unflatten(
-                2, (self.heads, self.c * self.rank)
-            )
-            return heads.permute(1, 2, 0, 3).flatten(2)
-        heads = (cut(flat, self.c) @ self.factor.flatten(2)).unflatten(
-            2, (self.heads, self.b, self.rank)
-        )
-        return heads.permute(1, 2, 3, 0, 4).flatten(2)
+            blocks = x.unflatten(-1, (self.a, self.b))
+            return torch.einsum("...ab,bahi->...hbi", blocks, self.factor).flatten(-3)
+        blocks = x.unflatten(-1, (self.c, self.d))
+        factor = self.factor.unflatten(3, (self.b, self.rank))
+        return torch.einsum("...cd,cdhbs->...hbcs", blocks, factor).flatten(-4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +228,7 @@ class Standard(ScoringForm):
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
-        return _dense(width, heads * d_head), _dense(width, heads * d_head), d_head
+        return _dense_layers(width, heads, d_head)
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
         return Reach((features,), (max(tokens, 1),), causal, self.window)
@@ -281,12 +257,7 @@ class TokenLevels(ScoringForm):
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
-        features = sum(check_ranks(self.ranks, width))
-        return (
-            _dense(width, heads * features),
-            _dense(width, heads * features),
-            features,
-        )
+        return _dense_layers(width, heads, sum(check_ranks(self.ranks, width)))
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         if not self.level_scale:
@@ -310,30 +281,18 @@ class BilinearLevels(ScoringForm):
 
     ranks: tuple[int, ...] = (4, 4)
 
-    @property
-    def features(self) -> list[int]:
-        """Features of each level, r_l p_l."""
-        return [
-            rank * count
-            for rank, count in zip(
-                self.ranks, level_blocks(len(self.ranks)), strict=True
-            )
-        ]
-
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
         query, key = (LevelFactor(width, heads, self.ranks) for _ in range(2))
-        return query, key, sum(self.features)
+        return query, key, query.features
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        features = level_features(self.ranks)
         queries, keys = (
-            self.normed(*part.split(self.features, -1)) for part in (query, key)
+            self.normed(*part.split(features, -1)) for part in (query, key)
         )
-        parts = [
-            part * self.factor(max(count, 1))
-            for part, count in zip(queries, self.features, strict=True)
-        ]
+        parts = [part * self.factor(max(part.shape[-1], 1)) for part in queries]
         return torch.cat(parts, -1), torch.cat(keys, -1)
 
 
@@ -362,17 +321,8 @@ class BilinearTrain(ScoringForm):
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
         sizes = (width, heads, self.rank, self.out_factors, self.in_factors)
-        return (
-            TrainFactor(*sizes, side="queries"),
-            TrainFactor(*sizes, side="keys"),
-            self.inner(width),
-        )
-
-    def inner(self, width: int) -> int:
-        """Return b c s, the features of queries and keys where both are projected."""
-        _, b = balance_factors(width, self.out_factors, "out")
-        c, _ = balance_factors(width, self.in_factors, "in")
-        return b * c * self.rank
+        query, key = (TrainFactor(*sizes, side=side) for side in ("queries", "keys"))
+        return query, key, query.features
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         return query * self.factor(width), key
@@ -394,10 +344,7 @@ def token_blocks(
         ((16, 8, 4), (16, 8, 4))
     """
     whole(tokens, "the number of tokens")
-    if length is None:
-        total = tokens
-    else:
-        total = whole(length, "length")
+    total = tokens if length is None else whole(length, "length")
     if tokens > total:
         raise InputError(
             f"{tokens} tokens are more than the {total} that the levels divide; make"
@@ -430,8 +377,12 @@ def mixed(layers: int, pattern: Sequence[ScoringForm]) -> tuple[ScoringForm, ...
     )
 
 
-def _dense(width: int, features: int) -> nn.Linear:
-    return nn.Linear(width, features, bias=False)
+def _dense_layers(
+    width: int, heads: int, features: int
+) -> tuple[nn.Module, nn.Module, int]:
+    """Return dense layers for queries and keys, and the features of a head in them."""
+    query, key = (nn.Linear(width, heads * features, bias=False) for _ in range(2))
+    return query, key, features
 
 
 REGRESSORS: dict[str, Callable[..., ScoringForm]] = {

@@ -22,8 +22,10 @@ __all__ = [
     "LowRankBlockDiagonal",
     "MultiLevelLowRank",
     "StructuredMatrix",
+    "left_permutation",
+    "nearest_tensor_train",
+    "right_permutation",
 ]
-__all__ += ["left_permutation", "nearest_tensor_train", "right_permutation"]
 
 
 def level_blocks(levels: int) -> tuple[int, ...]:
@@ -37,13 +39,24 @@ def level_blocks(levels: int) -> tuple[int, ...]:
     return tuple(2**level for level in range(levels))
 
 
-def balanced_factors(width: int) -> tuple[int, int]:
-    """Return two factors of a width, the smaller first, as near to its root as can be.
+def balance_factors(
+    width: int, factors: tuple[int, int] | None = None, what: str = "factors"
+) -> tuple[int, int]:
+    """Return given factors of a width, or those nearest to its root.
 
     Raises:
-        InputError: the width is a prime above 3.
+        InputError: given ones do not multiply to the width, or none are given for a
+            width that is a prime above 3.
     """
     whole(width, "width")
+    if factors is not None:
+        first, second = factors
+        if whole(first, what) * whole(second, what) != width:
+            raise InputError(
+                f"{what} {first} · {second} is {first * second}, expected {width}; the"
+                f" nearest to a square are {balance_factors(width)}"
+            )
+        return factors
     low = next(
         factor for factor in range(int(width**0.5), 0, -1) if width % factor == 0
     )
@@ -109,20 +122,16 @@ class StructuredMatrix(nn.Module, ABC):
         self.in_features = whole(in_features, "in_features")
 
     @abstractmethod
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
-
-    @abstractmethod
     def dense(self) -> Tensor:
         """Compute the matrix, (out, in), from its definition."""
 
     @property
-    @abstractmethod
     def n_parameters(self) -> int:
-        """Number of parameters, by formula.
+        """Number of parameters.
 
         A product with one vector takes as many multiply-adds.
         """
+        return sum(part.numel() for part in self.parameters())
 
     @property
     @abstractmethod
@@ -133,7 +142,8 @@ class StructuredMatrix(nn.Module, ABC):
 class MultiLevelLowRank(StructuredMatrix):
     """Sum over levels of low-rank blocks on the diagonal (S2-MLR).
 
-    It is Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ, a finer level over each coarser one.
+    It is Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ, a finer level over each coarser one, of (out + in)
+    Σ r_l parameters.
 
     Attributes:
         ranks, blocks: rank of each block, by level, 0 leaving it out; blocks of each
@@ -169,25 +179,22 @@ class MultiLevelLowRank(StructuredMatrix):
             self.right.append(_draw(count, columns, rank, fan_in=columns))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
-        total = flat.new_zeros(len(flat), self.out_features)
+        levels = []
         for left, right in zip(self.left, self.right, strict=True):
-            if left.shape[-1]:
-                narrow = cut(flat, len(right)) @ right
-                total = total + joined(torch.bmm(narrow, left.transpose(1, 2)))
-        return total.reshape(*x.shape[:-1], self.out_features)
+            # (block, vector, in / blocks)
+            blocks = flat.unflatten(1, (len(right), -1)).transpose(0, 1)
+            wide = blocks @ right @ left.mT
+            levels.append(wide.transpose(0, 1).flatten(1))
+        return torch.stack(levels).sum(0).reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
         levels = [
-            torch.block_diag(*(left @ right.transpose(1, 2)))
+            torch.block_diag(*(left @ right.mT))
             for left, right in zip(self.left, self.right, strict=True)
         ]
         return torch.stack(levels).sum(0)
-
-    @property
-    def n_parameters(self) -> int:
-        """Number of parameters, (out + in) Σ r_l."""
-        return (self.out_features + self.in_features) * sum(self.ranks)
 
     @property
     def generic_rank(self) -> int:
@@ -234,7 +241,8 @@ class LowRank(LowRankBlockDiagonal):
 class BlockTensorTrain(StructuredMatrix):
     """Block tensor train, P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ) (S2-BTT).
 
-    It has full rank from s = 1 on, which is Monarch. Entry (αb + β, γd + δ) is Σ_{t<s}
+    It has s (c · out + b · in) parameters, and full rank from s = 1 on, which is
+    Monarch. Entry (αb + β, γd + δ) is Σ_{t<s}
     L_β[α, γs + t] R_γ[δ, βs + t]: slices of fixed (β, γ), (a, d), have rank s.
 
     Attributes:
@@ -265,24 +273,16 @@ class BlockTensorTrain(StructuredMatrix):
         self.right = _draw(self.c, self.d, self.b * rank, fan_in=self.d)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.in_features)
-        inner = cut(flat, self.c) @ self.right  # (c, vector, b s)
-        swapped = (
-            inner.unflatten(2, (self.b, self.rank)).permute(2, 1, 0, 3).flatten(2)
-        )  # (b, vector, c s)
-        out = torch.bmm(swapped, self.left.transpose(1, 2))  # (b, vector, a)
-        return out.permute(1, 2, 0).reshape(*x.shape[:-1], self.out_features)
+        """Map (…, in) to (…, out)."""
+        blocks = x.unflatten(-1, (self.c, self.d))
+        right = self.right.unflatten(2, (self.b, self.rank))
+        inner = torch.einsum("...cd,cdbs->...bcs", blocks, right).flatten(-2)
+        return torch.einsum("...bi,bai->...ab", inner, self.left).flatten(-2)
 
     def dense(self) -> Tensor:
-        narrow = torch.block_diag(*self.right.transpose(1, 2))[
-            right_permutation(self.b, self.c, self.rank)
-        ]
+        inner = right_permutation(self.b, self.c, self.rank)
+        narrow = torch.block_diag(*self.right.mT)[inner]
         return (torch.block_diag(*self.left) @ narrow)[left_permutation(self.a, self.b)]
-
-    @property
-    def n_parameters(self) -> int:
-        """Number of parameters, s (c · out + b · in)."""
-        return self.rank * (self.c * self.out_features + self.b * self.in_features)
 
     @property
     def generic_rank(self) -> int:
@@ -316,14 +316,9 @@ def nearest_tensor_train(
     share = sigma[..., :rank].sqrt()
     left = u[..., :rank] * share[..., None, :]
     right = v[..., :rank, :].mT * share[..., None, :]
-    _copy_values(out.left, left.permute(0, 2, 1, 3).flatten(2))
-    _copy_values(out.right, right.permute(1, 2, 0, 3).flatten(2))
+    out.left.data = left.permute(0, 2, 1, 3).flatten(2)
+    out.right.data = right.permute(1, 2, 0, 3).flatten(2)
     return out
-
-
-def _copy_values(parameter: Tensor, values: Tensor) -> None:
-    with torch.no_grad():
-        parameter.copy_(values)
 
 
 def left_permutation(a: int, b: int) -> Tensor:
@@ -350,34 +345,5 @@ def right_permutation(b: int, c: int, s: int) -> Tensor:
     return torch.arange(c * b * s).reshape(c, b, s).transpose(0, 1).flatten()
 
 
-def balance_factors(
-    width: int, factors: tuple[int, int] | None, what: str
-) -> tuple[int, int]:
-    """Return given factors of a width, or balanced ones.
-
-    Raises:
-        InputError: given ones do not multiply to the width.
-    """
-    if factors is None:
-        return balanced_factors(width)
-    first, second = factors
-    if whole(first, what) * whole(second, what) != width:
-        raise InputError(
-            f"{what} {first} · {second} is {first * second}, expected {width}; the"
-            f" nearest to a square are {balanced_factors(width)}"
-        )
-    return first, second
-
-
 def _draw(blocks: int, rows: int, columns: int, fan_in: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(blocks, rows, columns) * fan_in**-0.5)
-
-
-def cut(flat: Tensor, blocks: int) -> Tensor:
-    """Reshape (vector, width) to (block, vector, width / blocks)."""
-    return flat.unflatten(1, (blocks, -1)).transpose(0, 1)
-
-
-def joined(parts: Tensor) -> Tensor:
-    """Invert :func:`cut`."""
-    return parts.transpose(0, 1).flatten(1)

@@ -143,8 +143,7 @@ class Encoder(nn.Module):
         """Map (batch, token, width) to the normalised stream."""
         for block in self.blocks:
             x = block(x)
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 class TokenEmbedding(nn.Module):
@@ -171,8 +170,7 @@ class TokenEmbedding(nn.Module):
                 f"{x.shape[1]} tokens are more than the {self.tokens} that the model"
                 " was made for"
             )
-        out: Tensor = self.read_in(x)
-        return out + self.positions[: x.shape[1]]
+        return self.read_in(x) + self.positions[: x.shape[1]]
 
 
 class InContextRegressor(nn.Module):
@@ -234,11 +232,11 @@ class InContextRegressor(nn.Module):
         else:
             padded = F.pad(y[..., None], (0, self.d_input - 1))
             tokens = torch.stack([x, padded], 2).flatten(1, 2)
-        out: Tensor = self.read_out(self.encoder(self.embed(tokens)))
+        out = self.read_out(self.encoder(self.embed(tokens)))[..., 0]
         if self.paired:
-            return out[..., 0]
+            return out
         # every other token is an x, and there its y is predicted
-        return out[:, ::2, 0]
+        return out[:, ::2]
 
 
 @extensible
@@ -272,11 +270,10 @@ class StepForecaster(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, T) to forecasts of the same shape and units."""
-        mean, scale = self.revin.statistics(x)
+        statistics = self.statistics(x)
         # (batch, T, channel)
-        tokens = self.revin(x, mean, scale).mT
-        stream = self.encoder(self.embed(tokens))
-        return self.forecast(stream, (mean, scale))
+        tokens = self.revin(x, *statistics).mT
+        return self.forecast(self.encoder(self.embed(tokens)), statistics)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return RevIN's statistics of windows (…, channel, T)."""

@@ -7,15 +7,19 @@ are μP. The training loop is in :mod:`tsfm_lens.training`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.studies.samformer.tasks import stream
+from tsfm_lens.studies.samformer.tasks import (
+    AT_ONCE,
+    SquaredErrorTask,
+    prediction_errors,
+    stream,
+)
 from tsfm_lens.studies.structured.forms import LevelFactor, TrainFactor, form_of_name
 from tsfm_lens.studies.structured.models import (
     Encoder,
@@ -23,9 +27,12 @@ from tsfm_lens.studies.structured.models import (
     TokenEmbedding,
 )
 
-__all__ = ["InContextTask", "Prompts"]
-__all__ += ["first_deviation", "least_squares_in_context", "make_regressor"]
-__all__ += [
+__all__ = [
+    "InContextTask",
+    "Prompts",
+    "first_deviation",
+    "least_squares_in_context",
+    "make_regressor",
     "oracle_errors",
     "parameter_groups",
     "redraw",
@@ -158,28 +165,17 @@ def make_regressor(
         return InContextRegressor(*sizes, tokens)  # type: ignore[arg-type]
 
 
-def errors_by_pairs(
-    model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512
-) -> Tensor:
+def errors_by_pairs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Compute the mean squared error after 0, 1, … pairs, (point,).
 
     x is (prompt, point, d) and y (prompt, point).
     """
-    training = model.training
-    device = next(model.parameters()).device
-    model.eval()
-    total = torch.zeros(y.shape[1], dtype=torch.float64)
-    try:
-        with torch.no_grad():
-            for inputs, targets in zip(x.split(at_once), y.split(at_once), strict=True):
-                error = model(inputs.to(device), targets.to(device)).cpu() - targets
-                total += error.double().square().sum(0)
-    finally:
-        model.train(training)
-    return total / len(y)
+    rows = torch.arange(len(y)).split(AT_ONCE)
+    errors = prediction_errors(model, ((x[part], y[part], y[part]) for part in rows))
+    return torch.stack([error.square().sum(0) for error in errors]).sum(0) / len(y)
 
 
-class InContextTask:
+class InContextTask(SquaredErrorTask):
     """Task of a regressor that learns from prompts, each seen once.
 
     Args:
@@ -202,53 +198,33 @@ class InContextTask:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = "regression in context"
-        self.model: torch.nn.Module = model
+        self.model = model
         self.prompts = prompts
         self.seed = seed
         self.batch = batch
         self.batches_per_epoch = epoch
         self.x, self.y = prompts.draw(held_out, 0, HELD_OUT)
-        forms = [repr(form) for form in model.encoder.forms]
-        sizes = {name: list(part.shape) for name, part in model.named_parameters()}
-        task_settings = {
+        own = {
             "batch": batch,
             "seed": seed,
             "epoch": epoch,
             "held_out": held_out,
-            **asdict(prompts),
-        }
-        model_settings = {
-            "model.forms": forms,
+            "model.forms": [repr(form) for form in model.encoder.forms],
             "model.heads": model.encoder.blocks[0].attn.n_heads,  # type: ignore[union-attr]
-            "model.sizes": sizes,
-        }
-        self.identity = json.dumps(
-            {
-                "task": self.name,
-                **task_settings,
-                **model_settings,
-                **dict(settings or {}),
+            "model.sizes": {
+                name: list(part.shape) for name, part in model.named_parameters()
             },
-            sort_keys=True,
-        )
+        }
+        self.identify(own, asdict(prompts), settings)
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return next(self.model.parameters()).device
-
-    def loss(self, step: int) -> Tensor:
-        """Compute the mean squared error over the points of the prompts of a step."""
+    def examples(self, step: int) -> tuple[Tensor, ...]:
+        """Draw the prompts of a step, whose y are inputs and targets."""
         x, y = self.prompts.draw(self.batch, self.seed, TRAINING, step, step=step)
-        x = x.to(self.device)
-        y = y.to(self.device)
-        error: Tensor = self.model(x, y) - y
-        return error.square().mean()
+        return x, y, y
 
     def by_pairs(self) -> list[float]:
         """Compute the held-out mean squared error after 0, 1, … pairs."""
-        errors: list[float] = errors_by_pairs(self.model, self.x, self.y).tolist()
-        return errors
+        return errors_by_pairs(self.model, self.x, self.y).tolist()
 
     def evaluate(self) -> dict[str, float]:
         """Compute mean squared errors on the held-out prompts.
@@ -271,20 +247,23 @@ def first_deviation(d_out: int, d_in: int) -> float:
     return float(d_in**-0.5 * min(1.0, (d_out / d_in) ** 0.5))
 
 
-def find_fan_in(module: nn.Module, name: str) -> int | None:
+def find_fans(model: nn.Module) -> dict[Tensor, int]:
     """Return the number of inputs that one output of a parameter sums.
 
-    None without such a sum: biases, norms, read-in.
+    Parameters without such a sum are left out: biases, norms, read-in.
     """
-    if isinstance(module, LevelFactor):
-        return int(module.factors[int(name.rpartition(".")[2])].shape[1])
-    if isinstance(module, TrainFactor):
-        if module.side == "queries":
-            return module.c * module.rank
-        return module.d
-    if isinstance(module, nn.Linear) and name == "weight":
-        return module.in_features
-    return None
+    fans: dict[Tensor, int] = {}
+    for module in model.modules():
+        if isinstance(module, LevelFactor):
+            fans |= {factor: factor.shape[1] for factor in module.factors}
+        if isinstance(module, TrainFactor):
+            fans[module.factor] = module.fan_in
+        if isinstance(module, nn.Linear):
+            fans[module.weight] = module.in_features
+    for module in model.modules():
+        if isinstance(module, TokenEmbedding):
+            del fans[module.read_in.weight]
+    return fans
 
 
 def parameter_groups(
@@ -302,11 +281,11 @@ def parameter_groups(
         [0.000125, 0.0005, 0.001]
     """
     groups: dict[float, dict[str, Any]] = {}
-    for path, parameter, fan_in in _parameters(model):
-        if fan_in is None:
-            group_rate = rate
-        else:
-            group_rate = rate * base_width / fan_in
+    fans = find_fans(model)
+    for path, parameter in model.named_parameters():
+        group_rate = rate
+        if parameter in fans:
+            group_rate = rate * base_width / fans[parameter]
         group = groups.setdefault(
             group_rate, {"params": [], "lr": group_rate, "names": []}
         )
@@ -328,52 +307,20 @@ def redraw(model: nn.Module, seed: int) -> None:
         16.0
     """
     generator = torch.Generator().manual_seed(seed)
-    read_outs = (
-        getattr(module, "read_out", getattr(module, "head", None))
-        for module in model.modules()
-    )
-    read_out_ids = {
-        id(part.weight) for part in read_outs if isinstance(part, nn.Linear)
-    }
-    fans = {id(parameter): fan_in for _, parameter, fan_in in _parameters(model)}
+    read_outs = (getattr(module, "read_out", None) for module in model.modules())
+    zero = {part.weight for part in read_outs if isinstance(part, nn.Linear)}
+    fans = find_fans(model)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             draw = torch.randn(parameter.shape, generator=generator).to(parameter)
-            fan_in = fans[id(parameter)]
-            if fan_in is not None:
-                # structured factors have as variance one over what they sum; a dense
-                # matrix may be narrower than that
-                if parameter.ndim == 2:
-                    deviation = first_deviation(len(parameter), fan_in)
-                else:
-                    deviation = fan_in**-0.5
-                if id(parameter) in read_out_ids:
-                    deviation = 0.0
-                parameter.copy_(deviation * draw)
+            if parameter in zero:
+                parameter.zero_()
+            elif parameter in fans and parameter.ndim == 2:
+                # a dense matrix may have fewer outputs than inputs
+                parameter.copy_(first_deviation(*parameter.shape) * draw)
+            elif parameter in fans:
+                parameter.copy_(fans[parameter] ** -0.5 * draw)
             elif parameter.ndim > 1:
                 parameter.copy_(0.02 * draw)
             else:
                 parameter.fill_(1.0 if path.endswith("weight") else 0.0)
-
-
-def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | None]]:
-    """Yield path, parameter and fan-in of each parameter, once."""
-    read_in = {
-        id(part)
-        for module in model.modules()
-        if isinstance(module, TokenEmbedding)
-        for part in module.parameters()
-    }
-    owners: dict[int, tuple[nn.Module, str]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(
-            recurse=isinstance(module, LevelFactor)
-        ):
-            # a list of factors comes after the layer that it belongs to
-            owners.setdefault(id(parameter), (module, name))
-    for path, parameter in model.named_parameters():
-        if id(parameter) in read_in:
-            fan_in = None
-        else:
-            fan_in = find_fan_in(*owners[id(parameter)])
-        yield path, parameter, fan_in

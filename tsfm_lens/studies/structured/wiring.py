@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from torch import Tensor
-
 from tsfm_lens.core.extensions import add_method
 from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.studies.samformer.models import RevIN
 from tsfm_lens.studies.samformer.wiring import ChannelAdapter
 from tsfm_lens.studies.structured.models import EncoderBlock, StepForecaster
 
@@ -42,10 +41,9 @@ class StepAdapter(ChannelAdapter):
             native.horizon,
         )
 
-    def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, scale = (part[..., 0].detach() for part in self.model.statistics(x))
-        gain = scale / self.model.revin.weight.detach()
-        return mean - self.model.revin.bias.detach() * gain, gain
+    @property
+    def revin(self) -> RevIN:
+        return self.model.revin
 
 
 def describe_stack(model: StepForecaster) -> Stack:
@@ -74,10 +72,7 @@ def describe_stack(model: StepForecaster) -> Stack:
 
 def _attention(block: EncoderBlock) -> Attention:
     q, k, v, o = (Projection(f"attn.{name}") for name in "qkvo")
-    if block.attn.d_score != block.attn.d_head:
-        d_score = block.attn.d_score
-    else:
-        d_score = 0
+    own_size = block.attn.d_score != block.attn.d_head
     return Attention(
         "attn",
         "attn",
@@ -88,7 +83,7 @@ def _attention(block: EncoderBlock) -> Attention:
         v,
         o,
         norm="norm1",
-        d_score=d_score,
+        d_score=block.attn.d_score if own_size else 0,
     )
 
 
