@@ -17,6 +17,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -55,10 +56,9 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 def pytest_collection_finish() -> None:
     """Keep what is imported by now out of the garbage collections to come, each of
-    which would go through all of it, in vain; most objects of figures and tables end
-    before a rare collection looks at them.
+    which would go through all of it, in vain, as one here would; most objects of
+    figures and tables end before a rare collection looks at them.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     gc.enable()
@@ -140,6 +140,15 @@ def read_models_anew(
 ) -> None:
     """Every load reads the files, for tests of what happens then."""
     monkeypatch.setattr("tsfm_lens.models.opening._open", open_embedded_models_once)
+
+
+@pytest.fixture
+def models_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that times models does so once, on a short series."""
+    from tsfm_lens import compress
+
+    briefly = partial(compress.cost, shapes=[(1, 64)], rounds=1)
+    monkeypatch.setattr(compress, "cost", briefly)
 
 
 @pytest.fixture(scope="session")

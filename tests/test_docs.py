@@ -247,6 +247,7 @@ SHORTER = {
 }
 
 
+@pytest.mark.usefixtures("models_timed_once")
 @pytest.mark.parametrize("command", agents.COMMANDS.splitlines())
 def test_the_commands_for_language_models_run(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

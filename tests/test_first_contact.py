@@ -127,6 +127,13 @@ def compute_medians(figure: go.Figure) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.parametrize(
+    "lens",
+    # a model of quantiles, as the first
+    [*EMBEDDED[:2], pytest.param(EMBEDDED[2], marks=pytest.mark.exhaustive)],
+    indirect=True,
+    scope="module",
+)
 def test_plot_draws_what_it_is_given(lens: Lens) -> None:
     run = lens.run(tsfm_lens.bundled("co2"), 12, **drawn(lens))
     parts = run.attribute()

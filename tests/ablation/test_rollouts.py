@@ -32,7 +32,7 @@ from tsfm_lens.testing import example_case, native_traces, rounding
 LEVELS = (1e-6, 1e-3, 1.0, 3e6, 1e3)
 
 
-def draws(lens: Lens, count: int = 3) -> dict[str, Any]:
+def draws(lens: Lens, count: int = 2) -> dict[str, Any]:
     if lens.adapter.readout == "quantile":
         return {}
     return {"num_samples": count}

@@ -244,6 +244,7 @@ def run_command(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["compress", "bolt-nano", *arguments])
 
 
+@pytest.mark.usefixtures("models_timed_once")
 def test_command_writes_and_describes_smaller_model(
     tmp_path: Path,
 ) -> None:
@@ -269,6 +270,7 @@ def test_command_writes_and_describes_smaller_model(
     assert found["mase_rise"][1] < found["mase_rise"][0] < found["mase_rise"][2]
 
 
+@pytest.mark.usefixtures("models_timed_once")
 def test_command_removes_what_recipe_lists(tmp_path: Path) -> None:
     """The command takes out what a recipe lists."""
     out = tmp_path / "small"

@@ -116,7 +116,7 @@ def test_intervals_hold_the_exact_value(
     held = []
     error = []
     width = []
-    for seed in range(40):
+    for seed in range(20):
         value, exact = game(players, seed)
         found = sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
         assert found.masks == budget
@@ -165,7 +165,7 @@ def test_intervals_hold_in_games_with_interactions(
 ) -> None:
     """Intervals hold in games of products and of alternatives."""
     held = []
-    for seed in range(30):
+    for seed in range(15):
         value, exact = game(players, seed)
         if players < 9:
             full = exact_shapley(value(all_masks(players)), players)

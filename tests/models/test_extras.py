@@ -5,7 +5,6 @@ confused with an empty folder.
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ from refusals import expect_error
 from tsfm_lens.core.errors import MissingExtraError, install_command
 from tsfm_lens.models import extras
 from tsfm_lens.models.architecture import extras as optional_libraries
+from warm import run_code
 
 EXTRAS = optional_libraries()
 
@@ -70,7 +70,7 @@ def test_empty_folders_are_no_library(
         sys.modules.pop("toto2", None)
 
 
-def test_status_imports_nothing() -> None:
+def test_status_imports_nothing(tmp_path: Path) -> None:
     modules = {module for extra in EXTRAS.values() for module in extra.imports} | {
         "lightning",
         "hydra",
@@ -80,10 +80,8 @@ def test_status_imports_nothing() -> None:
         "[extra.missing for extra in extras().values()]; "
         f"print({modules} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "set()"
+    done = run_code(code, folder=tmp_path)
+    assert done.stdout.strip() == "set()", done.stderr
 
 
 @pytest.mark.parametrize(

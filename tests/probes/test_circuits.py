@@ -350,7 +350,7 @@ def test_sampling_noise_is_no_circuit() -> None:
     """
     lens = lens_of("chronos")
     clean = bundled("nile", "sunspots").tail(40)
-    full = lens.run(clean, 4, rollout=True, num_samples=2)
+    full = lens.run(clean, 2, rollout=True, num_samples=2)
     separate = np.square(full.redraw().forecast.median - full.point).mean(-1) ** 0.5
     found = minimal_circuit(full, ranking="effects", smallest=0.0)
     assert_allclose(found["gap_floor"], separate)

@@ -214,7 +214,7 @@ def test_planted_edges_have_the_highest_scores() -> None:
     true = {f"{sender}->{receiver}" for sender, receiver in planted.card.edges}
     nodes = [*planted.card.components("mechanism"), "encoder.1.mlp", "decoder.0.mlp"]
     found = learned_scores(
-        case.clean, case.corrupted, units="edges", nodes=nodes, steps=20
+        case.clean, case.corrupted, units="edges", nodes=nodes, steps=4
     )
     assert true < set(found["edge"].values)
     assert auroc(found["score"].values, found["edge"].isin(list(true)).values) == 1
@@ -295,7 +295,7 @@ def test_a_planted_mechanism_has_the_highest_scores() -> None:
     case = evaluation_case(planted.lens(), planted.card, series=6)
     true = set(planted.card.components("mechanism"))
     idle = ["encoder.1.mlp", "decoder.0.mlp", "decoder.0.self_attn.1"]
-    found = learned_scores(case.clean, nodes=[*sorted(true), *idle], steps=20)
+    found = learned_scores(case.clean, nodes=[*sorted(true), *idle], steps=4)
     labels = found["component"].isin(list(true)).values
     assert auroc(found["score"].values, labels) == 1
     chosen = found["loss"].sel(check=found["method"] == found.attrs["best_method"])

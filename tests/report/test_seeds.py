@@ -26,7 +26,7 @@ def sentences(name: str, seed: int) -> list[str]:
     else:
         options = {}
     run = lens.run(
-        bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options
+        bundled("co2", "pedestrians").tail(120), 6, holdout=True, seed=seed, **options
     )
     found = []
     for step, result in analyse(run).items():

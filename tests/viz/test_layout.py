@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +164,20 @@ def test_files_are_written_all_or_none(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
 
 
+@pytest.fixture
+def drawing_server() -> Iterator[None]:
+    """A browser that draws several files, as a caller may run one."""
+    kaleido = pytest.importorskip("kaleido")
+    kaleido.start_sync_server(page_generator=kaleido.PageGenerator(mathjax=False))
+    yield
+    kaleido.stop_sync_server()
+
+
 @pytest.mark.browser
+@pytest.mark.usefixtures("drawing_server")
 @needs_browser
 def test_saved_figure_has_column_width(tmp_path: Path) -> None:
     """In svg and png: 89 mm at 96 pixels an inch, type of at least 5 points."""
-    pytest.importorskip("kaleido")
     fig = go.Figure(go.Bar(x=["a", "b"], y=[1, 2]), {"template": "tsfm_lens"})
     text = viz.save(fig, tmp_path / "bars.svg", column="single").read_text()
     width, view = re.search(r'width="([\d.]+)".*?viewBox="0 0 (\d+)', text).groups()

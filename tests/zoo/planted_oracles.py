@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 EFFECT = 20
 
 
-@lru_cache(maxsize=4)
+@cache
 def open_tiny(planted: Planted) -> Lens:
     """Its lens, checked once when it is made."""
     return planted.lens()

@@ -426,12 +426,12 @@ def _check_twins(trial: ProbeTrial) -> None:
     names = estimated_effects(trial.result)
     if not names:
         return
-    found = trial.compute(trial.series, twins=2)
+    found = trial.compute(trial.series, twins=1)
     if "twins_refused" in found.attrs:
         return
     for name in names:
         assert f"{name}_twins" in found, f"{name} has no twins"
-        assert found.sizes["twin"] == 2
+        assert found.sizes["twin"] == 1
 
 
 def _check_refusal(trial: ProbeTrial) -> None:
