@@ -64,11 +64,13 @@ def _work(model: str) -> Results:
 
 
 def _records() -> list[xr.Dataset]:
-    """The records that studies ship, where studies are installed."""
+    """A record of each kind that studies ship, where studies are installed."""
     if find_spec("tsfm_lens.studies") is None:
         return []
     experiments = import_module("tsfm_lens.studies.experiments")
-    return [experiments.record(name) for name in experiments.record_names()]
+    records = map(experiments.record, experiments.record_names())
+    kinds = {data.attrs["kind"]: data for data in records if "kind" in data.attrs}
+    return list(kinds.values())
 
 
 def find_kind(name: str) -> str:

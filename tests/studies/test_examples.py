@@ -29,7 +29,7 @@ def test_sharp_minima_are_cured_by_sam() -> None:
         f"with SAM: {above[1].min():+.2f} to {above[1].max():+.2f} % of what the oracle"
         in messages
     )
-    real = experiments.record("benchmarks")["end_sharpness"]
+    real = experiments.record("samformer_runs")["end_sharpness"]
     times = (
         (real.sel(arm="ETTh1 96 Transformer") / real.sel(arm="ETTh1 96 SAMformer"))
         .dropna("seed")

@@ -1,5 +1,5 @@
-"""Training runs from a file to a result; grids of runs; the command; figures of the
-records.
+"""Training runs from a file to a result; what is gathered of them; the command;
+figures of the records.
 """
 
 from __future__ import annotations
@@ -7,24 +7,20 @@ from __future__ import annotations
 import gzip
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.cli import app
-from tsfm_lens.core.errors import CheckpointError
 from tsfm_lens.report.build import draw_results
 from tsfm_lens.studies import experiments, recipes, samformer
-from tsfm_lens.studies.experiments.grid import Arm
 from tsfm_lens.studies.samformer.models import make_model
 from tsfm_lens.studies.samformer.tasks import ToyTask, compute_errors
 from tsfm_lens.testing import assert_close
@@ -136,65 +132,31 @@ def test_dropout_follows_the_seed(
     assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
 
 
-def test_a_grid_trains_only_missing_runs(tmp_path: Path) -> None:
-    """A grid trains the runs that are missing and gathers all."""
-    arms = list(
-        experiments.of_seeds(
-            {"plain": config(), "with SAM": config(optimizer={"rho": 0.1})}, (0, 1)
-        )
-    )
-    assert [(arm.name, arm.config.seed) for arm in arms] == [
-        (name, seed) for seed in (0, 1) for name in ("plain", "with SAM")
-    ]
-    expect_error("no run", experiments.gathered, arms, tmp_path)
-    asked: list[str] = []
-    assert experiments.run_arms(arms[:3], tmp_path, quiet=True)
-    assert experiments.run_arms(
-        arms, tmp_path, quiet=True, progress=lambda name, *_: asked.append(name)
-    )
-    assert asked == ["with-SAM-1"]
-    data = experiments.gathered(arms, tmp_path)
-    assert data["curve"].shape == (2, 2, 4)
-    alone = json.loads((tmp_path / "with-SAM-1" / "result.json").read_text())
-    assert (
-        float(data["validation_mse"].sel(arm="with SAM", seed=1))
-        == alone["validation"]["mse"]
-    )
-    assert (
-        float(data["curve"].sel(arm="with SAM", seed=1)[-1])
-        == alone["validation"]["mse"]
-    )
-    part = experiments.gathered(arms[:1], tmp_path)
-    assert part.sizes["seed"] == 1
-    assert "sharpness" not in part
-    with pytest.raises(CheckpointError, match="other settings \\(plan\\)"):
-        experiments.run_arms([Arm("plain", config(plan={"epochs": 4}))], tmp_path)
-
-
-def test_what_was_watched_is_gathered_too(tmp_path: Path) -> None:
-    watch = {
-        "every": 1,
-        "measures": ["sharpness", "attention"],
-        "windows": 8,
-        "products": 4,
-        "snapshots": True,
-    }
-    kinds = {
-        "plain": config(watch=watch),
-        "random": config("random-transformer", watch=watch),
-    }
-    arms = list(experiments.of_seeds(kinds, (0, 1)))
-    experiments.run_arms(arms, tmp_path, quiet=True)
-    data = experiments.gathered(arms, tmp_path)
-    seen = read_watch(tmp_path / "random-1")
-    one = data.sel(arm="random", seed=1)
+def test_what_a_run_did_is_gathered(tmp_path: Path) -> None:
+    """Errors, curves and looks are those of the run's own files."""
+    expect_error("no run", experiments.gathered, tmp_path / "none")
+    measures = ["sharpness", "attention"]
+    watch = {"every": 1, "windows": 8, "products": 4, "snapshots": True}
+    found = {}
+    for name, model in (("plain", "transformer"), ("random", "random-transformer")):
+        chosen = config(model, watch={**watch, "measures": measures})
+        experiments.train(chosen, tmp_path / name, quiet=True)
+        found[name] = experiments.gathered(tmp_path / name, name)
+    one = found["random"].sel(arm="random", seed=0)
+    alone = json.loads((tmp_path / "random" / "result.json").read_text())
+    assert float(one["validation_mse"]) == alone["validation"]["mse"]
+    assert one["curve"].shape == (4,)
+    assert float(one["curve"][-1]) == alone["validation"]["mse"]
+    seen = read_watch(tmp_path / "random")
     np.testing.assert_array_equal(one["sharpness"], seen["sharpness"])
     np.testing.assert_array_equal(one["entropy"], seen["entropy"].values[:, 0, 0])
-    assert data["look_step"].values.tolist() == [0, 3, 6, 9]
-    first = read_watch(tmp_path / "plain-0")["pattern"].values[:, 0, 0, 0]
-    np.testing.assert_array_equal(data["pattern"].sel(arm="plain"), first)
+    assert one["look_step"].values.tolist() == [0, 3, 6, 9]
+    first = read_watch(tmp_path / "plain")["pattern"].values[:, 0, 0, 0]
+    np.testing.assert_array_equal(found["plain"]["pattern"][0, 0], first)
     # the attention of the random transformer stays as it was drawn
     np.testing.assert_array_equal(one["entropy"], one["entropy"].values[0])
+    experiments.train(config(), tmp_path / "unwatched", quiet=True)
+    assert "sharpness" not in experiments.gathered(tmp_path / "unwatched")
 
 
 def waves(path: Path) -> Path:
@@ -280,33 +242,27 @@ def test_trained_weights_are_measured_as_kept(
 ) -> None:
     """What describes trained weights is measured at the weights that were kept."""
     data = {"kind": "file", "file": waves(tmp_path), "length": 24, "horizon": 6}
-    arms = {}
-    for name, model, optimizer in (
-        ("waves 6 SAMformer", "samformer", {"rho": 0.2}),
-        ("waves 6 TSMixer", "tsmixer", {}),
+    folders = {}
+    for name, options, optimizer in (
+        ("samformer", {"width": 4}, {"rho": 0.2}),
+        ("tsmixer", {"hidden": 3, "blocks": 1}, {}),
     ):
-        if model == "samformer":
-            options = {"width": 4}
-        else:
-            options = {"hidden": 3, "blocks": 1}
         fields = {
-            "model": {"name": model, "options": options},
+            "model": {"name": name, "options": options},
             "data": data,
             "optimizer": optimizer,
+            "plan": {"epochs": 2},
         }
-        arms[name] = experiments.TrainConfig.model_validate(
-            {**fields, "plan": {"epochs": 2}}
-        )
-    runs = list(experiments.of_seeds(arms, range(2)))
-    expect_error("no run", experiments.ends, runs, tmp_path)
-    assert experiments.run_arms(runs[:3], tmp_path, quiet=True)
-    found = experiments.ends(runs, tmp_path, windows=3, products=200)
+        folders[name] = tmp_path / name
+        chosen = experiments.TrainConfig.model_validate({**fields, "seed": 1})
+        expect_error("no run", experiments.ends, folders[name])
+        experiments.train(chosen, folders[name], quiet=True)
+    name = "waves 6 SAMformer"
+    found = experiments.ends(folders["samformer"], name, windows=3, products=200)
     made = samformer.benchmark(data["file"], length=24, horizon=6)
     model = make_model("samformer", 24, 6, 2, width=4, seed=1)
-    model.load_state_dict(
-        load_file(tmp_path / "waves-6-SAMformer-1" / "best.safetensors")
-    )
-    one = found.sel(arm="waves 6 SAMformer", seed=1)
+    model.load_state_dict(load_file(folders["samformer"] / "best.safetensors"))
+    one = found.sel(arm=name, seed=1)
     x, _ = made.test.take(
         torch.tensor([0, (len(made.test) - 1) // 2, len(made.test) - 1])
     )
@@ -329,39 +285,30 @@ def test_trained_weights_are_measured_as_kept(
         lambda: (model(x) - y).square().mean(), model, steps=200
     ).largest
     assert_close(float(one["end_sharpness"]), expected, depth=2**14, dtype="float32")
-    # a model without attention between channels has a sharpness alone, and a run that
-    # has not ended has nothing
-    mixer = found.sel(arm="waves 6 TSMixer")
-    assert np.isfinite(mixer["end_sharpness"].values).tolist() == [True, False]
-    assert mixer["end_nuclear_norm"].isnull().all()
-    norms_of = experiments.end_norms(found, ["waves 6 SAMformer"])
-    assert norms_of["nuclear_norm"].shape == (1, 1, 1, 6)
+    # a model without attention between channels has a sharpness alone
+    mixer = experiments.ends(folders["tsmixer"])
+    assert sorted(mixer) == ["end_sharpness", "end_sharpness_residual"]
+    assert np.isfinite(mixer["end_sharpness"]).all()
+    norms_of = experiments.end_norms(found, [name])
+    assert norms_of["nuclear_norm"].shape == (1, 1, 1, 3)
     assert norms_of["n_keys"].values.tolist() == [2]
-    expect_error(
-        "waves 6 SAMformer", experiments.end_norms, found, ["waves 6 SAMforme"]
-    )
-    toy = list(experiments.of_seeds({"toy": config()}, (0,)))
-    experiments.run_arms(toy, tmp_path, quiet=True)
-    expect_error("of no benchmark", experiments.ends, toy, tmp_path)
-    gathered = experiments.gathered(runs, tmp_path)
-    assert (gathered["rho"].values.tolist(), gathered["horizon"].values.tolist()) == (
-        [0.2, 0.0],
-        [6, 6],
-    )
+    expect_error(name, experiments.end_norms, found, ["waves 6 SAMforme"])
+    experiments.train(config(), tmp_path / "toy", quiet=True)
+    expect_error("of no benchmark", experiments.ends, tmp_path / "toy")
+    gathered = experiments.gathered(folders["samformer"])
+    assert (gathered["rho"].item(), gathered["horizon"].item()) == (0.2, 6)
+
+
+RECORDS = {name: experiments.record(name) for name in experiments.record_names()}
+RECORDS |= {name: recipes.low_rank_record(name) for name in ("attention", "spectra")}
 
 
 @pytest.mark.parametrize(
-    ("home", "name"),
-    [
-        *((experiments.record, name) for name in experiments.record_names()),
-        *((recipes.low_rank_record, name) for name in ("attention", "spectra")),
-    ],
+    "name", [name for name, record in RECORDS.items() if "kind" in record.attrs]
 )
-def test_every_record_has_figure_and_table(
-    home: Callable[[str], xr.Dataset], name: str
-) -> None:
-    """Every record has a figure and a table, and fits a column."""
-    record = home(name)
+def test_every_record_has_figure_and_table(name: str) -> None:
+    """Every record of a kind has a figure and a table, and fits a column."""
+    record = RECORDS[name]
     plates = draw_results({record.attrs["kind"]: record})[record.attrs["kind"]]
     for plate in plates:
         assert len(plate.table)

@@ -16,7 +16,6 @@ import pytest
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.studies.experiments.grid import Arm, of_seeds
 from tsfm_lens.studies.experiments.grids import toy_arms
 from tsfm_lens.studies.queue.driver import (
     RECORDS,
@@ -28,9 +27,10 @@ from tsfm_lens.studies.queue.driver import (
     read_record,
     unfinished,
 )
-from tsfm_lens.studies.queue.language import RATES, WIDE, grid_run
+from tsfm_lens.studies.queue.language import WIDE
 from tsfm_lens.studies.queue.orders import all_cells
 from tsfm_lens.studies.queue.text import SAVED, Text, find_text, save_text
+from tsfm_lens.studies.queue.trainings import training_cells
 
 SIZES = {"a": 2, "b": 4, "c": 3}
 
@@ -299,13 +299,11 @@ def test_cells_are_the_same_in_processes(tmp_path: Path) -> None:
     fails.
     """
     sizes = {"length": 8, "horizon": 2, "channels": 2}
-    arms = toy_arms(epochs=2, **sizes, training=64, validation=32)
-    runs = list(of_seeds(arms, range(1)))
-    config = runs[0].config.model_copy(update={"device": "nowhere"})
-    cells = [
-        QueueCell(1, "toy", arm.folder, partial(grid_run, RATES, arm)) for arm in runs
-    ]
-    failing = cell("a", 0, partial(grid_run, RATES, Arm("wrong", config)))
+    arms = toy_arms(epochs=2, **sizes, training=64, validation=32, watch=True)
+    plan = {"seeds": [0, 1], "seconds": 1.0}
+    cells = list(training_cells(0, "toy", arms, plan, oracle=1.0))
+    wrong = arms["transformer"].model_copy(update={"device": "nowhere"})
+    (failing,) = training_cells(0, "toy", {"a": wrong}, {**plan, "seeds": [0]})
     found = []
     for processes in (1, 2):
         folder = tmp_path / f"{processes}"
@@ -316,6 +314,14 @@ def test_cells_are_the_same_in_processes(tmp_path: Path) -> None:
     one, two = found
     assert set(one["device"].values) == {"cpu"}
     assert set(two["cell"].values) == {item.name for item in cells}
+    # as the record that ships
+    shipped = read_record(RECORDS / "toy.nc")
+    assert shipped is not None
+    assert {name: shipped[name].dims for name in shipped.variables} == {
+        name: one[name].dims for name in one.variables
+    }
+    assert one.attrs["oracle"] == 1.0
+    assert int(one["validation_mse"].count()) == len(cells)
     # the layout follows the order in which the cells ended
     two = two.reindex_like(one)
     durations = ["seconds", "processor_seconds"]

@@ -192,27 +192,25 @@ def test_predictions_see_earlier_pairs_only(name: str, tokens: str) -> None:
     assert torch.equal((by_x[:, 0] != 0).any(-1), earlier.tril(0))
 
 
-def test_grids_gather_oracle_and_ranks(
-    tmp_path: Path,
-) -> None:
-    """A grid is gathered with the oracle and the ranks of its scores."""
-    arms = {
-        name: experiments.IN_CONTEXT_ARMS[name]
-        for name in ("1 head, rank 2", "8 heads, rank 2", "1 head, BTT")
+def test_runs_in_context_have_oracle_and_ranks(tmp_path: Path) -> None:
+    """A run is gathered with the oracle and the rank of its scores."""
+    made = experiments.in_context_arms(epochs=1, epoch=2, held_out=16)
+    expected = {
+        "1 head, rank 2": (2, 64),
+        "8 heads, rank 2": (2, 64),
+        "1 head, BTT": (16, 128),
     }
-    made = experiments.in_context_arms(arms, epochs=1, epoch=2, held_out=16)
-    runs = list(experiments.of_seeds(made, range(2)))
-    experiments.run_arms(runs, tmp_path, quiet=True)
-    data = experiments.grids.in_context_results(runs, tmp_path)
-    assert data.attrs["kind"] == "in_context_runs"
-    assert data["score_rank"].values.tolist() == [2, 2, 16]
-    assert data["rank_ratio"].values.tolist() == [2 / 6, 2 / 6, 16 / 6]
-    assert data["score_parameters"].values.tolist() == [64, 64, 128]
-    one = data.sel(arm="1 head, BTT, D = 16", seed=1)
-    retained = json.loads(
-        (tmp_path / "1-head,-BTT,-D-=-16-1" / "result.json").read_text()
-    )
-    assert one["by_pairs"].values.tolist() == retained["by_pairs"]
-    assert float(one["validation_last"]) == retained["by_pairs"][-1]
-    assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
-    assert data.attrs["tokens"] == "pairs"
+    for title, (rank, numbers) in expected.items():
+        arm = f"{title}, D = 16"
+        folder = tmp_path / arm
+        experiments.train(made[arm], folder, quiet=True)
+        data = experiments.grids.in_context_results(folder, arm)
+        assert data.attrs["kind"] == "in_context_runs"
+        assert data["score_rank"].values.tolist() == [rank]
+        assert data["rank_ratio"].values.tolist() == [rank / 6]
+        assert data["score_parameters"].values.tolist() == [numbers]
+        retained = json.loads((folder / "result.json").read_text())
+        assert data["by_pairs"][0, 0].values.tolist() == retained["by_pairs"]
+        assert data["validation_last"].item() == retained["by_pairs"][-1]
+        assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
+        assert data.attrs["tokens"] == "pairs"

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _MAKER = (
-    "made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, "
+    "made by grids of trainings: `python -m tsfm_lens.studies.queue` makes it, "
     "`tsfm_lens.studies.experiments` ships one"
 )
 _X_TITLES = {
@@ -154,7 +154,9 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
     """Draw the error at the end by learning rate, a line for each width.
 
     Example:
-        >>> fig = figures.learning_rates(experiments.record("transfer"))
+        >>> fig = figures.learning_rates(
+        ...     experiments.errors_by_rate(experiments.record("transfer_rates"))
+        ... )
         >>> fig.layout.meta["title"]
         'Learning rates across widths'
     """
@@ -185,7 +187,7 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     Means have 95 % intervals.
 
     Example:
-        >>> fig = figures.losses_by_cost(experiments.record("queue/chronos_level_runs"))
+        >>> fig = figures.losses_by_cost(experiments.record("chronos_level_runs"))
         >>> fig.layout.meta["title"]
         'Loss by what the scores cost'
     """

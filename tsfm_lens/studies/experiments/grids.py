@@ -1,9 +1,8 @@
-"""Grids of the papers' experiments, and the results of their runs.
+"""Configurations of the papers' experiments, and what their runs have in common.
 
 ``grids.yaml`` holds what differs between arms; a function ``…_arms`` adds what they
-share and returns a configuration for each arm, a function ``…_results`` gathers the
-finished runs. Read :func:`toy_arms` first. Runs are trained by
-:mod:`tsfm_lens.studies.experiments.grid`.
+share and returns a configuration for each arm. Read :func:`toy_arms` first. The queue
+trains them (:mod:`tsfm_lens.studies.queue.trainings`).
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import declarations
-from tsfm_lens.studies.experiments.grid import Arm, gathered
+from tsfm_lens.studies.experiments.records import gathered, read_config
 from tsfm_lens.studies.structured.matrices import (
     BlockTensorTrain,
     LowRank,
@@ -31,8 +31,8 @@ __all__ = ["ENCODER_ARMS", "IN_CONTEXT_ARMS", "TRANSFER_ARMS", "WIDTH_ARMS"]
 __all__ += [
     "benchmark_arms",
     "encoder_arms",
+    "errors_by_rate",
     "in_context_arms",
-    "rho_arms",
     "toy_arms",
     "transfer_arms",
 ]
@@ -102,12 +102,11 @@ def toy_arms(
     }
 
 
-def benchmark_arms(
-    file: str | Path, data: str, horizon: int, arms: Fields = _FILE["benchmarks"]
-) -> dict[str, TrainConfig]:
+def benchmark_arms(file: str | Path, data: str, horizon: int) -> dict[str, TrainConfig]:
     """Return a benchmark's configurations by arm.
 
-    They have batches of 32, Adam at 1e-3, at most 300 epochs and patience 5.
+    They have batches of 32, Adam at 1e-3, at most 300 epochs and patience 5. Arms
+    "rho …" are SAMformer with that ρ; at 0 the optimiser is Adam alone.
 
     ``data`` is "ETTh1", "ETTh2" or "exchange", for its split and ρ; the horizon 96,
     192, 336 or 720.
@@ -126,7 +125,7 @@ def benchmark_arms(
         raise unknown_name("horizon", str(horizon), map(str, RHO[data]))
     source = {"file": str(file), "split": _FILE["splits"][data], "horizon": horizon}
     configs = {}
-    for name, fields in arms.items():
+    for name, fields in _FILE["benchmarks"].items():
         rho = 0.0
         if "rho" in fields:
             rho = _FILE["radii"][fields["rho"]][data][horizon]
@@ -139,26 +138,8 @@ def benchmark_arms(
     return configs
 
 
-def rho_arms(
-    file: str | Path, data: str, horizon: int, rhos: Sequence[float]
-) -> dict[str, TrainConfig]:
-    """Return the configurations of SAMformer on a benchmark by ρ (figure 14).
-
-    At a ρ of 0 the optimiser is Adam alone.
-
-    Example:
-        >>> list(experiments.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
-        ['ETTh1 96 rho 0', 'ETTh1 96 rho 0.5']
-    """
-    arms = {
-        f"rho {rho:g}": {"model": "samformer", "optimizer": {"rho": rho}}
-        for rho in rhos
-    }
-    return benchmark_arms(file, data, horizon, arms)
-
-
 def encoder_arms(
-    file: str | Path, *, horizons: Sequence[int] = (96, 192)
+    file: str | Path, *, horizons: Sequence[int] = (96, 192), epochs: int = 1
 ) -> dict[str, TrainConfig]:
     """Return the configurations of forecasting ETTh1 by arm and horizon (S2-ETT).
 
@@ -172,7 +153,9 @@ def encoder_arms(
     for steps in horizons:
         source = {"file": str(file), "length": steps, "horizon": steps}
         for title, fields in ENCODER_ARMS.items():
-            configs[f"{title}, T = {steps}"] = _config("encoders", fields, data=source)
+            configs[f"{title}, T = {steps}"] = _config(
+                "encoders", fields, data=source, plan={"epochs": epochs}
+            )
     return configs
 
 
@@ -209,11 +192,14 @@ def in_context_arms(
 
 
 def transfer_arms(
-    *, widths: Sequence[int] = WIDTHS, rates: Sequence[float] = RATES
+    *,
+    widths: Sequence[int] = WIDTHS,
+    rates: Sequence[float] = RATES,
+    epochs: int = 25,
 ) -> dict[str, TrainConfig]:
     """Return configurations of regression in context by learning rate (S2-F5).
 
-    There is one for each arm, width and rate.
+    There is one for each arm, width and rate; an epoch has 40 steps.
 
     Arms named "μP" are drawn and given rates by it, the first width being the base;
     heads have 4 features.
@@ -231,8 +217,9 @@ def transfer_arms(
             options = {"width": width, "heads": width // 4, "d_mlp": 2 * width}
             for rate in rates:
                 optimizer = {"learning_rate": rate, "base_width": base}
+                changes = {"optimizer": optimizer, "plan": {"epochs": epochs}}
                 configs[f"{title}, D = {width}, {rate:g}"] = _config(
-                    "transfer", fields, optimizer=optimizer, options=options
+                    "transfer", fields, options=options, **changes
                 )
     return configs
 
@@ -263,9 +250,9 @@ def _sizes(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the results of runs in context, described by :func:`with_forms`."""
-    return with_forms(gathered(arms, out), {arm.name: arm.config for arm in arms})
+def in_context_results(folder: Path, arm: str) -> xr.Dataset:
+    """Collect the results of a run in context, as :func:`with_forms` describes them."""
+    return with_forms(gathered(folder, arm), {arm: read_config(folder)})
 
 
 def with_forms(data: xr.Dataset, arms: Mapping[str, TrainConfig]) -> xr.Dataset:
@@ -276,75 +263,64 @@ def with_forms(data: xr.Dataset, arms: Mapping[str, TrainConfig]) -> xr.Dataset:
         arms: configurations by the names of the arms, as :func:`in_context_arms` has
             them.
     """
-    configs = [arms[str(name)] for name in data["arm"].values]
-    first = configs[0]
+    rows = []
+    names = data["arm"].values.astype(str).tolist()
+    for name in names:
+        model = arms[name].model
+        form = score_form(model)
+        rows.append(
+            {
+                "group": name.rpartition(", D = ")[0],
+                "width": model.options["width"],
+                "heads": model.options["heads"],
+                "score_rank": form.generic_rank,
+                "score_parameters": form.n_parameters,
+            }
+        )
+    first = arms[names[0]]
     metadata = {
         **_sizes(first),
         "tokens": first.model.options.get("tokens", "single"),
         "batch": first.plan.batch,
         "learning_rate": first.optimizer.learning_rate,
     }
-    inputs = metadata["inputs"]
-    forms = [score_form(config.model) for config in configs]
-    rank = np.array([form.generic_rank for form in forms])
-    groups = [str(name).rpartition(", D = ")[0] for name in data["arm"].values]
-    widths = np.array([config.model.options["width"] for config in configs])
-    heads = np.array([config.model.options["heads"] for config in configs])
-    return (
-        data.assign_coords(
-            group=("arm", groups),
-            width=("arm", widths),
-            heads=("arm", heads),
-            score_rank=("arm", rank),
-            rank_ratio=("arm", rank / inputs),
-            score_parameters=("arm", [form.n_parameters for form in forms]),
-            pairs=np.arange(data.sizes["pairs"]),
-        )
-        .assign(oracle=("pairs", oracle_errors(inputs, data.sizes["pairs"]).numpy()))
-        .assign_attrs(metadata, kind="in_context_runs", title="Regression in context")
+    count = data.sizes["pairs"]
+    coords = {key: ("arm", [row[key] for row in rows]) for key in rows[0]}
+    data = data.assign_coords(**coords, pairs=np.arange(count))
+    data = data.assign_coords(rank_ratio=data["score_rank"] / metadata["inputs"])
+    oracle = oracle_errors(metadata["inputs"], count).numpy()
+    return data.assign(oracle=("pairs", oracle)).assign_attrs(
+        metadata, kind="in_context_runs", title="Regression in context"
     )
-
-
-def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect errors on held-out prompts (parametrisation, width, rate, seed).
-
-    They are NaN where a run has not ended.
-    """
-    sizes = _sizes(arms[0].config)
-    return errors_by_rate(gathered(arms, out)).assign_attrs(sizes)
 
 
 def errors_by_rate(data: xr.Dataset) -> xr.Dataset:
     """Split the arms of runs of :func:`transfer_arms` into what they differ in.
 
     Args:
-        data: gathered runs, whose arms are named as there.
+        data: record of the runs, whose arms are named as there.
 
     Returns:
         ``mse`` on held-out prompts (parametrisation, width, rate, seed), NaN where a
         run is missing.
+
+    Example:
+        >>> data = experiments.errors_by_rate(experiments.record("transfer_rates"))
+        >>> data["mse"].dims
+        ('parametrisation', 'width', 'rate', 'seed')
     """
-    titles, widths, rates = [], [], []
-    for name in data["arm"].values:
-        of_width, _, rate = str(name).rpartition(", ")
-        title, _, width = of_width.rpartition(", D = ")
-        titles.append(title)
-        widths.append(int(width))
-        rates.append(float(rate))
-    coords = {"parametrisation": titles, "width": widths, "rate": rates}
-    cells = data["validation_mse"].assign_coords(
-        {name: ("arm", values) for name, values in coords.items()}
-    )
-    table = (
-        cells.drop_vars("arm")
-        .set_index(arm=list(coords))
-        .unstack("arm")
-        .transpose(*coords, "seed")
-    )
+    names = pd.Series(data["arm"].values.astype(str))
+    parts = names.str.extract(
+        r"(?P<parametrisation>.*), D = (?P<width>\d+), (?P<rate>.*)"
+    ).astype({"width": int, "rate": float})
+    index = pd.MultiIndex.from_frame(parts)
+    labels = xr.Coordinates.from_pandas_multiindex(index, "arm")
+    table = data["validation_mse"].assign_coords(labels).unstack("arm")
+    table = table.transpose(*parts, "seed").rename("mse")
     # in the given order, which unstacking sorts
-    results = table.sel(parametrisation=list(dict.fromkeys(titles))).to_dataset(
-        name="mse"
-    )
-    return results.assign_attrs(
-        kind="transfer_runs", title="Learning rates across widths"
+    table = table.sel(parametrisation=parts["parametrisation"].unique())
+    return table.to_dataset().assign_attrs(
+        _sizes(next(iter(transfer_arms().values()))),
+        kind="transfer_runs",
+        title="Learning rates across widths",
     )

@@ -2,7 +2,8 @@
 
 Read :func:`train` first, which trains to the end and measures; :func:`prepare` builds
 the same run without starting it. The loop, its state and its watch are in
-:mod:`tsfm_lens.training`; grids of runs in :mod:`tsfm_lens.studies.experiments.grid`.
+:mod:`tsfm_lens.training`; what is gathered of a run in
+:mod:`tsfm_lens.studies.experiments.records`.
 """
 
 from __future__ import annotations

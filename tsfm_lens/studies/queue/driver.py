@@ -285,9 +285,10 @@ class Queue:
             cell for cell in self.cells if cell.key not in closed and not cell.missing
         ]
         with self._alone(), self._until_stopped():
+            outcomes = self._in_turn(cells)
             if processes > 1:
-                return self._run_beside(cells, processes, say)
-            return sum(self._run(cell, say) for cell in self._before_stop(cells))
+                outcomes = self._beside(cells, processes)
+            return sum(self._end(cell, outcome, say) for cell, outcome in outcomes)
 
     def _before_stop(self, cells: Iterable[QueueCell]) -> Iterator[QueueCell]:
         """Yield cells until the queue is asked to stop."""
@@ -296,18 +297,17 @@ class Queue:
                 return
             yield cell
 
-    def _run(self, cell: QueueCell, say: Callable[[str], None]) -> bool:
-        return self._end(cell, partial(_computed, cell.run, self._place(cell)), say)
+    def _in_turn(self, cells: Iterable[QueueCell]) -> Iterator[_Running]:
+        """Yield each cell with what computes it here."""
+        for cell in self._before_stop(cells):
+            yield cell, partial(_computed, cell.run, self._place(cell))
 
-    def _run_beside(
-        self, cells: Sequence[QueueCell], processes: int, say: Callable[[str], None]
-    ) -> int:
-        """Run cells in processes; the records are written by this one alone."""
+    def _beside(self, cells: Iterable[QueueCell], processes: int) -> Iterator[_Running]:
+        """Run cells in processes, and yield each that has ended."""
         measured = _means(self.cells, self.finished())
         cells = sorted(cells, key=lambda cell: (cell.order, -_expected(cell, measured)))
         waiting = self._before_stop(cells)
         running: dict[Future[_Outcome], QueueCell] = {}
-        done = 0
         context = clean_context([WITH_LIBRARIES])
         with ProcessPoolExecutor(processes, context, _start_worker) as pool:
             while True:
@@ -315,13 +315,13 @@ class Queue:
                     outcome = pool.submit(_computed, cell.run, self._place(cell))
                     running[outcome] = cell
                 if not running:
-                    return done
+                    return
                 if self.stopped:
                     for worker in multiprocessing.active_children():
                         worker.terminate()
                 ended, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
                 for outcome in ended:
-                    done += self._end(running.pop(outcome), outcome.result, say)
+                    yield running.pop(outcome), outcome.result
 
     def _place(self, cell: QueueCell) -> Workplace:
         folder = self.state / "work" / cell.folder
@@ -450,6 +450,10 @@ class _Outcome(NamedTuple):
     device: str
 
 
+_Running = tuple[QueueCell, Callable[[], _Outcome]]
+"""A cell, and what waits for its outcome."""
+
+
 def _computed(
     run: Callable[[Workplace], xr.Dataset | None], workplace: Workplace
 ) -> _Outcome:
@@ -477,20 +481,18 @@ def _group(cell: QueueCell) -> tuple[str, str]:
     return cell.record, cell.group
 
 
-def _expected(cell: QueueCell, measured: Mapping[tuple[str, str], float]) -> float:
+def _expected(cell: QueueCell, measured: pd.Series[float]) -> float:
     """Return the seconds that a cell should take, by those of its group if any."""
     return measured.get(_group(cell), cell.seconds)
 
 
 def _means(
     cells: Sequence[QueueCell], finished: Mapping[tuple[str, str], float]
-) -> dict[tuple[str, str], float]:
-    """Return the mean seconds of the finished cells of each group."""
-    by_group: dict[tuple[str, str], list[float]] = {}
-    for cell in cells:
-        if cell.key in finished:
-            by_group.setdefault(_group(cell), []).append(finished[cell.key])
-    return {group: float(np.mean(seconds)) for group, seconds in by_group.items()}
+) -> pd.Series[float]:
+    """Return the mean seconds of the finished cells of each group, where known."""
+    rows = [(*_group(cell), finished.get(cell.key, np.nan)) for cell in cells]
+    table = pd.DataFrame(rows, columns=["record", "group", "seconds"])
+    return table.groupby(["record", "group"])["seconds"].mean().dropna()
 
 
 def unfinished(queue: Queue) -> list[QueueCell]:

@@ -1,4 +1,4 @@
-"""Cells of structured attention: language models, and learning rates across widths.
+"""Cells of models with structured attention: of characters, and Chronos by levels.
 
 Language models differ in their scoring function. Read :func:`language_run` first, which
 trains one and returns its part of the record; functions ``…_cells`` list the cells. The
@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ import torch.nn.functional as F
 import xarray as xr
 from torch import Tensor, nn
 
-from tsfm_lens.studies.experiments import grids
-from tsfm_lens.studies.experiments.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.studies.experiments.running import make_optimizer
 from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace, read_record
 from tsfm_lens.studies.queue.text import SYMBOLS, Text, check_text, find_text
@@ -40,7 +37,7 @@ from tsfm_lens.studies.structured.forms import (
 )
 from tsfm_lens.studies.structured.models import Encoder, TokenEmbedding
 from tsfm_lens.studies.structured.training import redraw
-from tsfm_lens.studies.train_config import OptimizerFields, TrainConfig
+from tsfm_lens.studies.train_config import OptimizerFields
 from tsfm_lens.training import Plan, Training, read_log
 from tsfm_lens.training.state import LOG, STATE
 
@@ -50,15 +47,9 @@ LAST_ORDER = 6
 WIDE_ORDER = 7
 LANGUAGE = "language_runs"
 WIDE = "language_runs_wide"
-RATES = "transfer_rates"
-SINGLE = "in_context_single"
-ENCODERS = "encoder_runs"
 LEVELLED = "chronos_level_runs"
 IDS = {
     **dict.fromkeys((LANGUAGE, WIDE), "S2-LM S2-F4 S2-F13"),
-    RATES: "S2-F5 S2-MUPX",
-    SINGLE: "S2-ICL S2-F2 S2-F3 S2-F6 S2-F11",
-    ENCODERS: "S2-ETT S2-F14",
     LEVELLED: "S2-CHR S2-F15",
 }
 
@@ -239,16 +230,6 @@ def language_run(
     return data.assign_attrs(**text.facts, **metadata, steps=steps, ids=IDS[record])
 
 
-def grid_run(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
-    """Train one run of a grid; None if it was stopped.
-
-    It is a regressor in context or an encoder of ETTh1.
-    """
-    if not run_arms([arm], workplace.folder, quiet=True):
-        return None
-    return gathered([arm], workplace.folder).assign_attrs(ids=IDS[record])
-
-
 def language_cells() -> Iterator[QueueCell]:
     """List the language models seed by seed, the wide ones after all others."""
     for record, order, widths in (
@@ -263,31 +244,6 @@ def language_cells() -> Iterator[QueueCell]:
             }
             title = f"{arm}, D = {width}"
             yield QueueCell.seeded(order, record, title, seed, function, **more)
-
-
-def _grid_cells(
-    order: int,
-    record: str,
-    arms: Mapping[str, TrainConfig],
-    plan: Mapping[str, Any],
-    files: tuple[Path, ...] = (),
-) -> Iterator[QueueCell]:
-    """List the runs of a grid, seed by seed, each as long as the plan says."""
-    for arm in of_seeds(arms, plan["seeds"]):
-        config = arm.config
-        epochs = config.plan.model_copy(update={"epochs": plan["epochs"]})
-        longer = Arm(arm.name, config.model_copy(update={"plan": epochs}))
-        seconds = plan["seconds"]
-        if isinstance(seconds, Mapping):
-            seconds = seconds[config.model.options["width"]]
-        function = partial(grid_run, record, longer)
-        more = {"seconds": seconds, "files": files}
-        yield QueueCell.seeded(order, record, arm.name, config.seed, function, **more)
-
-
-def rate_cells() -> Iterator[QueueCell]:
-    """List the runs of the learning rates across widths (S2-F5, S2-MUPX)."""
-    return _grid_cells(ORDER, RATES, grids.transfer_arms(), PLAN["rates"])
 
 
 def level_run(run: RecipeRun, workplace: Workplace) -> xr.Dataset | None:
@@ -305,30 +261,12 @@ def level_run(run: RecipeRun, workplace: Workplace) -> xr.Dataset | None:
     return level_record([run], workplace.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
 
 
-def single_token_arms(plan: Mapping[str, Any]) -> dict[str, TrainConfig]:
-    """Return the configurations of regression in context with the paper's tokens."""
-    subset = {name: grids.IN_CONTEXT_ARMS[name] for name in plan["arms"]}
-    return grids.in_context_arms(subset, epochs=plan["epochs"], tokens="single")
-
-
-def last_cells(data: Path) -> Iterator[QueueCell]:
-    """List the cells of the last order.
-
-    They are regression in context with the paper's single tokens, encoders of ETTh1,
-    and Chronos by levels.
-    """
-    single, encoders, levels = (
-        PLAN["last"][name] for name in (SINGLE, ENCODERS, LEVELLED)
-    )
-    yield from _grid_cells(LAST_ORDER, SINGLE, single_token_arms(single), single)
-    file = data / encoders["file"]
-    for horizon in encoders["horizons"]:
-        arms = grids.encoder_arms(file, horizons=[horizon])
-        plan = {**encoders, "seconds": encoders["seconds"][horizon]}
-        yield from _grid_cells(LAST_ORDER, ENCODERS, arms, plan, (file,))
-    for run in level_runs(steps=levels["steps"], seeds=levels["seeds"]):
+def level_cells() -> Iterator[QueueCell]:
+    """List the runs of Chronos by levels."""
+    plan = PLAN["last"][LEVELLED]
+    for run in level_runs(steps=plan["steps"], seeds=plan["seeds"]):
         function = partial(level_run, run)
-        more = {"seconds": levels["seconds"]}
+        more = {"seconds": plan["seconds"]}
         yield QueueCell.seeded(
             LAST_ORDER, LEVELLED, run.name, run.seed, function, **more
         )

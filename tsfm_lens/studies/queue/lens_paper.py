@@ -15,11 +15,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.ablation import Variant, forecast_variants
@@ -522,10 +524,16 @@ def _open(model: str, number: int = -1) -> Lens:
     return make_twin(lens, number)
 
 
+def _subject(number: int) -> str:
+    """Name the model itself, number -1, or its twin of a number."""
+    if number < 0:
+        return MODEL
+    return f"twin {number}"
+
+
 def _of_subject(data: xr.Dataset, record: str, model: str, number: int) -> xr.Dataset:
     """Give measures the names of their model, and of the twin of a number."""
-    subject = MODEL if number < 0 else f"twin {number}"
-    data = data.expand_dims(model=[model], subject=[subject])
+    data = data.expand_dims(model=[model], subject=[_subject(number)])
     return data.assign_attrs(_attrs(record))
 
 
@@ -584,41 +592,32 @@ def heads_measured(model: str, number: int, workplace: Workplace) -> xr.Dataset:
         },
     )
     if _draws(lens):
-        data = data.assign(_induction(lens, **SETTINGS["induction"]))
+        data = data.merge(_induction(lens, **SETTINGS["induction"]))
     return _of_subject(data, HEADS, model, number)
 
 
 def _induction(
     lens: Lens, motif: int, repeats: int, sequences: int, blocks: int, seed: int
-) -> dict[str, Any]:
+) -> xr.Dataset:
     """Score induction by blocks of sequences.
 
     A block is NaN where no token that was rolled out is in the context.
     """
-    stack = lens.wiring.output_stack
-    found: dict[str, list[Any]] = {}
-    names = ("prefix_matching", "copy_score", "copy_accuracy")
+    found = {}
     for block in range(blocks):
         child = int(np.random.SeedSequence((seed, block)).generate_state(1)[0])
-        try:
-            scores = induction_scores(
+        # a block without such a token is refused
+        with suppress(InputError):
+            found[block] = induction_scores(
                 lens,
                 motif=motif,
                 repeats=repeats,
                 n_sequences=sequences // blocks,
                 seed=child,
-            )
-            rows = [scores[name].values for name in names]
-        except InputError:
-            empty = np.full((stack.n_layers, stack.n_heads), np.nan)
-            rows = [empty, empty, np.array(np.nan)]
-        for name, row in zip(names, rows, strict=True):
-            found.setdefault(name, []).append(row)
-    dims = ("block", "layer", "head")
-    return {
-        name: (dims[: np.ndim(values)], np.array(values, np.float32))
-        for name, values in found.items()
-    }
+            )[["prefix_matching", "copy_score", "copy_accuracy"]]
+    scores = xr.concat(found.values(), pd.Index(found, name="block"))
+    scores = scores.reindex(block=range(blocks)).drop_vars(["layer", "head"])
+    return scores.drop_attrs().astype(np.float32)
 
 
 def patches_measured(model: str, workplace: Workplace) -> xr.Dataset:
@@ -650,38 +649,31 @@ def lens_cells() -> Iterator[QueueCell]:
     """List the cells: the models themselves first, then their twins."""
     models = SETTINGS["models"]
     headed = [model for model in models if models[model]["heads"]]
-    for number in range(-1, SETTINGS["twins"]):
-        for model in headed:
-            name = f"{model}, {MODEL if number < 0 else f'twin {number}'}"
-            for record, measured in (
-                (LAYERS, layers_measured),
-                (HEADS, heads_measured),
-                (TWINS, twins_ablated),
-            ):
-                if record != TWINS or number >= 0:
-                    function = partial(measured, model, number)
-                    yield _cell(record, name, function, model, model)
+    of_twins = {LAYERS: layers_measured, HEADS: heads_measured, TWINS: twins_ablated}
+    for number, model, record in itertools.product(
+        range(-1, SETTINGS["twins"]), headed, of_twins
+    ):
+        if record != TWINS or number >= 0:
+            name = f"{model}, {_subject(number)}"
+            yield _cell(record, name, partial(of_twins[record], model, number), model)
     for model, facts in models.items():
         if facts["patches"]:
-            function = partial(patches_measured, model)
-            yield _cell(PATCHES, model, function, model, model)
+            yield _cell(PATCHES, model, partial(patches_measured, model), model)
         for family in list_families(model):
             both = facts["drawn"] and family in SETTINGS["two_seeds"]
             for seed in SETTINGS["seeds"] if both else SETTINGS["seeds"][:1]:
-                function = partial(ablated, model, family, seed)
-                name = f"{family}, seed {seed}"
-                yield _cell(ABLATIONS, name, function, family, model)
+                # a record for each model, as the models have different variants
+                cell = _cell(
+                    ABLATIONS,
+                    f"{family}, seed {seed}",
+                    partial(ablated, model, family, seed),
+                    model,
+                )
+                yield replace(cell, record=f"{ABLATIONS}_{model}", group=family)
 
 
 def _cell(
-    record: str,
-    name: str,
-    run: Callable[[Workplace], xr.Dataset],
-    group: str,
-    model: str,
+    record: str, name: str, run: Callable[[Workplace], xr.Dataset], model: str
 ) -> QueueCell:
     seconds = SETTINGS["seconds"][record][model]
-    if record == ABLATIONS:
-        # a model each, as the models have different variants
-        record = f"{record}_{model}"
-    return QueueCell(ORDER, record, name, run, group, seconds)
+    return QueueCell(ORDER, record, name, run, model, seconds)

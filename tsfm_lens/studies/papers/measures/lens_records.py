@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.studies.experiments.grid import record
+from tsfm_lens.studies.experiments.records import record
 from tsfm_lens.studies.papers.context import from_record
 from tsfm_lens.studies.papers.measures.induction import (
     HeadScores,
@@ -102,7 +102,7 @@ RECIPES = {
 @cache
 def ablations(model: str) -> xr.Dataset:
     """Load a model's ablations, with ``rise``, the logarithm of MASE over the plain."""
-    data = record(f"queue/lens_ablations_{MODELS[model]}")
+    data = record(f"lens_ablations_{MODELS[model]}")
     error: xr.DataArray = xr.apply_ufunc(np.log, data["MASE"])
     rise = (error - error.sel(variant=PLAIN)).mean("seed")
     moved = data["spearman_distance"].mean("seed")
@@ -210,7 +210,7 @@ def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
 
 def _twin_moves(model: str, kind: str) -> np.ndarray:
     """Return (twin, layer, series) the distances of forecasts of twins."""
-    data = record("queue/lens_twin_ablations").sel(model=model)
+    data = record("lens_twin_ablations").sel(model=model)
     end = {"both": r":h\d+m$", "heads": r":h\d+$", "mlp": r":m$"}[kind]
     names = [name for name in data["variant"].values if re.search(end, str(name))]
     moved = data["spearman_distance"].sel(variant=names)
@@ -319,7 +319,7 @@ def ranges() -> MeasuredValues:
 
 def _by_layer(name: str) -> Iterator[tuple[str, xr.Dataset]]:
     """Yield models of a record of layers, with its variables over layers alone."""
-    data = record("queue/lens_layers")
+    data = record("lens_layers")
     layers = [layer for layer in data["layer"].values if layer != "embed"]
     for model in HEADED:
         of_model = data.sel(model=model, layer=layers)
@@ -406,7 +406,7 @@ def gains() -> MeasuredValues:
 
 def _stable_ranks(model: str) -> np.ndarray:
     """Return (layer, head) the stable ranks of a model's cross-attention."""
-    data = record("queue/lens_heads").sel(model=model, subject=MODEL)
+    data = record("lens_heads").sel(model=model, subject=MODEL)
     return np.asarray(data["stable_rank"].values)
 
 
@@ -608,7 +608,7 @@ def sharp_heads() -> MeasuredValues:
     parts = Parts(list)
     for model in HEADED:
         data = ablations(model)
-        heads = record("queue/lens_heads").sel(model=model, subject=MODEL)
+        heads = record("lens_heads").sel(model=model, subject=MODEL)
         entropy = heads["entropy"].mean("series").values
         names = np.array(variants(data, "cross heads"))
         order = names[entropy.ravel().argsort()]
@@ -662,7 +662,7 @@ def _sharp_parts(
 
 def _scores(subject: str) -> HeadScores:
     """Return the scores of chronos-nano's heads, or of a twin's."""
-    data = record("queue/lens_heads").sel(model="chronos-nano", subject=subject)
+    data = record("lens_heads").sel(model="chronos-nano", subject=subject)
     prefix, copy, entropy = (
         data[name].stack(heads=("layer", "head")).values
         for name in ("prefix_matching", "copy_score", "entropy")
@@ -679,7 +679,7 @@ def _of_heads() -> tuple[MeasuredValues, HeadScores]:
 
 def _twin_scores() -> list[HeadScores]:
     """Return the scores of the twins that have a copy score."""
-    names = map(str, record("queue/lens_heads")["subject"].values)
+    names = map(str, record("lens_heads")["subject"].values)
     twins = [_scores(name) for name in names if name != MODEL]
     return [twin for twin in twins if len(twin.prefix)]
 
@@ -770,7 +770,7 @@ def _inducing(scores: HeadScores) -> int:
 @from_record("S3-F21")
 def patches() -> MeasuredValues:
     """Measure the cross-attention between patches of bolt-nano on Lorenz-63."""
-    data = record("queue/lens_patches").isel(model=0)
+    data = record("lens_patches").isel(model=0)
     ordinary = data["key_special"].values == 0
     # the last layer and head, as the paper's are the last third of each
     attention = data["attention"].isel(layer=-1, head=-1).transpose("key", "query")

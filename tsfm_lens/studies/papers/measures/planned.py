@@ -12,14 +12,13 @@ from pathlib import Path
 
 import xarray as xr
 
-from tsfm_lens.studies.queue.benchmarks import RUNS, benchmark_cells
 from tsfm_lens.studies.queue.driver import (
     RECORDS,
     Queue,
     QueueCell,
     read_record,
 )
-from tsfm_lens.studies.queue.language import last_cells
+from tsfm_lens.studies.queue.trainings import RUNS, benchmark_cells, last_cells
 
 
 def planned_cells(record: str) -> list[QueueCell]:

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import kendalltau
 
-from tsfm_lens.studies.experiments.grid import record
+from tsfm_lens.studies.experiments.records import record
 from tsfm_lens.studies.papers.context import from_record
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS, TABLE_3
 from tsfm_lens.studies.papers.measures.models import (
@@ -31,8 +31,8 @@ from tsfm_lens.studies.papers.verdicts import (
     judged_trends,
 )
 
-PAIRS = "queue/text_and_series"
-BOLT = "queue/bolt_sizes"
+PAIRS = "text_and_series"
+BOLT = "bolt_sizes"
 WIDTHS = (64, 96)
 PATCHES = {"patch 2": 2, "base": 4, "patch 8": 8, "patch 16": 16}
 HEADS = {"heads 2": 2, "base": 4, "heads 8": 8}
@@ -219,7 +219,7 @@ def weights() -> MeasuredValues:
 @from_record("S0-F4C")
 def vocabularies() -> MeasuredValues:
     """Compare ranks of W_Q, and of what training added, by the vocabulary's rank."""
-    data = record("queue/vocabulary_sizes")
+    data = record("vocabulary_sizes")
     numbers = data["vocabulary"].values.tolist()
     result = MeasuredValues(
         settings={
@@ -266,7 +266,7 @@ def truncated() -> MeasuredValues:
 @from_record("S0-T3")
 def schedules() -> MeasuredValues:
     """Read scores of Chronos-Bolt trained with schedules of ranks."""
-    data = record("queue/bolt_schedules")
+    data = record("bolt_schedules")
     result = _result(data, "Chronos-Bolt of width 64, trained with the schedules")
     dense = data.sel(arm="dense")
     for rank, growth in TABLE_3:

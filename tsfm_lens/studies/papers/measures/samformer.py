@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.experiments.grid import record
+from tsfm_lens.studies.experiments.records import record
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
@@ -240,7 +240,7 @@ def optimizers() -> MeasuredValues:
 
 def benchmark_runs() -> xr.Dataset:
     """Load the runs of the queue, and further models of the record made before it."""
-    runs = record("queue/samformer_runs")
+    runs = record("samformer_runs")
     earlier = record("benchmarks")
     models = {str(arm).split(" ", 2)[2] for arm in runs["arm"].values}
     more = [
@@ -482,7 +482,7 @@ def reparam_errors() -> MeasuredValues:
 @from_record("S1-F11")
 def epoch_times() -> MeasuredValues:
     """Measure figure 11 by the processor time of runs, over their epochs."""
-    data = record("queue/samformer_runs")
+    data = record("samformer_runs")
     seconds = xr.full_like(data["epochs"], np.nan)
     for cell, of_run in data["processor_seconds"].to_series().items():
         arm, _, seed = str(cell).rpartition(", seed ")
@@ -526,7 +526,7 @@ def radii() -> MeasuredValues:
     cells = []
     seeds = []
     errors: dict[str, np.ndarray] = {}
-    for data in (record("queue/samformer_radii"), record("radii")):
+    for data in (record("samformer_radii"), record("radii")):
         errors |= by_arm(data, "test_mse")
         arms = {str(arm): str(arm).split(" ")[0] for arm in data["arm"].values}
         for name in dict.fromkeys(arms.values()):

@@ -19,12 +19,8 @@ import xarray as xr
 
 from tsfm_lens.compress.timing import ratios
 from tsfm_lens.studies import structured
-from tsfm_lens.studies.experiments.grid import record
-from tsfm_lens.studies.experiments.grids import (
-    errors_by_rate,
-    transfer_arms,
-    with_forms,
-)
+from tsfm_lens.studies.experiments.grids import errors_by_rate, with_forms
+from tsfm_lens.studies.experiments.records import record
 from tsfm_lens.studies.experiments.running import prepare
 from tsfm_lens.studies.papers.context import (
     Context,
@@ -43,13 +39,9 @@ from tsfm_lens.studies.papers.verdicts import (
     undecided,
 )
 from tsfm_lens.studies.queue.driver import PLAN
-from tsfm_lens.studies.queue.language import (
-    ENCODERS,
-    LEVELLED,
-    SINGLE,
-    single_token_arms,
-)
-from tsfm_lens.studies.train_config import InContextData, TrainConfig
+from tsfm_lens.studies.queue.language import LEVELLED
+from tsfm_lens.studies.queue.trainings import ENCODERS, SINGLE, single_token_arms
+from tsfm_lens.studies.train_config import TrainConfig
 
 DRAWS = 20
 ROUNDS = 12
@@ -145,7 +137,7 @@ def single_tokens() -> tuple[xr.Dataset | None, str]:
     """
     data, waiting = queued(SINGLE)
     if data is not None:
-        data = with_forms(data, single_token_arms(PLAN["last"][SINGLE]))
+        data = with_forms(data, single_token_arms())
     return data, waiting
 
 
@@ -315,7 +307,7 @@ def forecasts() -> MeasuredValues:
 @from_record("S2-CHR")
 def chronos() -> MeasuredValues:
     """Measure figure 15: losses at equal steps, and costs of the scores."""
-    data = record(f"queue/{LEVELLED}")
+    data = record(LEVELLED)
     loss = {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values}
     metadata = data.attrs
     settings = {
@@ -348,10 +340,7 @@ def chronos() -> MeasuredValues:
 
 def rate_errors() -> xr.Dataset:
     """Read the errors by learning rate, at six rates of three widths."""
-    prompts = next(iter(transfer_arms().values())).data
-    assert isinstance(prompts, InContextData)
-    steps = prompts.epoch * PLAN["rates"]["epochs"]
-    return errors_by_rate(record("queue/transfer_rates")).assign_attrs(steps=steps)
+    return errors_by_rate(record("transfer_rates"))
 
 
 @from_record("S2-F5")
@@ -397,7 +386,7 @@ def rates() -> MeasuredValues:
 @from_record("S2-LM")
 def language_models() -> MeasuredValues:
     """Compare models of characters by their scoring function."""
-    return compare_losses(record("queue/language_runs"), PLAN["language"])
+    return compare_losses(record("language_runs"), PLAN["language"])
 
 
 def compare_losses(data: xr.Dataset, plan: Mapping[str, Any]) -> MeasuredValues:
