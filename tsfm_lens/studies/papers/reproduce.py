@@ -23,7 +23,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.studies.papers import measures  # noqa: F401  registers every measure
 from tsfm_lens.studies.papers.answers import recorded
 from tsfm_lens.studies.papers.comparing import compare_by_name
-from tsfm_lens.studies.papers.context import ANSWERS, MEASURES, Context
+from tsfm_lens.studies.papers.context import ANSWERS, DRAWS, MEASURES, Context
 from tsfm_lens.studies.papers.items import Item, find_item
 from tsfm_lens.studies.papers.values import MeasuredValues
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
@@ -116,7 +116,7 @@ def measure_item(
         names = result.settings.get("model", "").split(", ")
         return result, [*filter(None, names)], {}
     if not _takes_models(item):
-        return MEASURES[item.id](Context(seed, seeds or 0)), (), {}
+        return MEASURES[item.id](Context(seed, seeds or DRAWS[item.id])), (), {}
     sources = item.models if model is None else model
     if isinstance(sources, str | Path | Lens):
         sources = [sources]

@@ -9,11 +9,15 @@ printed numbers with propositions. Read :func:`toy` first for the first part and
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from io import StringIO
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.studies import rank_theory
@@ -25,9 +29,10 @@ from tsfm_lens.studies.papers.context import (
     from_record,
     measure,
 )
-from tsfm_lens.studies.papers.items import BY_ID, PAPERS
+from tsfm_lens.studies.papers.items import PAPERS, find_item
 from tsfm_lens.studies.papers.measures.planned import open_data
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
+from tsfm_lens.studies.papers.values import by_name
 from tsfm_lens.studies.papers.verdicts import (
     LEVEL,
     POSITIVE,
@@ -40,7 +45,6 @@ from tsfm_lens.studies.papers.verdicts import (
 from tsfm_lens.studies.queue.driver import PLAN
 from tsfm_lens.studies.samformer.models import oracle_loss
 
-DRAWS = 500
 NEAR_ORACLE = 1.01
 NEAR_ADAM = 1.05
 SAME_ERROR = 1.01
@@ -56,9 +60,12 @@ MAIN = ("Transformer", "SAMformer", REPARAM, BOTH)
 NAMES = {"exchange": "Exchange"}
 """Names of benchmarks in the paper, by their names here."""
 TRAINING = "Adam at 1e-3, batch 32, patience 5"
+LOWEST = "of the lowest validation error"
 
 Cell = tuple[str, int]
-"""Dataset and horizon."""
+"""Dataset, by its name in the paper, and horizon."""
+Runs = dict[Cell, np.ndarray]
+"""Values of a model's runs (seed,) by cell."""
 
 
 class Printed(NamedTuple):
@@ -70,15 +77,14 @@ class Printed(NamedTuple):
 
 def _table(text: str) -> dict[str, dict[Cell, Printed]]:
     """Parse a printed table by model and cell; a dash stands for no number."""
-    (_, _, *models), *rows = (line.split() for line in text.splitlines())
-    table: dict[str, dict[Cell, Printed]] = {model: {} for model in models}
-    for dataset, horizon, *numbers in rows:
-        for model, number in zip(models, numbers, strict=True):
-            if number != "-":
-                table[model][dataset, int(horizon)] = Printed(
-                    *map(float, number.split("±"))
-                )
-    return table
+    table = pd.read_csv(StringIO(text), sep=" ", index_col=[0, 1], na_values="-")
+    return {
+        model: {
+            cell: Printed(*map(float, str(number).split("±")))
+            for cell, number in table[model].dropna().items()
+        }
+        for model in table
+    }
 
 
 TABLES = {name: _table(text) for name, text in PAPERS["samformer"]["tables"].items()}
@@ -100,79 +106,54 @@ def parameter_count(
     )
 
 
-def by_arm(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
-    """Split a variable by arm, over the seeds that have a value."""
-    return {
-        str(arm): data[name].sel(arm=arm).dropna("seed").values
-        for arm in data["arm"].values
-    }
-
-
-# by measure of attention, the most that it can be with a number of channels
-HIGHEST: dict[str, Callable[[int], float]] = {
-    "diagonal mass": lambda channels: 1.0,
-    "numerical rank": float,
-    "nuclear norm": float,
-    "entropy": math.log,
-}
-
-
-def _add_means(
-    result: MeasuredValues, values: Mapping[str, np.ndarray], quantity: str
-) -> None:
+def _add_means(result: MeasuredValues, quantity: str, values: xr.DataArray) -> None:
     """Add the mean over seeds of every arm, with its interval in the range."""
-    highest = next(
-        (HIGHEST[name] for name in HIGHEST if name in quantity), lambda _: math.inf
-    )
-    for arm, of_seeds in values.items():
-        data = arm.split(" ", 1)[0]
+    for arm, of_seeds in by_name(values).items():
+        data = arm.partition(" ")[0]
         features = PAPERS["samformer"]["datasets"].get(NAMES.get(data, data), {})
-        bounds = (0.0, highest(features.get("features", CHANNELS)))
-        result.mean(quantity.format(arm=arm), of_seeds, bounds=bounds)
+        channels = features.get("features", CHANNELS)
+        # the most that a measure of attention can be
+        highest = {
+            "diagonal mass": 1.0,
+            "numerical rank": channels,
+            "nuclear norm": channels,
+            "entropy": math.log(channels),
+        }
+        of_measure = (highest[name] for name in highest if name in quantity)
+        bounds = (0.0, next(of_measure, math.inf))
+        result.mean(quantity.format(arm), of_seeds, bounds)
 
 
 # --- the toy problem ------------------------------------------------------------------
 
 
-def _over_seeds(*parts: tuple[str, np.ndarray, str]) -> Verdict:
-    """Test a claim by its parts: text, margins by seed, and what the margins are."""
-    return judge_parts("seed", *(ClaimPart(*part) for part in parts))
-
-
-def _toy_settings(data: xr.Dataset) -> dict[str, str]:
-    return {
+def _toy_result(data: xr.Dataset) -> MeasuredValues:
+    settings = {
         "training pairs": "10,000",
         "optimiser": "Adam at 1e-2, falling by a half cosine",
-        "epochs": str(data.attrs["epochs"]),
-        "seeds": describe_seeds(data, int(data["seconds"].notnull().sum("seed").min())),
+        "epochs": data.attrs["epochs"],
+        "seeds": describe_seeds(data, data["seconds"].notnull().sum("seed").min()),
         "intervals over": "seeds",
     }
+    return MeasuredValues(settings=settings)
 
 
 @from_record("S1-F1")
 def toy() -> MeasuredValues:
     """Measure figures 1 and 2: errors at the end, and the oracle's expected one."""
     data = record("toy")
-    errors = by_arm(data, "validation_mse")
+    result = _toy_result(data)
+    errors = by_name(data["validation_mse"])
     oracle = oracle_loss(512, 70_000)
-    plain, sam, random = (
-        errors[name]
-        for name in ("transformer", "transformer + SAM", "random transformer")
-    )
-    both = min(len(plain), len(random))
     limit = NEAR_ORACLE * oracle
-    better = plain[:both] - random[:both]
-    statements = {
-        "stuck": _over_seeds(("", plain - limit, "error, less the oracle's and 1 %")),
-        "reaches": _over_seeds(
-            ("", limit - sam, "the oracle's error and 1 %, less the error")
-        ),
-        "random_better": _over_seeds(
-            ("", better, "error of the transformer, less the other's")
-        ),
-    }
-    result = MeasuredValues({"oracle": oracle}, _toy_settings(data), claims=statements)
-    _add_means(result, errors, "error of {arm}")
+    plain = errors["transformer"]
+    result.add("oracle", oracle)
+    result.judge("stuck", plain - limit, "error, less the oracle's and 1 %")
+    reached = limit - errors["transformer + SAM"]
+    result.judge("reaches", reached, "the oracle's error and 1 %, less the error")
+    better = plain - errors["random transformer"]
+    result.judge("random_better", better, "error of the transformer, less the other's")
+    _add_means(result, "error of {}", data["validation_mse"])
     return result
 
 
@@ -180,33 +161,25 @@ def toy() -> MeasuredValues:
 def toy_sharpness() -> MeasuredValues:
     """Measure figure 3: sharpness and attention at the last look."""
     data = record("toy")
+    result = _toy_result(data)
     last = data.isel(look=-1)
-    lambda_max = by_arm(last, "sharpness")
-    entropy = by_arm(last, "entropy")
-    both = min(len(lambda_max["transformer"]), len(lambda_max["transformer + SAM"]))
-    sharper = np.log(lambda_max["transformer"][:both]) - np.log(
-        lambda_max["transformer + SAM"][:both]
+    sharpness = by_name(np.log(last["sharpness"]))
+    entropy = by_name(last["entropy"])
+    compared = ("transformer", "transformer + SAM")
+    plain, sam = (sharpness[arm] for arm in compared)
+    result.judge("sharper", plain - sam, "logarithm of the ratio of λ_max")
+    of = "entropy in nats, less the other's"
+    result.claims["lower_entropy"] = judge_parts(
+        "seed",
+        *(
+            ClaimPart(f"than {arm}", entropy[REPARAM] - entropy[arm], of)
+            for arm in compared
+        ),
     )
-    fewest = min(map(len, entropy.values()))
-    highest = [
-        (
-            f"than {arm}",
-            entropy[REPARAM][:fewest] - entropy[arm][:fewest],
-            "entropy in nats, less the other's",
-        )
-        for arm in ("transformer", "transformer + SAM")
-    ]
-    statements = {
-        "sharper": _over_seeds(("", sharper, "logarithm of the ratio of λ_max")),
-        "lower_entropy": _over_seeds(*highest),
-    }
-    entropy_values = {"entropy of even attention": float(np.log(CHANNELS))}
-    result = MeasuredValues(entropy_values, _toy_settings(data), claims=statements)
-    _add_means(result, lambda_max, "λ_max, {arm}")
+    result.add("entropy of even attention", np.log(CHANNELS))
+    _add_means(result, "λ_max, {}", last["sharpness"])
     for name in ("entropy", "diagonal mass", "numerical rank"):
-        _add_means(
-            result, by_arm(last, name.replace(" ", "_")), name + " of attention, {arm}"
-        )
+        _add_means(result, f"{name} of attention, {{}}", last[name.replace(" ", "_")])
     return result
 
 
@@ -214,38 +187,45 @@ def toy_sharpness() -> MeasuredValues:
 def optimizers() -> MeasuredValues:
     """Measure figure 15."""
     data = record("optimizers")
-    errors = by_arm(data, "validation_mse")
-    count = min(map(len, errors.values()))
-    over = {
-        arm: np.log(of_seeds[:count]) - np.log(errors["adam"][:count])
-        for arm, of_seeds in errors.items()
-    }
-    worse = [
-        (arm, over[arm], "logarithm of its error over Adam's")
-        for arm in ("adamw 1e-3", "sgd")
-    ]
-    margin = "logarithm of 1.05, less that of the ratio to Adam's error"
-    near = [
-        (arm, np.log(NEAR_ADAM) - np.abs(over[arm]), margin)
-        for arm in ("adamw 1e-5", "adamw 1e-4")
-    ]
-    statements = {"unstable": _over_seeds(*worse), "same": _over_seeds(*near)}
-    result = MeasuredValues(settings=_toy_settings(data), claims=statements)
-    _add_means(result, errors, "error of {arm}")
+    result = _toy_result(data)
+    errors = np.log(data["validation_mse"])
+    over = by_name(errors - errors.sel(arm="adam"))
+    for claim, of, margins in (
+        (
+            "unstable",
+            "logarithm of its error over Adam's",
+            {arm: over[arm] for arm in ("adamw 1e-3", "sgd")},
+        ),
+        (
+            "same",
+            "logarithm of 1.05, less that of the ratio to Adam's error",
+            {
+                arm: np.log(NEAR_ADAM) - abs(over[arm])
+                for arm in ("adamw 1e-5", "adamw 1e-4")
+            },
+        ),
+    ):
+        parts = [ClaimPart(arm, of_arm, of) for arm, of_arm in margins.items()]
+        result.claims[claim] = judge_parts("seed", *parts)
+    _add_means(result, "error of {}", data["validation_mse"])
     return result
 
 
 # --- benchmarks -----------------------------------------------------------------------
 
 
+def _split(arm: str) -> tuple[Cell, str]:
+    """Return the cell and the model of an arm."""
+    name, steps, model = arm.split(" ", 2)
+    return (NAMES.get(name, name), int(steps)), model
+
+
 def benchmark_runs() -> xr.Dataset:
     """Load the runs of the queue, and further models of the record made before it."""
     runs = record("queue/samformer_runs")
     earlier = record("benchmarks")
-    models = {str(arm).split(" ", 2)[2] for arm in runs["arm"].values}
-    more = [
-        arm for arm in earlier["arm"].values if str(arm).split(" ", 2)[2] not in models
-    ]
+    models = {_split(arm)[1] for arm in runs["arm"].values}
+    more = [arm for arm in earlier["arm"].values if _split(arm)[1] not in models]
     if not more:
         return runs
     # a seed that both have is the same training
@@ -260,39 +240,33 @@ def benchmark_runs() -> xr.Dataset:
 
 def list_cells(data: xr.Dataset, *models: str) -> list[Cell]:
     """List data and horizons that all of these models were trained on."""
-    arms = [str(arm).split(" ", 2) for arm in data["arm"].values]
-    available = {tuple(arm) for arm in arms}
-    cells = dict.fromkeys((name, horizon) for name, horizon, _ in arms)
-    return [
-        (name, int(steps))
-        for name, steps in cells
-        if {(name, steps, model) for model in models} <= available
-    ]
+    arms = list(map(_split, data["arm"].values))
+    cells = dict.fromkeys(cell for cell, _ in arms)
+    return [cell for cell in cells if {*product([cell], models)} <= {*arms}]
 
 
-def pairs(
+def runs_of(values: xr.DataArray, model: str) -> Runs:
+    """Return the values (seed,) of a model's runs by cell, NaN of those not ended."""
+    arms = {_split(arm): of_arm for arm, of_arm in by_name(values).items()}
+    return {cell: of_arm for (cell, of), of_arm in arms.items() if of == model}
+
+
+def margins_by_data(
     data: xr.Dataset,
     name: str,
-    first: str,
-    second: str,
-    cells: Iterable[Cell] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pair a variable of two models by runs of the same data, horizon and seed.
+    models: tuple[str, str],
+    margin: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Compare two models run by run, on each data set that both have.
 
-    Only runs that both models finished are paired.
+    ``margin`` takes the values of both models with the same horizon and seed. It is NaN
+    where one of both did not end.
     """
-    # an empty column, because a record may have no cell of both models
-    columns = [np.zeros((2, 0), data[name].dtype)]
-    for dataset, steps in list_cells(data, first, second) if cells is None else cells:
-        both = np.array(
-            [
-                data[name].sel(arm=f"{dataset} {steps} {model}").values
-                for model in (first, second)
-            ]
-        )
-        columns.append(both[:, np.isfinite(both).all(axis=0)])
-    one, other = np.concatenate(columns, axis=1)
-    return one, other
+    one, other = (runs_of(data[name], model) for model in models)
+    margins: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+    for cell in list_cells(data, *models):
+        margins[cell[0]].append(margin(one[cell], other[cell]))
+    return {dataset: np.concatenate(of_data) for dataset, of_data in margins.items()}
 
 
 def _by_data(
@@ -308,22 +282,19 @@ def _by_data(
     ``margin`` takes the values of both models, and is positive where it is true. A data
     set of which planned runs are open is a part without an outcome.
     """
-    cells = list_cells(data, *models)
     waiting = open_data(*models)
-    parts = []
-    for dataset in dict.fromkeys([*(dataset for dataset, _ in cells), *waiting]):
-        of_data = [cell for cell in cells if cell[0] == dataset]
-        margins = margin(*pairs(data, name, *models, of_data))
-        if dataset in waiting:
-            # it is a test among the others, without a result
-            margins = np.zeros(1)
-        label = NAMES.get(dataset, dataset)
-        parts.append(ClaimPart("", margins, of, data=label, equal_within=equal_within))
+    waiting = {NAMES.get(name, name): why for name, why in waiting.items()}
+    margins = margins_by_data(data, name, models, margin)
+    # what is open is a test among the others, without a result
+    margins |= dict.fromkeys(waiting, np.zeros(1))
+    parts = [
+        ClaimPart("", of_data, of, data=dataset, equal_within=equal_within)
+        for dataset, of_data in margins.items()
+    ]
     verdict = judge_parts("run", *parts or [ClaimPart("", np.empty(0), of)])
-    why = {NAMES.get(dataset, dataset): text for dataset, text in waiting.items()}
     tests = [
-        Tested("", of, UNDECIDED, why=why[test.data], data=test.data)
-        if test.data in why
+        Tested("", of, UNDECIDED, why=waiting[test.data], data=test.data)
+        if test.data in waiting
         else test
         for test in verdict.parts
     ]
@@ -336,63 +307,60 @@ def _log_ratio(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _name(quantity: str, cell: Cell) -> str:
-    """Name a quantity of a cell, by the dataset's name in the paper."""
-    return f"{quantity}, {NAMES.get(cell[0], cell[0])}, H = {cell[1]}"
+    """Name a quantity of a cell."""
+    return f"{quantity}, {cell[0]}, H = {cell[1]}"
 
 
-def _result(
-    cells: Iterable[Cell], claims: dict[str, Verdict] | None = None, **settings: str
-) -> MeasuredValues:
-    data = ", ".join(f"{NAMES.get(name, name)} at {steps}" for name, steps in cells)
-    settings = {
-        "data": data,
-        "training": TRAINING,
-        "intervals over": "seeds",
-        **settings,
-    }
-    return MeasuredValues(settings=settings, claims=claims or {})
+def _result(cells: Iterable[Cell], **settings: str) -> MeasuredValues:
+    return MeasuredValues(
+        settings={
+            "data": [f"{name} at {steps}" for name, steps in cells],
+            "training": TRAINING,
+            "intervals over": "seeds",
+            **settings,
+        }
+    )
 
 
-def _of_seeds(data: xr.Dataset, name: str, cell: Cell, model: str) -> np.ndarray:
-    """Return the values of a model's runs that ended."""
-    return data[name].sel(arm=f"{cell[0]} {cell[1]} {model}").dropna("seed").values
+def _add_cells(
+    result: MeasuredValues, cells: Iterable[Cell], runs: Mapping[str, Runs]
+) -> None:
+    """Add the means over seeds of quantities in every cell."""
+    for cell, (quantity, of_cells) in product(cells, runs.items()):
+        result.mean(_name(quantity, cell), of_cells[cell], POSITIVE)
 
 
-def _main_arms(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
-    return {
-        arm: values
-        for arm, values in by_arm(data, name).items()
-        if arm.split(" ", 2)[2] in MAIN
-    }
+def _select(
+    data: xr.Dataset, cells: Iterable[Cell], models: Iterable[str]
+) -> xr.Dataset:
+    """Select the arms of these models in these cells."""
+    wanted = {*product(cells, models)}
+    arms = data["arm"].values
+    return data.sel(arm=[arm for arm in arms if _split(arm) in wanted])
 
 
 @from_record("S1-F5")
 def sharpness() -> MeasuredValues:
     """Measure figures 5, 9 and 10: λ_max at the end, and errors' spread over seeds."""
     data = benchmark_runs()
-    cells = list_cells(data, "Transformer", "SAMformer")
     models = ("Transformer", "SAMformer")
+    cells = list_cells(data, *models)
+    result = _result(cells, weights=LOWEST)
+    of = "logarithm of the ratio of λ_max"
+    result.claims["sharper_trained"] = _by_data(
+        data, "end_sharpness", models, _log_ratio, of
+    )
+    errors = data["test_mse"]
     # distances of errors from their mean over seeds
-    deviations = abs(data["test_mse"] - data["test_mse"].mean("seed"))
-    statements = {
-        "sharper_trained": _by_data(
-            data, "end_sharpness", models, _log_ratio, "logarithm of the ratio of λ_max"
-        ),
-        "steadier": _by_data(
-            data.assign(deviation=deviations),
-            "deviation",
-            models,
-            np.subtract,
-            "distance from the mean over seeds, less SAMformer's",
-        ),
-    }
-    result = _result(cells, statements, weights="of the lowest validation error")
+    data = data.assign(deviation=abs(errors - errors.mean("seed")))
+    of = "distance from the mean over seeds, less SAMformer's"
+    result.claims["steadier"] = _by_data(data, "deviation", models, np.subtract, of)
     for cell in cells:
         for model in ("SAMformer", "Transformer"):
-            values = _of_seeds(data, "test_mse", cell, model)
             text = _name(f"deviation of the test MSE over seeds, {model}", cell)
-            result.add(text, values.std(ddof=1) if len(values) > 1 else np.nan)
-    _add_means(result, _main_arms(data, "end_sharpness"), "λ_max, {arm}")
+            result.add(text, pd.Series(runs_of(errors, model)[cell]).std())
+    main = _select(data, cells, MAIN)
+    _add_means(result, "λ_max, {}", main["end_sharpness"])
     return result
 
 
@@ -400,30 +368,27 @@ def sharpness() -> MeasuredValues:
 def attention() -> MeasuredValues:
     """Measure figures 6 and 12."""
     data = benchmark_runs().mean("window")
-    statements = {
-        "diagonal": _by_data(
-            data,
+    cells = list_cells(data, "Transformer", "SAMformer")
+    result = _result(cells, weights=LOWEST)
+    for claim, name, models, of in (
+        (
+            "diagonal",
             "end_diagonal_mass",
             ("SAMformer", "Transformer"),
-            np.subtract,
             "diagonal mass of attention, less the transformer's",
         ),
-        "lower_rank": _by_data(
-            data,
+        (
+            "lower_rank",
             "end_numerical_rank",
             ("Transformer", REPARAM),
-            np.subtract,
             "numerical rank of attention, less σReparam's",
         ),
-    }
-    cells = list_cells(data, "Transformer", "SAMformer")
-    result = _result(cells, statements, weights="of the lowest validation error")
+    ):
+        result.claims[claim] = _by_data(data, name, models, np.subtract, of)
+    main = _select(data, cells, MAIN)
     for name in ("diagonal mass", "numerical rank", "entropy"):
-        _add_means(
-            result,
-            _main_arms(data, f"end_{name.replace(' ', '_')}"),
-            name + " of attention, {arm}",
-        )
+        variable = f"end_{name.replace(' ', '_')}"
+        _add_means(result, f"{name} of attention, {{}}", main[variable])
     return result
 
 
@@ -432,17 +397,16 @@ def nuclear_norms() -> MeasuredValues:
     """Measure figure 7."""
     data = benchmark_runs()
     data = data.assign(middle=data["end_nuclear_norm"].median("window"))
-    margin = "median nuclear norm over windows, less the other's"
-    statements = {
-        claim: _by_data(data, "middle", models, np.subtract, margin)
-        for claim, models in (
-            ("norm_lowered", ("Transformer", REPARAM)),
-            ("norm_kept", ("SAMformer", "Transformer")),
-        )
-    }
     cells = list_cells(data, "Transformer", "SAMformer")
-    result = _result(cells, statements, weights="of the lowest validation error")
-    _add_means(result, _main_arms(data, "middle"), "median nuclear norm, {arm}")
+    result = _result(cells, weights=LOWEST)
+    of = "median nuclear norm over windows, less the other's"
+    for claim, models in (
+        ("norm_lowered", ("Transformer", REPARAM)),
+        ("norm_kept", ("SAMformer", "Transformer")),
+    ):
+        result.claims[claim] = _by_data(data, "middle", models, np.subtract, of)
+    main = _select(data, cells, MAIN)
+    _add_means(result, "median nuclear norm, {}", main["middle"])
     return result
 
 
@@ -451,31 +415,21 @@ def reparam_errors() -> MeasuredValues:
     """Measure figure 8."""
     data = benchmark_runs()
     cells = list_cells(data, "SAMformer", REPARAM, BOTH)
-    statements = {
-        "reparam_worse": _by_data(
-            data,
-            "test_mse",
-            (REPARAM, "SAMformer"),
-            np.subtract,
-            "error, less SAMformer's",
-        ),
-        "no_gain": _by_data(
-            data,
-            "test_mse",
-            (BOTH, "SAMformer"),
-            lambda both, alone: _log_ratio(both, alone) + np.log(SAME_ERROR),
-            "logarithm of the ratio of errors, and of 1.01",
-        ),
-    }
-    result = _result(cells, statements)
-    arms = {
-        f"{name} {steps} {model}" for name, steps in cells for model in (*MAIN, INPUTS)
-    }
-    _add_means(
-        result,
-        {arm: v for arm, v in by_arm(data, "test_mse").items() if arm in arms},
-        "MSE of {arm}",
+    result = _result(cells)
+    of = "error, less SAMformer's"
+    models = (REPARAM, "SAMformer")
+    result.claims["reparam_worse"] = _by_data(
+        data, "test_mse", models, np.subtract, of
     )
+    result.claims["no_gain"] = _by_data(
+        data,
+        "test_mse",
+        (BOTH, "SAMformer"),
+        lambda both, alone: _log_ratio(both, alone) + np.log(SAME_ERROR),
+        "logarithm of the ratio of errors, and of 1.01",
+    )
+    shown = _select(data, cells, (*MAIN, INPUTS))
+    _add_means(result, "MSE of {}", shown["test_mse"])
     return result
 
 
@@ -489,18 +443,15 @@ def epoch_times() -> MeasuredValues:
         seconds.loc[{"arm": arm, "seed": int(seed)}] = of_run
     data = data.assign(epoch_seconds=seconds / data["epochs"])
     models = (BOTH, "SAMformer")
-    claim = _by_data(
-        data, "epoch_seconds", models, _log_ratio, "logarithm of the ratio of times"
-    )
     cells = list_cells(data, *models)
-    result = _result(cells, {"slower": claim}, device="CPU, one thread")
-    for cell in cells:
-        for model in models:
-            result.mean(
-                _name(f"processor seconds of an epoch, {model}", cell),
-                _of_seeds(data, "epoch_seconds", cell, model),
-                bounds=POSITIVE,
-            )
+    result = _result(cells, device="CPU, one thread")
+    of = "logarithm of the ratio of times"
+    result.claims["slower"] = _by_data(data, "epoch_seconds", models, _log_ratio, of)
+    rows = {
+        f"processor seconds of an epoch, {model}": runs_of(data["epoch_seconds"], model)
+        for model in models
+    }
+    _add_cells(result, cells, rows)
     return result
 
 
@@ -510,12 +461,8 @@ def by_horizon() -> MeasuredValues:
     data = benchmark_runs()
     cells = list_cells(data, "SAMformer")
     result = _result(cells)
-    for cell in cells:
-        result.mean(
-            _name("MSE of SAMformer", cell),
-            _of_seeds(data, "test_mse", cell, "SAMformer"),
-            bounds=POSITIVE,
-        )
+    rows = {"MSE of SAMformer": runs_of(data["test_mse"], "SAMformer")}
+    _add_cells(result, cells, rows)
     return result
 
 
@@ -523,32 +470,24 @@ def by_horizon() -> MeasuredValues:
 def radii() -> MeasuredValues:
     """Measure figure 14."""
     parts = []
-    cells = []
     seeds = []
-    errors: dict[str, np.ndarray] = {}
+    result = MeasuredValues()
+    of = f"error of Adam, less the mean over radii from {RADIUS:g} on"
     for data in (record("queue/samformer_radii"), record("radii")):
-        errors |= by_arm(data, "test_mse")
-        arms = {str(arm): str(arm).split(" ")[0] for arm in data["arm"].values}
-        for name in dict.fromkeys(arms.values()):
-            of_data = data.sel(arm=[arm for arm in arms if arms[arm] == name])
+        _add_means(result, "MSE, {}", data["test_mse"])
+        names = [_split(arm)[0][0] for arm in data["arm"].values]
+        for name, of_data in data.assign_coords(dataset=("arm", names)).groupby("dataset"):
             rho = of_data["rho"]
             test = of_data["test_mse"]
             # of the radii that a seed was trained with
             wide = test.where(rho >= RADIUS).mean("arm")
-            margins = (test.where(rho == 0).mean("arm") - wide).dropna("seed").values
-            label = NAMES.get(name, name)
-            of = f"error of Adam, less the mean over radii from {RADIUS:g} on"
-            parts.append(ClaimPart("", margins, of, data=label))
-            cells.append((name, HORIZONS[0]))
-            seeds.append(f"{label}: {describe_seeds(data, len(margins))}")
-    result = _result(
-        cells,
-        {"sam_helps": judge_parts("seed", *parts)},
-        models="SAMformer",
-        seeds="; ".join(seeds),
-    )
-    _add_means(result, errors, "MSE, {arm}")
-    return result
+            margins = test.where(rho == 0).mean("arm") - wide
+            parts.append(ClaimPart("", margins.values, of, data=name))
+            seeds.append(f"{name}: {describe_seeds(data, margins.notnull().sum())}")
+    cells = [(part.data, HORIZONS[0]) for part in parts]
+    settings = _result(cells, models="SAMformer", seeds="; ".join(seeds)).settings
+    claims = {"sam_helps": judge_parts("seed", *parts)}
+    return replace(result, settings=settings, claims=claims)
 
 
 @from_record(
@@ -564,25 +503,18 @@ def ablation(*, model: str, beside: str, equal_within: float) -> MeasuredValues:
     """Measure errors of an ablation, and whether the complete model is better."""
     data = benchmark_runs()
     cells = list_cells(data, model, beside)
-    claim = _by_data(
-        data,
-        "test_mse",
-        (model, beside),
-        _log_ratio,
-        f"logarithm of the ratio to the error of {beside}",
-        equal_within,
+    shown = _select(data, cells, [model])
+    seeds = describe_seeds(data, shown["test_mse"].notnull().sum("seed"))
+    result = _result(cells, seeds=seeds)
+    of = f"logarithm of the ratio to the error of {beside}"
+    result.claims["better"] = _by_data(
+        data, "test_mse", (model, beside), _log_ratio, of, equal_within
     )
-    result = _result(cells, {"better": claim})
-    for cell in cells:
-        for error in ("MSE", "MAE"):
-            result.mean(
-                _name(f"{error} of {model}", cell),
-                _of_seeds(data, f"test_{error.lower()}", cell, model),
-                bounds=POSITIVE,
-            )
-    result.settings["seeds"] = describe_seeds(
-        data, *(len(_of_seeds(data, "test_mse", cell, model)) for cell in cells)
-    )
+    rows = {
+        f"{error} of {model}": runs_of(data[f"test_{error.lower()}"], model)
+        for error in ("MSE", "MAE")
+    }
+    _add_cells(result, cells, rows)
     return result
 
 
@@ -590,22 +522,23 @@ def ablation(*, model: str, beside: str, equal_within: float) -> MeasuredValues:
 @from_record("S1-T6", error="MAE")
 def benchmark_errors(*, error: str) -> MeasuredValues:
     """Measure tables 1 and 6, and compare with the printed errors by Welch's test."""
-    result = MeasuredValues(settings={"training": TRAINING, "intervals over": "seeds"})
-    seeds = set()
     data = benchmark_runs()
-    for arm, values in by_arm(data, f"test_{error.lower()}").items():
-        name, horizon, model = arm.split(" ", 2)
-        cell = NAMES.get(name, name), int(horizon)
+    name = f"test_{error.lower()}"
+    settings = {
+        "training": TRAINING,
+        "intervals over": "seeds",
+        "seeds": describe_seeds(data, data[name].notnull().sum("seed")),
+    }
+    result = MeasuredValues(settings=settings)
+    for arm, of_seeds in by_name(data[name]).items():
+        cell, model = _split(arm)
         text = _name(f"{error} of {model}", cell)
-        result.mean(text, values, bounds=POSITIVE)
-        seeds.add(len(values))
+        values = of_seeds[np.isfinite(of_seeds)]
+        result.mean(text, values, POSITIVE)
         # arms with fixed RevIN or released draws are compared with the printed errors
         # of the model itself
-        theirs = (
-            TABLES[error]
-            .get(model.removesuffix(" fixed RevIN").removesuffix(" released draws"), {})
-            .get(cell)
-        )
+        model = model.removesuffix(" fixed RevIN").removesuffix(" released draws")
+        theirs = TABLES[error].get(model, {}).get(cell)
         if theirs is None or len(values) < 2 or not np.isfinite(theirs.std):
             continue
         ours = float(values.mean()), float(values.std(ddof=1))
@@ -613,21 +546,15 @@ def benchmark_errors(*, error: str) -> MeasuredValues:
         deviations = comparison.difference / np.hypot(ours[1], theirs.std)
         result.add(f"difference in standard deviations of both: {text}", deviations)
         result.add(f"p of Welch's test: {text}", comparison.welch)
-    result.settings["seeds"] = describe_seeds(data, *seeds)
+    of = "logarithm of the ratio of errors"
     for claim, models in (
         ("better", ("Transformer", "SAMformer")),
         ("better_mixer", ("TSMixer", "SAMformer")),
         ("better_mixer_sam", ("TSMixer+SAM", "SAMformer")),
         ("mixer_sam_helps", ("TSMixer", "TSMixer+SAM")),
     ):
-        result.claims[claim] = _by_data(
-            data,
-            f"test_{error.lower()}",
-            models,
-            _log_ratio,
-            "logarithm of the ratio of errors",
-        )
-    for value in BY_ID["S1-T1" if error == "MSE" else "S1-T6"].values:
+        result.claims[claim] = _by_data(data, name, models, _log_ratio, of)
+    for value in find_item("S1-T1" if error == "MSE" else "S1-T6").values:
         if value.key not in result.claims:
             # a cell that was not trained
             result.values.setdefault(value.quantity, np.nan)
@@ -680,13 +607,13 @@ def parameters(context: Context) -> MeasuredValues:
     return MeasuredValues(counts, {"sizes": "L = 512, D = 7, d_m = 16, no biases"})
 
 
-@measure("S1-P4")
+@measure("S1-P4", draws=500)
 def readouts(context: Context) -> MeasuredValues:
     """Check proposition 4 against the residual of the best readout."""
     rng = np.random.default_rng(context.seed)
     misses = 0
     of_rank = 0
-    for draw in range(context.draws(DRAWS)):
+    for draw in range(context.draws):
         channels = 5
         rank = 5 if draw % 2 else int(rng.integers(1, 5))
         tokens = rng.normal(size=(channels, rank)) @ rng.normal(size=(rank, 12))
@@ -702,15 +629,15 @@ def readouts(context: Context) -> MeasuredValues:
         )
         of_rank += rank == channels
     values = {"missed": float(misses), "draws of full rank": float(of_rank)}
-    return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})
+    return MeasuredValues(values, {"draws": context.draws})
 
 
-@measure("S1-P5")
+@measure("S1-P5", draws=500)
 def nuclear_bound(context: Context) -> MeasuredValues:
     """Check proposition 5 on symmetric positive forms."""
     rng = np.random.default_rng(context.seed)
     shares = []
-    for _ in range(context.draws(DRAWS)):
+    for _ in range(context.draws):
         x = rng.normal(size=(7, 20))
         queries = rng.normal(size=(20, 4))
         bound = rank_theory.nuclear_norm_bound(x, queries, queries)
@@ -719,15 +646,15 @@ def nuclear_bound(context: Context) -> MeasuredValues:
         "violations": float(np.sum(np.array(shares) > 1 + 1e-12)),
         "largest share of the bound": max(shares),
     }
-    return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})
+    return MeasuredValues(values, {"draws": context.draws})
 
 
-@measure("S1-P9")
+@measure("S1-P9", draws=100)
 def revin(context: Context) -> MeasuredValues:
     """Check proposition 9 against the pipeline."""
     rng = np.random.default_rng(context.seed)
     largest = 0.0
-    for _ in range(context.draws(100)):
+    for _ in range(context.draws):
         x = rng.normal(size=(3, 16)) + 5
         weight = rng.normal(size=(16, 4))
         gamma = rng.uniform(0.5, 2, 3)
@@ -742,4 +669,4 @@ def revin(context: Context) -> MeasuredValues:
         "apart": 0.0 if largest < 1e-12 else largest,
         "the same, as it is": largest,
     }
-    return MeasuredValues(values, {"draws": str(context.draws(100))})
+    return MeasuredValues(values, {"draws": context.draws})
