@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from io import StringIO
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -47,20 +47,16 @@ from tsfm_lens.studies.samformer.models import oracle_loss
 
 NEAR_ORACLE = 1.01
 NEAR_ADAM = 1.05
-SAME_ERROR = 1.01
 TINY = 1e-12
 RADIUS = 0.5
 CHANNELS = 7
 HORIZONS = (96, 192, 336, 720)
 SEEDS = 5
 REPARAM = "sigma reparam"
-BOTH = "SAMformer sigma reparam"
-INPUTS = "sigma reparam inputs"
-MAIN = ("Transformer", "SAMformer", REPARAM, BOTH)
+MAIN = ("Transformer", "SAMformer", REPARAM, "SAMformer sigma reparam")
 NAMES = {"exchange": "Exchange"}
 """Names of benchmarks in the paper, by their names here."""
 TRAINING = "Adam at 1e-3, batch 32, patience 5"
-LOWEST = "of the lowest validation error"
 
 Cell = tuple[str, int]
 """Dataset, by its name in the paper, and horizon."""
@@ -89,6 +85,8 @@ def _table(text: str) -> dict[str, dict[Cell, Printed]]:
 
 TABLES = {name: _table(text) for name, text in PAPERS["samformer"]["tables"].items()}
 """Printed errors and radii, by table, model and cell."""
+RUNS: dict[str, dict[str, Any]] = PAPERS["samformer"]["runs"]
+"""How items are answered from runs on benchmarks."""
 
 
 def parameter_count(
@@ -252,20 +250,16 @@ def runs_of(values: xr.DataArray, model: str) -> Runs:
 
 
 def margins_by_data(
-    data: xr.Dataset,
-    name: str,
-    models: tuple[str, str],
-    margin: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    data: xr.Dataset, name: str, models: tuple[str, str], margin: str
 ) -> dict[str, np.ndarray]:
     """Compare two models run by run, on each data set that both have.
 
-    ``margin`` takes the values of both models with the same horizon and seed. It is NaN
-    where one of both did not end.
+    A margin is NaN where a run of either model did not end.
     """
     one, other = (runs_of(data[name], model) for model in models)
     margins: defaultdict[str, list[np.ndarray]] = defaultdict(list)
     for cell in list_cells(data, *models):
-        margins[cell[0]].append(margin(one[cell], other[cell]))
+        margins[cell[0]].append(MARGINS[margin](one[cell], other[cell]))
     return {dataset: np.concatenate(of_data) for dataset, of_data in margins.items()}
 
 
@@ -273,15 +267,17 @@ def _by_data(
     data: xr.Dataset,
     name: str,
     models: tuple[str, str],
-    margin: Callable[[np.ndarray, np.ndarray], np.ndarray],
     of: str,
-    equal_within: float = 0.0,
+    margin: str = "logarithmic ratio",
+    *,
+    may_be_equal: bool = False,
 ) -> Verdict:
     """Test a claim about two models run by run, on each data set that both have.
 
-    ``margin`` takes the values of both models, and is positive where it is true. A data
-    set of which planned runs are open is a part without an outcome.
+    ``margin`` names the function of both models that is positive where the claim is
+    true. A data set of which planned runs are open is a part without an outcome.
     """
+    equal_within = may_be_equal * PLAN["samformer"]["equal_within"]
     waiting = open_data(*models)
     waiting = {NAMES.get(name, name): why for name, why in waiting.items()}
     margins = margins_by_data(data, name, models, margin)
@@ -306,6 +302,15 @@ def _log_ratio(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(one, TINY)) - np.log(np.maximum(other, TINY))
 
 
+MARGINS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "difference": np.subtract,
+    "logarithmic ratio": _log_ratio,
+    "logarithmic ratio and that of 1.01": lambda one, other: (
+        _log_ratio(one, other) + np.log(1.01)
+    ),
+}
+
+
 def _name(quantity: str, cell: Cell) -> str:
     """Name a quantity of a cell."""
     return f"{quantity}, {cell[0]}, H = {cell[1]}"
@@ -322,15 +327,27 @@ def _result(cells: Iterable[Cell], **settings: str) -> MeasuredValues:
     )
 
 
-def _add_cells(
-    result: MeasuredValues, cells: Iterable[Cell], runs: Mapping[str, Runs]
-) -> None:
-    """Add the means over seeds of quantities in every cell."""
+def answer(item: str, data: xr.Dataset) -> MeasuredValues:
+    """Answer an item from runs as its entry in the paper's file says."""
+    entry = {"claims": {}, "by_arm": {}, "by_cell": {}, "settings": {}, **RUNS[item]}
+    cells = list_cells(data, *entry["cells"])
+    result = _result(cells, **entry["settings"])
+    result.claims = {
+        claim: _by_data(data, **test) for claim, test in entry["claims"].items()
+    }
+    shown = select(data, cells, entry.get("shown", MAIN))
+    for quantity, name in entry["by_arm"].items():
+        _add_means(result, quantity, shown[name])
+    runs = {
+        quantity: runs_of(data[name], model)
+        for quantity, (name, model) in entry["by_cell"].items()
+    }
     for cell, (quantity, of_cells) in product(cells, runs.items()):
         result.mean(_name(quantity, cell), of_cells[cell], POSITIVE)
+    return result
 
 
-def _select(
+def select(
     data: xr.Dataset, cells: Iterable[Cell], models: Iterable[str]
 ) -> xr.Dataset:
     """Select the arms of these models in these cells."""
@@ -343,126 +360,66 @@ def _select(
 def sharpness() -> MeasuredValues:
     """Measure figures 5, 9 and 10: λ_max at the end, and errors' spread over seeds."""
     data = benchmark_runs()
-    models = ("Transformer", "SAMformer")
-    cells = list_cells(data, *models)
-    result = _result(cells, weights=LOWEST)
-    of = "logarithm of the ratio of λ_max"
-    result.claims["sharper_trained"] = _by_data(
-        data, "end_sharpness", models, _log_ratio, of
-    )
     errors = data["test_mse"]
     # distances of errors from their mean over seeds
-    data = data.assign(deviation=abs(errors - errors.mean("seed")))
-    of = "distance from the mean over seeds, less SAMformer's"
-    result.claims["steadier"] = _by_data(data, "deviation", models, np.subtract, of)
-    for cell in cells:
-        for model in ("SAMformer", "Transformer"):
-            text = _name(f"deviation of the test MSE over seeds, {model}", cell)
-            result.add(text, pd.Series(runs_of(errors, model)[cell]).std())
-    main = _select(data, cells, MAIN)
-    _add_means(result, "λ_max, {}", main["end_sharpness"])
+    deviation = abs(errors - errors.mean("seed"))
+    result = answer("S1-F5", data.assign(deviation=deviation))
+    models = ("SAMformer", "Transformer")
+    deviations = {
+        _name(f"deviation of the test MSE over seeds, {model}", cell): float(
+            pd.Series(runs_of(errors, model)[cell]).std()
+        )
+        for cell, model in product(list_cells(data, *models), models)
+    }
+    result.values = deviations | result.values
     return result
 
 
 @from_record("S1-F6")
 def attention() -> MeasuredValues:
     """Measure figures 6 and 12."""
-    data = benchmark_runs().mean("window")
-    cells = list_cells(data, "Transformer", "SAMformer")
-    result = _result(cells, weights=LOWEST)
-    for claim, name, models, of in (
-        (
-            "diagonal",
-            "end_diagonal_mass",
-            ("SAMformer", "Transformer"),
-            "diagonal mass of attention, less the transformer's",
-        ),
-        (
-            "lower_rank",
-            "end_numerical_rank",
-            ("Transformer", REPARAM),
-            "numerical rank of attention, less σReparam's",
-        ),
-    ):
-        result.claims[claim] = _by_data(data, name, models, np.subtract, of)
-    main = _select(data, cells, MAIN)
-    for name in ("diagonal mass", "numerical rank", "entropy"):
-        variable = f"end_{name.replace(' ', '_')}"
-        _add_means(result, f"{name} of attention, {{}}", main[variable])
-    return result
+    return answer("S1-F6", benchmark_runs().mean("window"))
 
 
 @from_record("S1-F7")
 def nuclear_norms() -> MeasuredValues:
     """Measure figure 7."""
     data = benchmark_runs()
-    data = data.assign(middle=data["end_nuclear_norm"].median("window"))
-    cells = list_cells(data, "Transformer", "SAMformer")
-    result = _result(cells, weights=LOWEST)
-    of = "median nuclear norm over windows, less the other's"
-    for claim, models in (
-        ("norm_lowered", ("Transformer", REPARAM)),
-        ("norm_kept", ("SAMformer", "Transformer")),
-    ):
-        result.claims[claim] = _by_data(data, "middle", models, np.subtract, of)
-    main = _select(data, cells, MAIN)
-    _add_means(result, "median nuclear norm, {}", main["middle"])
-    return result
-
-
-@from_record("S1-F8")
-def reparam_errors() -> MeasuredValues:
-    """Measure figure 8."""
-    data = benchmark_runs()
-    cells = list_cells(data, "SAMformer", REPARAM, BOTH)
-    result = _result(cells)
-    of = "error, less SAMformer's"
-    models = (REPARAM, "SAMformer")
-    result.claims["reparam_worse"] = _by_data(
-        data, "test_mse", models, np.subtract, of
-    )
-    result.claims["no_gain"] = _by_data(
-        data,
-        "test_mse",
-        (BOTH, "SAMformer"),
-        lambda both, alone: _log_ratio(both, alone) + np.log(SAME_ERROR),
-        "logarithm of the ratio of errors, and of 1.01",
-    )
-    shown = _select(data, cells, (*MAIN, INPUTS))
-    _add_means(result, "MSE of {}", shown["test_mse"])
-    return result
+    middle = data["end_nuclear_norm"].median("window")
+    return answer("S1-F7", data.assign(middle=middle))
 
 
 @from_record("S1-F11")
 def epoch_times() -> MeasuredValues:
     """Measure figure 11 by the processor time of runs, over their epochs."""
     data = record("queue/samformer_runs")
-    seconds = xr.full_like(data["epochs"], np.nan)
-    for cell, of_run in data["processor_seconds"].to_series().items():
-        arm, _, seed = str(cell).rpartition(", seed ")
-        seconds.loc[{"arm": arm, "seed": int(seed)}] = of_run
-    data = data.assign(epoch_seconds=seconds / data["epochs"])
-    models = (BOTH, "SAMformer")
-    cells = list_cells(data, *models)
-    result = _result(cells, device="CPU, one thread")
-    of = "logarithm of the ratio of times"
-    result.claims["slower"] = _by_data(data, "epoch_seconds", models, _log_ratio, of)
-    rows = {
-        f"processor seconds of an epoch, {model}": runs_of(data["epoch_seconds"], model)
-        for model in models
-    }
-    _add_cells(result, cells, rows)
-    return result
+    epochs = data["epochs"]
+    cells = [
+        f"{arm}, seed {seed}"
+        for arm, seed in product(data["arm"].values, data["seed"].values)
+    ]
+    seconds = data["processor_seconds"].reindex(cell=cells).values
+    times = seconds.reshape(epochs.shape) / epochs
+    return answer("S1-F11", data.assign(epoch_seconds=times))
 
 
-@from_record("S1-F13")
-def by_horizon() -> MeasuredValues:
-    """Measure figure 13."""
+@from_record("S1-F8", item="S1-F8")
+@from_record("S1-F13", item="S1-F13")
+def errors_of(*, item: str) -> MeasuredValues:
+    """Measure figures 8 and 13, errors of models."""
+    return answer(item, benchmark_runs())
+
+
+@from_record("S1-T9", item="S1-T9")
+@from_record("S1-T10", item="S1-T10")
+def ablation(*, item: str) -> MeasuredValues:
+    """Measure errors of an ablation, and whether the complete model is better."""
     data = benchmark_runs()
-    cells = list_cells(data, "SAMformer")
-    result = _result(cells)
-    rows = {"MSE of SAMformer": runs_of(data["test_mse"], "SAMformer")}
-    _add_cells(result, cells, rows)
+    result = answer(item, data)
+    entry = RUNS[item]
+    shown = select(data, list_cells(data, *entry["cells"]), entry["shown"])
+    counts = shown["test_mse"].notnull().sum("seed")
+    result.settings["seeds"] = describe_seeds(data, counts)
     return result
 
 
@@ -476,7 +433,9 @@ def radii() -> MeasuredValues:
     for data in (record("queue/samformer_radii"), record("radii")):
         _add_means(result, "MSE, {}", data["test_mse"])
         names = [_split(arm)[0][0] for arm in data["arm"].values]
-        for name, of_data in data.assign_coords(dataset=("arm", names)).groupby("dataset"):
+        for name, of_data in data.assign_coords(dataset=("arm", names)).groupby(
+            "dataset"
+        ):
             rho = of_data["rho"]
             test = of_data["test_mse"]
             # of the radii that a seed was trained with
@@ -488,34 +447,6 @@ def radii() -> MeasuredValues:
     settings = _result(cells, models="SAMformer", seeds="; ".join(seeds)).settings
     claims = {"sam_helps": judge_parts("seed", *parts)}
     return replace(result, settings=settings, claims=claims)
-
-
-@from_record(
-    "S1-T9", model="temporal attention", beside="Transformer", equal_within=0.0
-)
-@from_record(
-    "S1-T10",
-    model="identity attention",
-    beside="SAMformer",
-    equal_within=PLAN["samformer"]["equal_within"],
-)
-def ablation(*, model: str, beside: str, equal_within: float) -> MeasuredValues:
-    """Measure errors of an ablation, and whether the complete model is better."""
-    data = benchmark_runs()
-    cells = list_cells(data, model, beside)
-    shown = _select(data, cells, [model])
-    seeds = describe_seeds(data, shown["test_mse"].notnull().sum("seed"))
-    result = _result(cells, seeds=seeds)
-    of = f"logarithm of the ratio to the error of {beside}"
-    result.claims["better"] = _by_data(
-        data, "test_mse", (model, beside), _log_ratio, of, equal_within
-    )
-    rows = {
-        f"{error} of {model}": runs_of(data[f"test_{error.lower()}"], model)
-        for error in ("MSE", "MAE")
-    }
-    _add_cells(result, cells, rows)
-    return result
 
 
 @from_record("S1-T1", error="MSE")
@@ -546,15 +477,11 @@ def benchmark_errors(*, error: str) -> MeasuredValues:
         deviations = comparison.difference / np.hypot(ours[1], theirs.std)
         result.add(f"difference in standard deviations of both: {text}", deviations)
         result.add(f"p of Welch's test: {text}", comparison.welch)
-    of = "logarithm of the ratio of errors"
-    for claim, models in (
-        ("better", ("Transformer", "SAMformer")),
-        ("better_mixer", ("TSMixer", "SAMformer")),
-        ("better_mixer_sam", ("TSMixer+SAM", "SAMformer")),
-        ("mixer_sam_helps", ("TSMixer", "TSMixer+SAM")),
-    ):
-        result.claims[claim] = _by_data(data, name, models, _log_ratio, of)
-    for value in find_item("S1-T1" if error == "MSE" else "S1-T6").values:
+    item = find_item("S1-T1" if error == "MSE" else "S1-T6")
+    result.claims = {
+        claim: _by_data(data, **test) for claim, test in RUNS[item.id]["claims"].items()
+    }
+    for value in item.values:
         if value.key not in result.claims:
             # a cell that was not trained
             result.values.setdefault(value.quantity, np.nan)
