@@ -123,13 +123,6 @@ def _list(as_json: bool) -> None:
     if as_json:
         echo(json.dumps(metadata))
         return
-    needs = []
-    for item in ITEMS:
-        if item.why:
-            need = item.why
-        else:
-            need = "no model" if item.theory else ""
-        needs.append(need)
     rows = [
         [
             " ".join(item.ids),
@@ -137,9 +130,9 @@ def _list(as_json: bool) -> None:
             str(len(item.values)),
             row["model"],
             " ".join(row["measurements"]),
-            need,
+            item.why or ("no model" if item.theory else ""),
         ]
-        for item, row, need in zip(ITEMS, metadata, needs, strict=True)
+        for item, row in zip(ITEMS, metadata, strict=True)
     ]
     show_rows(["id", "what", "numbers", "model", "measurement", "needs"], rows)
 

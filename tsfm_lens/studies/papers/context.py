@@ -54,12 +54,21 @@ def _register(
 class Context:
     """Seed and number of the draws of an experiment without a model."""
 
-    seed: int
     draws: int
+    seed: int
 
     def generators(self) -> list[np.random.Generator]:
         """Return a random generator for each draw."""
         return np.random.default_rng(self.seed).spawn(self.draws)
+
+
+def describe_distance(
+    context: Context, largest: float, rounding: float
+) -> MeasuredValues:
+    """Say how far two formulas are apart at most; 0 where it is rounding."""
+    apart = largest if largest >= rounding else 0.0
+    values = {"apart": apart, "the same, as it is": largest}
+    return MeasuredValues(values, {"draws": context.draws})
 
 
 def describe_seeds(record: xr.Dataset, counts: Any) -> str:

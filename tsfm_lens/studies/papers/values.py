@@ -29,7 +29,7 @@ class MeasuredValues:
     Settings are texts; numbers become such, and lists of them, joined by commas.
     """
 
-    values: dict[str, float] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -88,17 +88,12 @@ class MeasuredValues:
 
     def by_key(self, words: dict[str, str]) -> MeasuredValues:
         """Name everything by quantity instead of by key."""
-
-        def named(table: dict[str, Any]) -> dict[str, Any]:
-            return {words.get(key, key): value for key, value in table.items()}
-
-        return replace(
-            self,
-            values=named(self.values),
-            units=named(self.units),
-            intervals=named(self.intervals),
-            claims=named(self.claims),
-        )
+        tables: dict[str, Any] = {
+            name: {words.get(key, key): value for key, value in table.items()}
+            for name, table in vars(self).items()
+            if name in ("values", "units", "intervals", "claims")
+        }
+        return replace(self, **tables)
 
 
 def by_name(values: xr.DataArray, dim: str = "arm") -> dict[Any, np.ndarray]:

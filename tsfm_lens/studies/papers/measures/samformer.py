@@ -25,6 +25,7 @@ from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
+    describe_distance,
     describe_seeds,
     from_record,
     measure,
@@ -71,11 +72,11 @@ class Printed(NamedTuple):
     std: float = math.nan
 
 
-def _table(text: str) -> dict[str, dict[Cell, Printed]]:
+def _table(text: str) -> dict[str, dict[Any, Printed]]:
     """Parse a printed table by model and cell; a dash stands for no number."""
     table = pd.read_csv(StringIO(text), sep=" ", index_col=[0, 1], na_values="-")
     return {
-        model: {
+        str(model): {
             cell: Printed(*map(float, str(number).split("±")))
             for cell, number in table[model].dropna().items()
         }
@@ -161,10 +162,10 @@ def toy_sharpness() -> MeasuredValues:
     data = record("toy")
     result = _toy_result(data)
     last = data.isel(look=-1)
-    sharpness = by_name(np.log(last["sharpness"]))
+    sharpness = by_name(last["sharpness"])
     entropy = by_name(last["entropy"])
     compared = ("transformer", "transformer + SAM")
-    plain, sam = (sharpness[arm] for arm in compared)
+    plain, sam = (np.log(sharpness[arm]) for arm in compared)
     result.judge("sharper", plain - sam, "logarithm of the ratio of λ_max")
     of = "entropy in nats, less the other's"
     result.claims["lower_entropy"] = judge_parts(
@@ -186,8 +187,9 @@ def optimizers() -> MeasuredValues:
     """Measure figure 15."""
     data = record("optimizers")
     result = _toy_result(data)
-    errors = np.log(data["validation_mse"])
-    over = by_name(errors - errors.sel(arm="adam"))
+    errors = by_name(data["validation_mse"])
+    adam = np.log(errors["adam"])
+    over = {arm: np.log(of_arm) - adam for arm, of_arm in errors.items()}
     for claim, of, margins in (
         (
             "unstable",
@@ -433,9 +435,8 @@ def radii() -> MeasuredValues:
     for data in (record("queue/samformer_radii"), record("radii")):
         _add_means(result, "MSE, {}", data["test_mse"])
         names = [_split(arm)[0][0] for arm in data["arm"].values]
-        for name, of_data in data.assign_coords(dataset=("arm", names)).groupby(
-            "dataset"
-        ):
+        data = data.assign_coords(dataset=("arm", names))
+        for name, of_data in data.groupby("dataset"):
             rho = of_data["rho"]
             test = of_data["test_mse"]
             # of the radii that a seed was trained with
@@ -513,11 +514,10 @@ def significant(context: Context) -> MeasuredValues:
     """Test table 7 by both t-tests on the printed means and deviations."""
     ours, theirs = (TABLES["MSE"][model] for model in ("SAMformer", "TSMixer+SAM"))
     tests = [compare(ours[cell], theirs[cell]) for cell in ours]
+    text = "cells where neither is"
     values = {
-        "cells where neither is": float(sum(test.pooled >= LEVEL for test in tests)),
-        "cells where neither is, by Welch's test": float(
-            sum(test.welch >= LEVEL for test in tests)
-        ),
+        text: sum(test.pooled >= LEVEL for test in tests),
+        f"{text}, by Welch's test": sum(test.welch >= LEVEL for test in tests),
     }
     return MeasuredValues(
         values, {"test": f"pooled, p below {LEVEL:g}; Welch's beside it"}
@@ -528,7 +528,7 @@ def significant(context: Context) -> MeasuredValues:
 def parameters(context: Context) -> MeasuredValues:
     """Count parameters by the stated sizes."""
     counts = {
-        f"parameters of SAMformer, H = {h}": float(parameter_count(512, h, CHANNELS))
+        f"parameters of SAMformer, H = {h}": parameter_count(512, h, CHANNELS)
         for h in HORIZONS
     }
     return MeasuredValues(counts, {"sizes": "L = 512, D = 7, d_m = 16, no biases"})
@@ -555,7 +555,7 @@ def readouts(context: Context) -> MeasuredValues:
             residual / np.linalg.norm(target) < 1e-8
         )
         of_rank += rank == channels
-    values = {"missed": float(misses), "draws of full rank": float(of_rank)}
+    values = {"missed": misses, "draws of full rank": of_rank}
     return MeasuredValues(values, {"draws": context.draws})
 
 
@@ -570,7 +570,7 @@ def nuclear_bound(context: Context) -> MeasuredValues:
         bound = rank_theory.nuclear_norm_bound(x, queries, queries)
         shares.append(rank_theory.nuclear_norm(x @ queries @ queries.T @ x.T) / bound)
     values = {
-        "violations": float(np.sum(np.array(shares) > 1 + 1e-12)),
+        "violations": np.sum(np.array(shares) > 1 + 1e-12),
         "largest share of the bound": max(shares),
     }
     return MeasuredValues(values, {"draws": context.draws})
@@ -592,8 +592,4 @@ def revin(context: Context) -> MeasuredValues:
         full = (normal @ weight - beta[:, None]) / gamma[:, None] * spread + mean
         closed = rank_theory.revin_linear(x, weight, gamma, beta)
         largest = max(largest, float(np.abs(closed - full).max() / np.abs(full).max()))
-    values = {
-        "apart": 0.0 if largest < 1e-12 else largest,
-        "the same, as it is": largest,
-    }
-    return MeasuredValues(values, {"draws": context.draws})
+    return describe_distance(context, largest, 1e-12)
