@@ -26,7 +26,7 @@ from tsfm_lens.studies.papers.verdicts import (
 class MeasuredValues:
     """Result of a measure, by key of the item's values or by quantity.
 
-    Settings are texts; numbers become such, and lists of them, joined by commas.
+    Settings may be given as numbers or lists, which become texts joined by commas.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class MeasuredValues:
         values: Mapping[Any, np.ndarray],
         bounds: tuple[float, float] = UNBOUNDED,
     ) -> None:
-        """Add the mean of each of several, whose name takes the place of ``{}``."""
+        """Add the mean of each entry, whose name takes the place of ``{}``."""
         for name, of_name in values.items():
             self.mean(quantity.format(name), of_name, bounds)
 

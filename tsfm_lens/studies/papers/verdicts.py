@@ -3,9 +3,9 @@
 Parts may be at one ε, or of one data set, and the verdict may depend on either.
 
 A claim is a list of :class:`ClaimPart` (margins by which it is true, one per window) or
-:func:`resampled` numbers (with bootstrap draws). Read :func:`judge_parts` first:
-it tests the parts, corrects their p-values once by Holm, and returns a
-:class:`Verdict`. The measurements themselves are in
+of what :func:`resampled` makes of one number and its bootstrap draws. Read
+:func:`judge_parts` first: it tests the parts, corrects their p-values once by Holm, and
+returns a :class:`Verdict`. The measurements themselves are in
 :mod:`tsfm_lens.studies.papers.measures`.
 """
 
