@@ -13,12 +13,27 @@ from sitepages.drawing import CACHE
 from sitepages.writing import plain, table, write
 from tsfm_lens.studies.papers.answers import read_answer
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS, Item
-from tsfm_lens.studies.papers.measures.lens_records import METRICS, RECIPES
 from tsfm_lens.studies.papers.verdicts import FAILS, UNDECIDED, Tested, Verdict
 from tsfm_lens.studies.queue.driver import RECORDS, Queue, unfinished
 from tsfm_lens.studies.queue.orders import all_cells
 
 MODELS = ("bolt-nano", "chronos-nano")
+METRICS = {
+    "MASE": "MASE",
+    "NRMSE": "NRMSE",
+    "sMAPE": "SMAPE",
+    "CRPS": "CRPS",
+    "MSIS": "MSIS",
+}
+RECIPES = {
+    "TimesFM 2.5, 28 % of heads, 2 MLPs": "timesfm-28",
+    "Toto, 29 % of heads": "toto-29",
+    "Toto, 29 % of heads, 1 MLP": "toto-29-1mlp",
+    "Toto, 43 % of heads": "toto-43",
+    "Chronos-Bolt, 28 % of heads, 6 MLPs": "bolt-28-6mlp",
+    "Chronos-Bolt, 42 % of heads, 6 MLPs": "bolt-42-6mlp",
+}
+"""Recipes of the rows of tables 1 and 4; the paper leaves some open."""
 HEADER = ("id", "claim", "verdict", "what decides, or why it is open")
 
 

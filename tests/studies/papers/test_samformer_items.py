@@ -214,11 +214,13 @@ def test_only_ended_runs_are_compared() -> None:
     """Runs are compared with those of the same seed where both ended."""
     data = trained(TRUE)
     data["test_mse"][1, 3] = np.nan
-    first, second = samformer.pairs(data, "test_mse", "Transformer", "SAMformer")
+    margins = samformer.margins_by_data(
+        data, "test_mse", ("Transformer", "SAMformer"), "difference"
+    )
     table = data["test_mse"].values
-    ended = [0, 1, 2, 4, 5, 6, 7]
-    np.testing.assert_array_equal(first, [*table[1, ended], *table[7]])
-    np.testing.assert_array_equal(second, [*table[0, ended], *table[6]])
+    np.testing.assert_array_equal(margins["ETTh1"], table[1] - table[0])
+    np.testing.assert_array_equal(np.isnan(margins["ETTh1"]), np.arange(8) == 3)
+    np.testing.assert_array_equal(margins["Exchange"], table[7] - table[6])
     # a benchmark on which one of them was not trained is left out
     assert samformer.list_cells(data.isel(arm=slice(0, 7)), "Transformer") == [
         ("ETTh1", 96)

@@ -29,7 +29,6 @@ from tsfm_lens.studies.papers.verdicts import (
     HOLDS,
     UNDECIDED,
     ClaimPart,
-    Resampled,
     Verdict,
     exactly,
     fewest,
@@ -37,6 +36,7 @@ from tsfm_lens.studies.papers.verdicts import (
     judge_parts,
     judged_together,
     judged_trends,
+    resampled,
 )
 from tsfm_lens.testing import assert_close
 
@@ -220,7 +220,7 @@ def test_the_bootstrap_covers_and_finds(
         often = rng.multinomial(12, np.full(12, 1 / 12), size=1000) / 12
         visible[
             judged_together(
-                [Resampled("", "x", values.mean(), often @ values, 12)]
+                [resampled("", "x", values.mean(), often @ values, 12)]
             ).outcome
         ] += 1
     most = stats.binom.ppf(0.9999, 200, 0.025)
@@ -239,14 +239,14 @@ def test_the_bootstrap_covers_and_finds(
     assert falls == [HOLDS] * 10 + [FAILS] * 10
     draws = np.where(np.arange(1000) % 10 == 0, np.nan, 1.0)
     assert (
-        judged_together([Resampled("", "x", 1.0, draws, 16)]).why
+        judged_together([resampled("", "x", 1.0, draws, 16)]).why
         == "undefined in too many draws"
     )
     assert (
-        judged_together([Resampled("", "x", np.nan, draws, 16)]).why
+        judged_together([resampled("", "x", np.nan, draws, 16)]).why
         == "it is not defined here"
     )
-    few = judged_together([Resampled("", "x", 1.0, np.ones(1000), 4)])
+    few = judged_together([resampled("", "x", 1.0, np.ones(1000), 4)])
     assert "too few for a test" in few.why
 
 

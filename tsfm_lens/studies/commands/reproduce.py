@@ -123,15 +123,17 @@ def _list(as_json: bool) -> None:
     if as_json:
         echo(json.dumps(metadata))
         return
-    rows = []
-    for item, about in zip(ITEMS, metadata, strict=True):
-        need = item.why
-        if item.theory and not need:
-            need = "no model"
-        names = " ".join(item.ids)
-        kinds = " ".join(about["measurements"])
-        count = str(len(item.values))
-        rows.append([names, item.title, count, about["model"], kinds, need])
+    rows = [
+        [
+            " ".join(item.ids),
+            item.title,
+            str(len(item.values)),
+            row["model"],
+            " ".join(row["measurements"]),
+            item.why or ("no model" if item.theory else ""),
+        ]
+        for item, row in zip(ITEMS, metadata, strict=True)
+    ]
     show_rows(["id", "what", "numbers", "model", "measurement", "needs"], rows)
 
 

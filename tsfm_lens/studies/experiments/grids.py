@@ -285,8 +285,10 @@ def with_forms(data: xr.Dataset, arms: Mapping[str, TrainConfig]) -> xr.Dataset:
         "learning_rate": first.optimizer.learning_rate,
     }
     count = data.sizes["pairs"]
-    coords = {key: ("arm", [row[key] for row in rows]) for key in rows[0]}
-    data = data.assign_coords(**coords, pairs=np.arange(count))
+    data = data.assign_coords(
+        {key: ("arm", [row[key] for row in rows]) for key in rows[0]}
+    )
+    data = data.assign_coords(pairs=np.arange(count))
     data = data.assign_coords(rank_ratio=data["score_rank"] / metadata["inputs"])
     oracle = oracle_errors(metadata["inputs"], count).numpy()
     return data.assign(oracle=("pairs", oracle)).assign_attrs(

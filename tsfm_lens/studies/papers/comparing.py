@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.studies.papers.items import HOLDS, TABLE_3, Item
+from tsfm_lens.studies.papers.items import HOLDS, TABLE_3, Item, Value
 from tsfm_lens.studies.papers.values import MeasuredValues
 from tsfm_lens.studies.papers.verdicts import AS_NUMBER, NOT_RUN, Tested
 from tsfm_lens.zoo import checkpoint_names
@@ -64,12 +64,11 @@ def compare_by_name(
     return data
 
 
-_COORDS = ("quantity", "unit", "where", "part_of", "margin")
 _EMPTY: dict[str, Any] = {
     **dict.fromkeys(
         ("ours", "paper", "formula", "estimate", "low", "high", "p"), np.nan
     ),
-    **dict.fromkeys(("verdict", "why", "margin", "unit", "where", "part_of"), ""),
+    **dict.fromkeys(("verdict", "why", "unit", "where", "part_of", "margin"), ""),
 }
 
 
@@ -81,19 +80,16 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
     printed = {value.quantity: value for value in item.values}
     names = dict.fromkeys((*result.claims, *result.values))
     rows: list[dict[str, Any]] = []
-    for name in (
-        *(name for name in printed if name in names),
-        *(name for name in names if name not in printed),
-    ):
-        value = printed.get(name)
-        if value is None:
-            paper = {}
-        else:
-            paper = {
-                "paper": float(value.paper),
-                "formula": float(value.formula),
-                "where": value.where,
-            }
+    for name in dict.fromkeys((*printed, *names)):
+        if name not in names:
+            continue
+        unprinted = Value(name, name, "", unit=result.units.get(name, ""))
+        value = printed.get(name, unprinted)
+        paper = {
+            "paper": float(value.paper),
+            "formula": float(value.formula),
+            "where": value.where,
+        }
         if name in result.claims:
             verdict = result.claims[name]
             if len(verdict.parts) == 1 and not verdict.parts[0].name:
@@ -112,30 +108,20 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
             continue
         number = float(result.values[name])
         low, high = result.intervals.get(name, (np.nan, np.nan))
-        if value is None:
-            unit = result.units.get(name, "")
-        else:
-            unit = value.unit
         row = {
             "quantity": name,
             "ours": number,
             "estimate": number,
             "low": low,
             "high": high,
-            "unit": unit,
+            "unit": value.unit,
         }
         rows.append({**row, **paper})
     columns = {
-        key: [{**_EMPTY, **row}[key] for row in rows] for key in ("quantity", *_EMPTY)
+        key: ("quantity", [{**_EMPTY, **row}[key] for row in rows])
+        for key in ("quantity", *_EMPTY)
     }
-    data = xr.Dataset(
-        {
-            key: ("quantity", values)
-            for key, values in columns.items()
-            if key not in _COORDS
-        },
-        coords={key: ("quantity", columns[key]) for key in _COORDS},
-    )
+    data = xr.Dataset(columns).set_coords(["unit", "where", "part_of", "margin"])
     return data.assign(difference=data["ours"] - data["paper"].fillna(data["formula"]))
 
 

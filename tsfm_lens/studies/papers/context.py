@@ -22,6 +22,8 @@ from tsfm_lens.studies.papers.values import MeasuredValues
 F = TypeVar("F", bound=Callable[..., Any])
 MEASURES: dict[str, Callable[..., MeasuredValues]] = {}
 """Measures by the item's id; those of items of models take an iterator of runs."""
+DRAWS: dict[str, int] = {}
+"""Numbers of draws by the item's id."""
 Answer = Callable[[], MeasuredValues]
 ANSWERS: dict[str, Answer] = {}
 """What answers an item from records of small models, by the item's id."""
@@ -32,8 +34,12 @@ def from_record(*ids: str, **options: Any) -> Callable[[F], F]:
     return partial(_register, ANSWERS, ids, options)
 
 
-def measure(*ids: str, **options: Any) -> Callable[[F], F]:
-    """Register a function as the measure of items, called with these options."""
+def measure(*ids: str, draws: int = 1, **options: Any) -> Callable[[F], F]:
+    """Register a function as the measure of items, called with these options.
+
+    ``draws`` is the number of its draws if none is given.
+    """
+    DRAWS.update(dict.fromkeys(ids, draws))
     return partial(_register, MEASURES, ids, options)
 
 
@@ -48,23 +54,27 @@ def _register(
 class Context:
     """Seed and number of the draws of an experiment without a model."""
 
-    seed: int = 0
-    seeds: int = 0
+    draws: int
+    seed: int
 
-    def draws(self, default: int) -> int:
-        """Return the number of draws."""
-        return self.seeds or default
-
-    def generators(self, default: int) -> list[np.random.Generator]:
+    def generators(self) -> list[np.random.Generator]:
         """Return a random generator for each draw."""
-        seeds = np.random.SeedSequence(self.seed).spawn(self.draws(default))
-        return [np.random.default_rng(child) for child in seeds]
+        return np.random.default_rng(self.seed).spawn(self.draws)
 
 
-def describe_seeds(record: xr.Dataset, *counts: int) -> str:
+def describe_distance(
+    context: Context, largest: float, rounding: float
+) -> MeasuredValues:
+    """Say how far two formulas are apart at most; 0 where it is rounding."""
+    apart = largest if largest >= rounding else 0.0
+    values = {"apart": apart, "the same, as it is": largest}
+    return MeasuredValues(values, {"draws": context.draws})
+
+
+def describe_seeds(record: xr.Dataset, counts: Any) -> str:
     """Say how many seeds a record has, and which were added after looking.
 
     The number is a range, fewest to most, where the arms of the record differ in it.
     """
-    count = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    count = " to ".join(map(str, np.unique([np.min(counts), np.max(counts)])))
     return "; ".join(filter(None, (count, record.attrs.get("added", ""))))

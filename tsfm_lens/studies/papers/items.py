@@ -88,11 +88,10 @@ def _cells(
     for row, numbers in rows.items():
         for column, number in enumerate(numbers):
             name = quantity.format(row=row, column=columns[column])
-            metadata = [
+            where_printed, of_unit = (
                 value if isinstance(value, str) else value[column]
                 for value in (where, unit)
-            ]
-            where_printed, of_unit = metadata
+            )
             yield Value(name, name, where_printed, number, of_unit)
 
 

@@ -30,14 +30,12 @@ def compare(
     second: tuple[float, float],
     *,
     n: int = 5,
-    n_second: int | None = None,
+    n_second: int = 5,
 ) -> Comparison:
     """Compare two means with their sample deviations over seeds.
 
     The p-values are those of Welch's and of Student's pooled t-test.
     """
-    if n_second is None:
-        n_second = n
     difference = first[0] - second[0]
     if first[1] == second[1] == 0:
         # without any deviation both tests divide zero by zero

@@ -23,7 +23,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.studies.papers import measures  # noqa: F401  registers every measure
 from tsfm_lens.studies.papers.answers import recorded
 from tsfm_lens.studies.papers.comparing import compare_by_name
-from tsfm_lens.studies.papers.context import ANSWERS, MEASURES, Context
+from tsfm_lens.studies.papers.context import ANSWERS, DRAWS, MEASURES, Context
 from tsfm_lens.studies.papers.items import Item, find_item
 from tsfm_lens.studies.papers.values import MeasuredValues
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
@@ -116,7 +116,7 @@ def measure_item(
         names = result.settings.get("model", "").split(", ")
         return result, [*filter(None, names)], {}
     if not _takes_models(item):
-        return MEASURES[item.id](Context(seed, seeds or 0)), (), {}
+        return MEASURES[item.id](Context(seeds or DRAWS[item.id], seed)), (), {}
     sources = item.models if model is None else model
     if isinstance(sources, str | Path | Lens):
         sources = [sources]
@@ -173,15 +173,13 @@ def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
     starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array(
         [1.0, 1.0, 5.0]
     )
-    values: dict[int, np.ndarray] = {}
-    for turn, (_, flow, dt) in enumerate(_FLOWS):
-        turns = range(turn, count, len(_FLOWS))
+    values = np.empty((count, length))
+    names = np.empty(count, object)
+    for turn, (name, flow, dt) in enumerate(_FLOWS):
+        turns = slice(turn, None, len(_FLOWS))
         # all windows of a system side by side, four steps of the integration to one of
         # the series
-        on_attractor = rk4(flow, starts[turns.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
-        path = rk4(flow, on_attractor, dt / 4, 4 * length)[::4, :, 0]
-        values.update(zip(turns, path.T, strict=True))
-    names = tuple(
-        f"{_FLOWS[i % len(_FLOWS)][0]}-{i // len(_FLOWS)}" for i in range(count)
-    )
-    return SeriesBatch(tuple(values[index] for index in range(count)), names)
+        on_attractor = rk4(flow, starts[turns], 0.02, WARM_UP)[-1]
+        values[turns] = rk4(flow, on_attractor, dt / 4, 4 * length)[::4, :, 0].T
+        names[turns] = [f"{name}-{number}" for number in range(len(names[turns]))]
+    return SeriesBatch(tuple(values), tuple(names))

@@ -6,24 +6,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
-from tsfm_lens.studies.papers.verdicts import UNBOUNDED, Verdict, interval
+from tsfm_lens.studies.papers.verdicts import (
+    UNBOUNDED,
+    ClaimPart,
+    Verdict,
+    interval,
+    judge_parts,
+)
 
 
 @dataclass
 class MeasuredValues:
-    """Result of a measure, by key of the item's values or by quantity."""
+    """Result of a measure, by key of the item's values or by quantity.
 
-    values: dict[str, float] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
+    Settings may be given as numbers or lists, which become texts joined by commas.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     claims: dict[str, Verdict] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make numbers of all values, and texts of all settings."""
+        self.values = {name: float(value) for name, value in self.values.items()}
+        self.settings = {
+            name: ", ".join(map(str, np.atleast_1d(value)))
+            for name, value in self.settings.items()
+        }
 
     def add(
         self,
@@ -51,16 +70,33 @@ class MeasuredValues:
         mean = interval(values, bounds)
         self.add(quantity, mean.estimate, mean.low, mean.high)
 
+    def means(
+        self,
+        quantity: str,
+        values: Mapping[Any, np.ndarray],
+        bounds: tuple[float, float] = UNBOUNDED,
+    ) -> None:
+        """Add the mean of each entry, whose name takes the place of ``{}``."""
+        for name, of_name in values.items():
+            self.mean(quantity.format(name), of_name, bounds)
+
+    def judge(
+        self, claim: str, margins: np.ndarray, of: str, over: str = "seed"
+    ) -> None:
+        """Add the verdict on a claim of one part, given its margins."""
+        self.claims[claim] = judge_parts(over, ClaimPart("", margins, of))
+
     def by_key(self, words: dict[str, str]) -> MeasuredValues:
         """Name everything by quantity instead of by key."""
+        tables: dict[str, Any] = {
+            name: {words.get(key, key): value for key, value in table.items()}
+            for name, table in vars(self).items()
+            if name in ("values", "units", "intervals", "claims")
+        }
+        return replace(self, **tables)
 
-        def named(table: dict[str, Any]) -> dict[str, Any]:
-            return {words.get(key, key): value for key, value in table.items()}
 
-        return replace(
-            self,
-            values=named(self.values),
-            units=named(self.units),
-            intervals=named(self.intervals),
-            claims=named(self.claims),
-        )
+def by_name(values: xr.DataArray, dim: str = "arm") -> dict[Any, np.ndarray]:
+    """Split values by one dimension."""
+    names = values[dim].values.tolist()
+    return dict(zip(names, values.transpose(dim, ...).values, strict=True))

@@ -3,9 +3,9 @@
 Parts may be at one ε, or of one data set, and the verdict may depend on either.
 
 A claim is a list of :class:`ClaimPart` (margins by which it is true, one per window) or
-:class:`Resampled` (one number with bootstrap draws). Read :func:`judge_parts` first:
-it tests the parts, corrects their p-values once by Holm, and returns a
-:class:`Verdict`. The measurements themselves are in
+of what :func:`resampled` makes of one number and its bootstrap draws. Read
+:func:`judge_parts` first: it tests the parts, corrects their p-values once by Holm, and
+returns a :class:`Verdict`. The measurements themselves are in
 :mod:`tsfm_lens.studies.papers.measures`.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.stats import permutation_test, rankdata
@@ -76,19 +77,6 @@ class ClaimPart:
 
 
 @dataclass(frozen=True)
-class Resampled:
-    """Part of a claim about a quantity that only all windows together have."""
-
-    words: str
-    of: str
-    margin: float
-    draws: np.ndarray
-    units: int
-    level: float = NO_LEVEL
-    data: str = ""
-
-
-@dataclass(frozen=True)
 class Tested:
     """One part of a claim, tested."""
 
@@ -128,21 +116,20 @@ class Verdict:
         A claim depends on ε, or on the data, if all parts hold at one ε, or on one data
         set, and parts at another fail.
         """
+        found = {part.outcome for part in self.parts}
+        if found == {HOLDS}:
+            return HOLDS
+        if FAILS not in found:
+            return UNDECIDED
         by_group: dict[tuple[str, str], set[str]] = {}
         for part in self.parts:
             group = (part.data, f"{part.level:g}")
             by_group.setdefault(group, set()).add(part.outcome)
-        outcomes = list(by_group.values())
-        held = [found == {HOLDS} for found in outcomes]
-        failed = [FAILS in found for found in outcomes]
-        if any(held) and any(failed):
-            of_data = len({data for data, _ in by_group}) > 1
-            return DEPENDS_ON_DATA if of_data else DEPENDS
-        if any(failed):
+        if {HOLDS} not in by_group.values():
             return FAILS
-        if held and all(held):
-            return HOLDS
-        return UNDECIDED
+        if len({data for data, _ in by_group}) > 1:
+            return DEPENDS_ON_DATA
+        return DEPENDS
 
     @property
     def why(self) -> str:
@@ -161,16 +148,25 @@ def judge_parts(over: str, *parts: ClaimPart) -> Verdict:
     The units, of which a part has a margin each, are independent: series, runs, seeds
     or draws. Parts may have different numbers of them.
     """
-    p_values = [float(sign_test(_known(part.margins))) for part in parts]
-    verdict = _decide(
-        parts,
-        [median(part.margins) for part in parts],
-        p_values,
-        fewest(len(parts)),
-        over,
+    tests = [
+        _uncorrected(part, median(part.margins), sign_test(_known(part.margins)))
+        for part in parts
+    ]
+    verdict = _decide(tests, fewest(len(parts)), over)
+    return replace(verdict, parts=tuple(map(_unless_equal, parts, verdict.parts)))
+
+
+def _uncorrected(part: ClaimPart, span: Interval, p: Any) -> Tested:
+    """Return a part with its interval and its p-value, before it is decided."""
+    return Tested(
+        part.words,
+        part.of,
+        UNDECIDED,
+        span,
+        float(p),
+        level=part.level,
+        data=part.data,
     )
-    tests = map(_unless_equal, parts, verdict.parts)
-    return replace(verdict, parts=tuple(tests))
 
 
 def _unless_equal(part: ClaimPart, test: Tested) -> Tested:
@@ -194,15 +190,13 @@ def judged_trends(
     The statistic is Spearman's correlation; its p-value is over orders of the units,
     all of them where they are few.
     """
-    intervals = []
-    p_values = []
+    tests = []
     ranks = rankdata(positions)
     for part in parts:
         correlation = 0.0
         # a constant has no correlation
         if np.ptp(part.margins) > 0:
             correlation = float(np.corrcoef(rankdata(part.margins), ranks)[0, 1])
-        intervals.append(Interval(correlation, math.nan, math.nan, len(positions)))
         # every order of few units, and a sample of the orders of many
         test = permutation_test(
             (rankdata(part.margins),),
@@ -212,71 +206,64 @@ def judged_trends(
             n_resamples=9999,
             random_state=0,
         )
-        p_values.append(float(test.pvalue))
+        span = Interval(correlation, math.nan, math.nan, len(positions))
+        tests.append(_uncorrected(part, span, test.pvalue))
     # the fewest units of which the most extreme order is significant after Holm
     minimum = next(
         n for n in range(2, 12) if 2 * len(parts) / math.factorial(n) <= LEVEL
     )
-    return _decide(parts, intervals, p_values, minimum, over)
+    return _decide(tests, minimum, over)
 
 
-def judged_together(parts: Sequence[Resampled]) -> Verdict:
-    """Test every part of a claim by a bootstrap."""
-    tests = list(map(_percentiles, parts))
-    return _decide(
-        parts,
-        [interval for interval, _ in tests],
-        [p for _, p in tests],
-        fewest(len(parts)),
-    )
+def resampled(
+    words: str, of: str, margin: float, draws: np.ndarray, units: int
+) -> Tested:
+    """Build a part of a claim about a quantity that only all windows together have.
 
-
-def _percentiles(part: Resampled) -> tuple[Interval, float]:
-    """Compute the interval of a quantity over draws, and the p-value of 0.
-
-    Few draws are continued by a normal curve.
+    Its interval and p-value, not corrected yet, are those of its bootstrap draws. Few
+    draws are continued by a normal curve.
     """
-    units = part.units
-    finite = part.draws[np.isfinite(part.draws)]
-    known = bool(np.isfinite(part.margin)) and len(finite) > 0
+    finite = draws[np.isfinite(draws)]
+    known = bool(np.isfinite(margin)) and len(finite) > 0
     # percentiles of the draws that are left would be biased if many were undefined
-    if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
-        return Interval(part.margin, np.nan, np.nan, units * known), 1.0
+    if units < FEWEST or not known or len(finite) < CONFIDENCE * len(draws):
+        span = Interval(margin, np.nan, np.nan, units * known)
+        return Tested(words, of, UNDECIDED, span, 1.0, "undefined in too many draws")
     low, high = expanded_interval(finite, CONFIDENCE, units)
-    return Interval(part.margin, float(low), float(high), units), float(
-        expanded_p(finite[:, None], units)[0]
-    )
+    p = float(expanded_p(finite[:, None], units)[0])
+    span = Interval(margin, float(low), float(high), units)
+    return Tested(words, of, UNDECIDED, span, p)
+
+
+def judged_together(parts: Sequence[Tested]) -> Verdict:
+    """Decide the parts of a claim that are tested by a bootstrap."""
+    return _decide(parts, fewest(len(parts)), resampled=True)
 
 
 def _decide(
-    parts: Sequence[ClaimPart | Resampled],
-    intervals: Sequence[Interval],
-    p_values: Sequence[float],
+    tests: Sequence[Tested],
     minimum: int,
     over: str = WINDOW,
+    *,
+    resampled: bool = False,
 ) -> Verdict:
     """Decide every part, corrected for their number."""
-    tests = []
-    for part, span, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
+    decided = []
+    for test, p in zip(tests, holm(np.array([test.p for test in tests])), strict=True):
+        span = test.interval
+        assert span is not None
         # a sign test of too few units never is significant; a bootstrap may be
-        enough = isinstance(part, ClaimPart) or span.count >= minimum
+        enough = not resampled or span.count >= minimum
         outcome = _side(span) if p <= LEVEL and enough else UNDECIDED
         why = ""
         if outcome == UNDECIDED:
-            few = _few(span.count, minimum, len(parts), over)
-            unknown = ""
-            if isinstance(part, Resampled) and math.isnan(span.low):
-                unknown = "undefined in too many draws"
+            few = _few(span.count, minimum, len(tests), over)
             insignificant = f"p is above {LEVEL_TEXT} after Holm"
             if _side(span) == UNDECIDED:
                 insignificant = "interval contains 0"
-            why = few or unknown or insignificant
-        tests.append(
-            Tested(
-                part.words, part.of, outcome, span, float(p), why, part.level, part.data
-            )
-        )
-    return Verdict(tuple(tests), over)
+            why = few or test.why or insignificant
+        decided.append(replace(test, outcome=outcome, p=float(p), why=why))
+    return Verdict(tuple(decided), over)
 
 
 def _side(interval: Interval) -> str:
@@ -297,23 +284,16 @@ def _side(interval: Interval) -> str:
 
 def _few(count: int, minimum: int, parts: int, over: str) -> str:
     """Say that there are too few units for any outcome, if there are."""
-    recorded = over in RECORDED
-    if not count and not recorded:
+    if not count and over not in RECORDED:
         return "it is not defined here"
-    if count == 1:
-        units = f"one {over}"
-    else:
-        units = f"{count or 'no'} {over}s"
-    if parts > 1:
-        need = f"{parts} parts need {minimum} or more"
-    else:
-        need = f"one part needs {minimum} or more"
+    if count >= minimum:
+        return ""
+    units = f"one {over}" if count == 1 else f"{count or 'no'} {over}s"
+    need = f"{parts} parts need" if parts > 1 else "one part needs"
     text = "too few for a test"
-    if recorded:
+    if over in RECORDED:
         text = "not testable with this record"
-    if count < minimum:
-        return f"{units}, {text}: {need}"
-    return ""
+    return f"{units}, {text}: {need} {minimum} or more"
 
 
 def undecided(why: str, of: str) -> Verdict:

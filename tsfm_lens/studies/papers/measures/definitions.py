@@ -8,9 +8,14 @@ adds its counts up over draws. The definitions are in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from scipy.special import expit, softmax
 
 from tsfm_lens import compress
 from tsfm_lens.core import ranks
@@ -45,47 +50,42 @@ SCHEDULES = (
 )
 
 
-Counts = Mapping[str, float]
-SIZES = {"d": str(WIDTH), "tokens": str(TOKENS)}
-
-
-def _join(numbers: tuple[float, ...]) -> str:
-    return ", ".join(f"{number:g}" for number in numbers)
+Counts = Mapping[str, Any]
+Count = Callable[[np.random.Generator], Counts]
+SIZES = {"d": WIDTH, "tokens": TOKENS}
 
 
 def per_draw(
-    name: str,
-    settings: Mapping[str, str],
-    draws: int = DRAWS,
-    **folds: Callable[[Sequence[float]], float],
-) -> Callable[
-    [Callable[[np.random.Generator], Counts]], Callable[[np.random.Generator], Counts]
-]:
+    name: str, settings: Mapping[str, Any], draws: int = DRAWS, **folds: str
+) -> Callable[[Count], Count]:
     """Register a function of a generator as the measure of an item.
 
     Its counts are added up over draws, unless ``folds`` names another reduction for a
-    key.
+    key, by its first word.
     """
 
-    def register(
-        count: Callable[[np.random.Generator], Counts],
-    ) -> Callable[[np.random.Generator], Counts]:
-        @measure(name)
-        def over_draws(context: Context) -> MeasuredValues:
-            rows = [count(rng) for rng in context.generators(draws)]
-            values = {
-                key: float(folds.get(key.split()[0], sum)([row[key] for row in rows]))
-                for key in rows[0]
-            }
-            of_draws = {"draws": str(context.draws(draws)), "seed": str(context.seed)}
-            return MeasuredValues(values, {**settings, **of_draws})
-
+    def register(count: Count) -> Count:
+        measure(name, draws=draws)(partial(_over_draws, count, settings, folds))
         return count
 
     return register
 
 
-@per_draw("S0-ERANK", {"matrices": f"{TOKENS} × {WIDTH}", "ε": _join(LEVELS)}, zero=max)
+def _over_draws(
+    count: Count,
+    settings: Mapping[str, Any],
+    folds: Mapping[str, str],
+    context: Context,
+) -> MeasuredValues:
+    rows = pd.DataFrame([count(rng) for rng in context.generators()])
+    values = {
+        name: rows[name].agg(folds.get(name.split()[0], "sum"))
+        for name in map(str, rows)
+    }
+    return MeasuredValues(values, {**settings, **asdict(context)})
+
+
+@per_draw("S0-ERANK", {"matrices": f"{TOKENS} × {WIDTH}", "ε": LEVELS}, zero="max")
 def epsilon_ranks(rng: np.random.Generator) -> Counts:
     """Truncate a matrix at its ε-rank, and one rank lower."""
     matrix = rng.normal(size=(TOKENS, WIDTH)) * 10.0 ** -rng.uniform(0, 4, WIDTH)
@@ -98,7 +98,7 @@ def epsilon_ranks(rng: np.random.Generator) -> Counts:
         ]
         off += errors[0] > level * values[0] * (1 + ROUNDING)
         within += errors[1] <= level * values[0]
-    zero = int(ranks.epsilon_rank(np.zeros(WIDTH), 0.1))
+    zero = ranks.epsilon_rank(np.zeros(WIDTH), 0.1)
     return {
         "cut_off": off,
         "cut_further": within,
@@ -120,7 +120,7 @@ def line_angles(rng: np.random.Generator) -> Counts:
     )
     # parallel lines are exact to half of the digits only
     off = _off(angles[separate > 0], expected[separate > 0])
-    outside = int(((angles < 0) | (angles > 90)).sum())
+    outside = ((angles < 0) | (angles > 90)).sum()
     return {
         "angles_off": off,
         "angles_outside": outside,
@@ -130,43 +130,35 @@ def line_angles(rng: np.random.Generator) -> Counts:
 
 @per_draw(
     "S0-HIST",
-    {"singular values of a decade": str(PER_DECADE)},
-    decades=max,
-    on_edges=max,
+    {"singular values of a decade": PER_DECADE},
+    decades="max",
+    on_edges="max",
 )
 def decades(rng: np.random.Generator) -> Counts:
     """Check the histogram of singular values with ``EACH`` of them in each decade."""
     spectrum = 10.0 ** -(np.arange(5)[:, None] + rng.uniform(0, 0.999, (5, PER_DECADE)))
     spectrum[0, 0] = 1.0
-    off = int(
-        np.abs(
-            ranks.decade_histogram(rng.permutation(spectrum.ravel())) - PER_DECADE
-        ).sum()
-    )
+    found = ranks.decade_histogram(rng.permutation(spectrum.ravel()))
+    off = np.abs(found - PER_DECADE).sum()
     edges = ranks.decade_histogram(10.0 ** -np.arange(5.0))
     return {
         "decades_off": off,
         "decades": len(edges),
-        "on_edges": int(np.abs(edges - 1).sum()),
+        "on_edges": np.abs(edges - 1).sum(),
     }
 
 
-@per_draw("S0-PATCH", {"steps": str(STEPS)}, patches=max)
+@per_draw("S0-PATCH", {"steps": STEPS}, patches="max")
 def patch_embedding(rng: np.random.Generator) -> Counts:
     """Compare the tokens of a series with φ of each of its patches."""
     mix = rng.normal(size=(WIDTH, PATCH))
     series = rng.normal(size=STEPS)
     tokens = rank_theory.PatchEmbedding(lambda x: np.tanh(mix @ x), PATCH)(series)
-    expected = np.array(
-        [
-            np.tanh(mix @ series[start : start + PATCH])
-            for start in range(0, STEPS, PATCH)
-        ]
-    ).T
+    expected = np.tanh(mix @ series.reshape(-1, PATCH).T)
     return {"patches_off": _off(tokens, expected), "patches": tokens.shape[1]}
 
 
-@per_draw("S0-QEMB", {"bins": str(BINS), "d": str(WIDTH)}, five_values=max)
+@per_draw("S0-QEMB", {"bins": BINS, "d": WIDTH}, five_values="max")
 def quantised_embedding(rng: np.random.Generator) -> Counts:
     """Compare the tokens of a series with the paper's definition, a sum over bins."""
     embedding = rank_theory.QuantisedEmbedding.random(
@@ -175,18 +167,13 @@ def quantised_embedding(rng: np.random.Generator) -> Counts:
     series = rng.normal(size=TOKENS)
     edges = np.concatenate([[-np.inf], embedding.edges, [np.inf]])
     inside = (series >= edges[:-1, None]) & (series < edges[1:, None])
-    off = _off(embedding(series), embedding.vectors @ inside.astype(float)) + int(
-        (inside.sum(0) != 1).sum()
-    )
-    return {
-        "bins_off": off,
-        "five_values": int(np.linalg.matrix_rank(embedding(np.repeat(series[:5], 8)))),
-    }
+    off = _off(embedding(series), embedding.vectors @ inside.astype(float))
+    off += (inside.sum(0) != 1).sum()
+    five_values = embedding(np.repeat(series[:5], 8))
+    return {"bins_off": off, "five_values": np.linalg.matrix_rank(five_values)}
 
 
-@per_draw(
-    "S0-CEMB", {"d": str(DIMENSION), "patch": str(PATCH)}, 5, **{"0.1-rank": np.mean}
-)
+@per_draw("S0-CEMB", {"d": DIMENSION, "patch": PATCH}, 5, **{"0.1-rank": "mean"})
 def continuous_embedding(rng: np.random.Generator) -> Counts:
     """Compare both continuous embeddings with their formulas.
 
@@ -196,18 +183,13 @@ def continuous_embedding(rng: np.random.Generator) -> Counts:
     mlp = rank_theory.ResidualMlpEmbedding.random(DIMENSION, PATCH, seed=seed)
     columns = rng.normal(size=(PATCH, STEPS))
     tokens = mlp.embed(columns)
-    one_by_one = [
-        mlp.skip @ x + mlp.outer @ np.maximum(mlp.inner @ x, 0) for x in columns.T
-    ]
+    formula = mlp.skip @ columns + mlp.outer @ np.maximum(mlp.inner @ columns, 0)
     gated = rank_theory.GatedEmbedding.random(DIMENSION, seed=seed)
     values = rng.uniform(-1, 1, STEPS)
-    swish = [
-        [w * x / (1 + np.exp(-w * x)) * v * x for x in values]
-        for w, v in zip(gated.gate, gated.value, strict=True)
-    ]
+    gates, inner = (np.outer(part, values) for part in (gated.gate, gated.value))
     return {
-        "mlp_off": _off(tokens, np.array(one_by_one).T),
-        "gated_off": _off(gated(values), np.array(swish)),
+        "mlp_off": _off(tokens, formula),
+        "gated_off": _off(gated(values), gates * expit(gates) * inner),
         "0.1-rank of white noise in a random residual MLP": _rank(tokens),
         "0.1-rank of single values in a random gated embedding": _rank(gated(values)),
     }
@@ -218,12 +200,12 @@ def one_head(rng: np.random.Generator) -> Counts:
     """Compare attention with its formula, token by token."""
     tokens = rng.normal(size=(WIDTH, TOKENS))
     weights = rank_theory.AttentionWeights.random(WIDTH, seed=int(rng.integers(2**31)))
-    off = _off(rank_theory.attention(tokens, weights), _head_output(tokens, weights, 0))
+    off = _off(rank_theory.attention(tokens, weights), _head_output(tokens, weights))
     columns = column_softmax(rank_theory.logits(tokens, weights)).sum(axis=-2)
     return {"attention_off": off, "sums_off": _off(columns, np.ones_like(columns))}
 
 
-@per_draw("S0-MHA", {"heads": _join(HEADS), **SIZES})
+@per_draw("S0-MHA", {"heads": HEADS, **SIZES})
 def several_heads(rng: np.random.Generator) -> Counts:
     """Compare several heads with each head alone, and one with one-head attention."""
     tokens = rng.normal(size=(WIDTH, TOKENS))
@@ -231,25 +213,17 @@ def several_heads(rng: np.random.Generator) -> Counts:
     query, key, value = rng.normal(size=(3, WIDTH, WIDTH)) / WIDTH**0.25
     for heads in HEADS:
         weights = rank_theory.AttentionWeights.stacked(query, key, value, heads)
-        expected = np.concatenate(
-            [_head_output(tokens, weights, head) for head in range(heads)]
-        )
-        misses += _off(rank_theory.attention(tokens, weights), expected)
-    formula = (
-        value
-        @ tokens
-        @ column_softmax(tokens.T @ query.T @ key @ tokens / np.sqrt(WIDTH))
-    )
-    single = rank_theory.attention(
-        tokens, rank_theory.AttentionWeights.stacked(query, key, value)
-    )
-    return {"one_head_off": _off(single, formula), "heads_off": misses}
+        outputs = [_head_output(tokens, weights, head) for head in range(heads)]
+        misses += _off(rank_theory.attention(tokens, weights), np.concatenate(outputs))
+    one = rank_theory.AttentionWeights.stacked(query, key, value)
+    off = _off(rank_theory.attention(tokens, one), _head_output(tokens, one))
+    return {"one_head_off": off, "heads_off": misses}
 
 
 @per_draw(
     "S0-TH5",
-    {"heads": _join(HEADS), "rank of the vocabulary": str(RANK), **SIZES},
-    smallest=min,
+    {"heads": HEADS, "rank of the vocabulary": RANK, **SIZES},
+    smallest="min",
 )
 def exact_compression(rng: np.random.Generator) -> Counts:
     """Compress heads to the rank of their vocabulary, and to one rank less."""
@@ -271,14 +245,14 @@ def exact_compression(rng: np.random.Generator) -> Counts:
         )
         # scores of the size of the tokens are rounded, too
         off += _off(exact, full, times=100)
-        less.append(float(np.linalg.norm(inexact - full) / np.linalg.norm(full)))
+        less.append(np.linalg.norm(inexact - full) / np.linalg.norm(full))
     return {
         "exact_off": off,
         "smallest error at one rank less, of the output's norm": min(less),
     }
 
 
-@per_draw("S0-SKETCH", {"heads": _join(HEADS), "rows of a head": "2", **SIZES})
+@per_draw("S0-SKETCH", {"heads": HEADS, "rows of a head": "2", **SIZES})
 def sketching_bounds(rng: np.random.Generator) -> Counts:
     """Compare sketching distances with their bounds.
 
@@ -299,14 +273,12 @@ def sketching_bounds(rng: np.random.Generator) -> Counts:
         above += distance > spectrum[0] * (1 + ROUNDING)
         # at most as many singular values reach the distance as the sketch has rows
         index += effective_index(spectrum, distance * (1 + ROUNDING)) > 2 * heads
-    full = (
-        rank_theory.sketching_distance(matrix, rng.normal(size=(WIDTH, WIDTH)))
-        > ROUNDING * 100
-    )
+    square = rng.normal(size=(WIDTH, WIDTH))
+    full = rank_theory.sketching_distance(matrix, square)
     return {
         "sketch_below": below,
         "sketch_above": above,
-        "sketch_full": full,
+        "sketch_full": full > ROUNDING * 100,
         "sketch_index": index,
     }
 
@@ -328,7 +300,7 @@ def schedules(
             )
             values[quantity + text] = ratio.ranks
         exact = first * (1.0 + np.arange(layers)) ** exponent
-        values[f"{quantity}, not rounded up"] = float(exact.mean() / d_head)
+        values[f"{quantity}, not rounded up"] = exact.mean() / d_head
     return MeasuredValues(
         values, {"layers": f"{layers}, from 0", "rank of a head": f"at most {d_head}"}
     )
@@ -342,37 +314,22 @@ def guidelines(
     guide = rank_theory.guideline(layers, d_model)
     exact = 16 + (d_model / 2 - 16) * np.linspace(0, 1, layers) ** 0.5
     values = {
-        "guide_first": float(guide[0]),
-        "guide_last": float(guide[-1]),
-        "guide_off": float(
-            (np.abs(guide - exact) >= 1).sum() + (np.diff(guide) <= 0).sum()
-        ),
-        "guide_one": float(rank_theory.guideline(1, d_model)[0]),
+        "guide_first": guide[0],
+        "guide_last": guide[-1],
+        "guide_off": (np.abs(guide - exact) >= 1).sum() + (np.diff(guide) <= 0).sum(),
+        "guide_one": rank_theory.guideline(1, d_model)[0],
     }
-    return MeasuredValues(
-        values, {"layers": str(layers), "d": str(d_model), "exponent": "0.5"}
-    )
+    return MeasuredValues(values, {"layers": layers, "d": d_model, "exponent": "0.5"})
 
 
 def _head_output(
-    tokens: np.ndarray, weights: rank_theory.AttentionWeights, head: int
+    tokens: np.ndarray, weights: rank_theory.AttentionWeights, head: int = 0
 ) -> np.ndarray:
-    """Compute one head's output, a token at a time and a sum at a time."""
+    """Compute one head's output by the paper's formula."""
     query = weights.query[head]
-    key = weights.key[head]
-    value = weights.value[head]
-    out = np.zeros((len(value), tokens.shape[1]))
-    for j, column in enumerate(tokens.T):
-        scores = [
-            float((query @ token) @ (key @ column)) / len(query) ** 0.5
-            for token in tokens.T
-        ]
-        shares = np.exp(np.array(scores) - max(scores))
-        out[:, j] = sum(
-            share * (value @ x)
-            for share, x in zip(shares / shares.sum(), tokens.T, strict=True)
-        )
-    return out
+    scores = tokens.T @ query.T @ weights.key[head] @ tokens
+    shares = softmax(scores / len(query) ** 0.5, axis=0)
+    return weights.value[head] @ tokens @ np.asarray(shares)
 
 
 def _off(values: np.ndarray, expected: np.ndarray, times: float = 1.0) -> int:

@@ -13,23 +13,24 @@ import numpy as np
 
 from tsfm_lens.probes.attention import SHARP_BELOW
 from tsfm_lens.probes.induction import COPY_FROM, GRIDS, PREFIX_FROM
-from tsfm_lens.studies.papers.verdicts import Resampled, Verdict, judged_together
+from tsfm_lens.studies.papers.verdicts import (
+    Tested,
+    Verdict,
+    judged_together,
+    resampled,
+)
 
 DRAWS = 1000
 
 
 def overlap_verdict(scores: HeadScores) -> Verdict:
     """Test that more of the induction heads are sharp than of all heads."""
-
-    def beyond_chance(
-        prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
-    ) -> np.ndarray:
-        conditional, share = sharp_of_induction(prefix, copy, entropy)
-        return conditional - share
-
-    return judged_together(
-        [scores.part("", "P(sharp | induction) less P(sharp)", beyond_chance)]
+    part = scores.part(
+        "",
+        "P(sharp | induction) less P(sharp)",
+        lambda *arrays: np.subtract(*sharp_of_induction(*arrays)),
     )
+    return judged_together([part])
 
 
 def threshold_verdicts(scores: HeadScores) -> dict[str, Verdict]:
@@ -109,7 +110,7 @@ class HeadScores:
         quantity: Callable[..., np.ndarray],
         *,
         sequences_only: bool = False,
-    ) -> Resampled:
+    ) -> Tested:
         """Build a part of a claim from a function of three (draw, head) arrays.
 
         The arrays are the prefix-matching score, the copy score and the normalised
@@ -120,7 +121,7 @@ class HeadScores:
             units = len(self.prefix)
         else:
             units = min(len(self.prefix), len(self.entropy))
-        return Resampled(words, of, float(margins[0]), margins[1:], units)
+        return resampled(words, of, float(margins[0]), margins[1:], units)
 
 
 def inducing(prefix: np.ndarray, copy: np.ndarray) -> np.ndarray:
@@ -182,31 +183,16 @@ def proportions(
     """Compute (draw,) each number of table 5 from (draw, head) scores."""
     induction = inducing(prefix, copy)
     sharp = entropy < SHARP_BELOW
-    numbers = [
-        mask.mean(1) for mask in (induction & sharp, induction & ~sharp, induction)
-    ]
-    numbers += [
-        (~induction & sharp).mean(1),
-        (~induction & ~sharp).mean(1),
-        1 - induction.mean(1),
-    ]
-    numbers += [sharp.mean(1), 1 - sharp.mean(1)]
-    numbers += [
-        _shares(induction & sharp, induction),
-        _shares(induction & sharp, sharp),
-    ]
-    return dict(zip(_TABLE_5, numbers, strict=True))
-
-
-_TABLE_5 = (
-    "proportion induction, sharp",
-    "proportion induction, not sharp",
-    "proportion induction",
-    "proportion not induction, sharp",
-    "proportion not induction, not sharp",
-    "proportion not induction",
-    "proportion sharp",
-    "proportion not sharp",
-    "P(sharp | induction)",
-    "P(induction | sharp)",
-)
+    both = induction & sharp
+    return {
+        "proportion induction, sharp": both.mean(1),
+        "proportion induction, not sharp": (induction & ~sharp).mean(1),
+        "proportion induction": induction.mean(1),
+        "proportion not induction, sharp": (~induction & sharp).mean(1),
+        "proportion not induction, not sharp": (~induction & ~sharp).mean(1),
+        "proportion not induction": 1 - induction.mean(1),
+        "proportion sharp": sharp.mean(1),
+        "proportion not sharp": 1 - sharp.mean(1),
+        "P(sharp | induction)": _shares(both, induction),
+        "P(induction | sharp)": _shares(both, sharp),
+    }

@@ -11,17 +11,15 @@ model is special is asked of its null as well, "more so than in untrained twins"
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, product
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.probes.attention import SHARP_BELOW
 from tsfm_lens.studies.experiments.records import record
 from tsfm_lens.studies.papers.context import from_record
 from tsfm_lens.studies.papers.measures.induction import (
@@ -42,13 +40,12 @@ from tsfm_lens.studies.papers.verdicts import (
     ClaimPart,
     Tested,
     Verdict,
+    interval,
     judge_parts,
     undecided,
 )
 from tsfm_lens.sweep.planner.recipes import middle_third, read_recipe
 
-Parts = defaultdict[str, list[ClaimPart]]
-"""Parts of claims, by claim."""
 HEADED = ("bolt-nano", "chronos-nano")
 MODELS = {**{name: name for name in HEADED}, "ztxtech/fracast-0": "fracast"}
 """Names of the models in the records."""
@@ -65,7 +62,6 @@ OWN = ("own middle third", "own all", "own one head more")
 PUBLISHED = ("timesfm-28", "timesfm-51", "toto-29", "bolt-60", "bolt-released")
 MILD = 0.11
 """Rise of MASE above which no heavy ablation of table 1 comes: 10.71 % at most."""
-TWINS = "more so than in untrained twins"
 SMALLEST_GAIN = 1.0
 """Percent of the error by which a layer must improve the forecast to count.
 
@@ -78,22 +74,6 @@ RELEASED = {
     "S3-F15": "bolt-60",
 }
 """Recipes whose heads and MLPs are counted, by item."""
-METRICS = {
-    "MASE": "MASE",
-    "NRMSE": "NRMSE",
-    "sMAPE": "SMAPE",
-    "CRPS": "CRPS",
-    "MSIS": "MSIS",
-}
-RECIPES = {
-    "TimesFM 2.5, 28 % of heads, 2 MLPs": "timesfm-28",
-    "Toto, 29 % of heads": "toto-29",
-    "Toto, 29 % of heads, 1 MLP": "toto-29-1mlp",
-    "Toto, 43 % of heads": "toto-43",
-    "Chronos-Bolt, 28 % of heads, 6 MLPs": "bolt-28-6mlp",
-    "Chronos-Bolt, 42 % of heads, 6 MLPs": "bolt-42-6mlp",
-}
-"""Recipes of the rows of tables 1 and 4; the paper leaves some open."""
 
 
 # --- records --------------------------------------------------------------------------
@@ -103,7 +83,7 @@ RECIPES = {
 def ablations(model: str) -> xr.Dataset:
     """Load a model's ablations, with ``rise``, the logarithm of MASE over the plain."""
     data = record(f"lens_ablations_{MODELS[model]}")
-    error: xr.DataArray = xr.apply_ufunc(np.log, data["MASE"])
+    error = xr.apply_ufunc(np.log, data["MASE"])
     rise = (error - error.sel(variant=PLAIN)).mean("seed")
     moved = data["spearman_distance"].mean("seed")
     return data.assign(rise=rise, moved=moved)
@@ -124,33 +104,32 @@ def single_layers(data: xr.Dataset, kind: str) -> list[str]:
     return [name for name in names if name.count(":") == 1]
 
 
+def _rises(data: xr.Dataset, names: Sequence[str]) -> np.ndarray:
+    """Return (variant, series) the rise of the error of some variants."""
+    return np.asarray(data["rise"].sel(variant=names).values)
+
+
 def _result(models: Iterable[str] = HEADED) -> MeasuredValues:
     data = ablations(HEADED[0])
     return MeasuredValues(
         settings={
-            "model": ", ".join(models),
+            "model": list(models),
             "series": f"{data.sizes['series']}: 13 bundled and 24 chaotic ones",
-            "horizon": str(data.attrs["horizon"]),
+            "horizon": data.attrs["horizon"],
             "intervals over": SERIES,
         }
     )
 
 
-def _prefixed(model: str, parts: Sequence[ClaimPart]) -> list[ClaimPart]:
-    return [replace(part, words=f"{model} {part.words}") for part in parts]
+def _judge(result: MeasuredValues, claim: str, parts: Iterable[ClaimPart]) -> None:
+    """Add the verdict on a claim, tested over series."""
+    result.claims[claim] = judge_parts(SERIES, *parts)
 
 
-def _judge(
-    result: MeasuredValues,
-    parts: Mapping[str, Sequence[ClaimPart]],
-    twins: Mapping[str, Sequence[Tested]] = MappingProxyType({}),
-) -> MeasuredValues:
-    """Add the verdicts on claims, tested over series, and over untrained twins."""
-    for claim, tested in parts.items():
-        result.claims[claim] = judge_parts(SERIES, *tested)
-    for claim, tests in twins.items():
-        result.claims[f"{claim}, {TWINS}"] = Verdict(tuple(tests), "twin")
-    return result
+def _judge_twins(result: MeasuredValues, claim: str, tests: Iterable[Tested]) -> None:
+    """Add the verdict on a claim, tested over untrained twins."""
+    claim = f"{claim}, more so than in untrained twins"
+    result.claims[claim] = Verdict(tuple(tests), "twin")
 
 
 def beyond_twins(model: str, own: float, twins: np.ndarray, of: str) -> Tested:
@@ -186,7 +165,7 @@ def _layers_label(layers: Sequence[int]) -> str:
     return f"layers {layers[0]} to {layers[-1]}"
 
 
-def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
+def ablatable_parts(distance: np.ndarray, model: str = "") -> list[ClaimPart]:
     """Compare the middle layers with all earlier, all later, the first and the last.
 
     ``distance`` is (layer, seed, window).
@@ -197,7 +176,7 @@ def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
     rest = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
     return [
         ClaimPart(
-            f"than {_layers_label(layers)}",
+            f"{model} than {_layers_label(layers)}",
             distance[list(layers)].mean(0) - middle_distance,
             "Spearman distance",
         )
@@ -212,7 +191,7 @@ def _twin_moves(model: str, kind: str) -> np.ndarray:
     """Return (twin, layer, series) the distances of forecasts of twins."""
     data = record("lens_twin_ablations").sel(model=model)
     end = {"both": r":h\d+m$", "heads": r":h\d+$", "mlp": r":m$"}[kind]
-    names = [name for name in data["variant"].values if re.search(end, str(name))]
+    names = [name for name in data["variant"].values if re.search(end, name)]
     moved = data["spearman_distance"].sel(variant=names)
     return np.asarray(moved.transpose("twin", "variant", "series").values)
 
@@ -220,31 +199,37 @@ def _twin_moves(model: str, kind: str) -> np.ndarray:
 def _ablatability(moved: np.ndarray) -> float:
     """Average how much less the middle layers move a forecast than the ends."""
     parts = ablatable_parts(moved)
-    return float(np.mean([pd.Series(part.margins.ravel()).mean() for part in parts]))
+    return float(np.mean([pd.Series(part.margins).mean() for part in parts]))
 
 
-def ablated_layers(kind: str) -> MeasuredValues:
+@from_record("S3-F2", kind="both")
+@from_record("S3-F8", kind="heads")
+@from_record("S3-F9", kind="mlp")
+def ablated_layers(*, kind: str) -> MeasuredValues:
     """Compare forecasts without a part of each layer, on models and untrained twins."""
     models = [model for model in MODELS if single_layers(ablations(model), kind)]
     result = _result(models)
-    parts = Parts(list)
+    parts = []
+    varying = []
     twins = []
     for model in models:
         data = ablations(model)
         moved = data["moved"].sel(variant=single_layers(data, kind)).values
-        parts["ablatable"] += _prefixed(model, ablatable_parts(moved))
-        if kind != "both":
-            most, least, margins = _chosen_layers(moved)
-            words = f"{model} layer {most} against layer {least}"
-            parts["varies"].append(ClaimPart(words, margins, "Spearman distance"))
-        for layer, of_layer in enumerate(moved):
-            text = f"{model}: mean Spearman distance, layer {layer}"
-            result.mean(text, of_layer, bounds=SPEARMAN_BOUNDS)
+        parts += ablatable_parts(moved, model)
+        most, least, margins = _chosen_layers(moved)
+        words = f"{model} layer {most} against layer {least}"
+        varying.append(ClaimPart(words, margins, "Spearman distance"))
+        text = f"{model}: mean Spearman distance, layer {{}}"
+        result.means(text, dict(enumerate(moved)), SPEARMAN_BOUNDS)
         if model in HEADED:
             of_twins = np.array(list(map(_ablatability, _twin_moves(model, kind))))
             of = "distance at the ends less that of the middle"
             twins.append(beyond_twins(model, _ablatability(moved), of_twins, of))
-    return _judge(result, parts, {"middle layers are more ablatable": twins})
+    _judge(result, "ablatable", parts)
+    if kind != "both":
+        _judge(result, "varies", varying)
+    _judge_twins(result, "middle layers are more ablatable", twins)
+    return result
 
 
 def _chosen_layers(values: np.ndarray) -> tuple[int, int, np.ndarray]:
@@ -257,23 +242,11 @@ def _chosen_layers(values: np.ndarray) -> tuple[int, int, np.ndarray]:
     return most, least, (values[most] - values[least])[1::2]
 
 
-for _item, _kind in (("S3-F2", "both"), ("S3-F8", "heads"), ("S3-F9", "mlp")):
-    from_record(_item)(partial(ablated_layers, _kind))
-
-
-def _changes(result: MeasuredValues, data: xr.Dataset, rows: dict[str, str]) -> None:
-    """Add relative changes of MASE of variants in percent, by their texts."""
-    for text, variant in rows.items():
-        mean, low, high = _percent(data["rise"].sel(variant=variant).values)
-        result.add(f"change of MASE {text}", mean, low, high, unit="%")
-
-
-def _percent(logs: np.ndarray) -> np.ndarray:
-    """Return the mean of logarithms, with its interval, as a change in percent."""
-    spread = MeasuredValues()
-    spread.mean("", logs)
-    low, high = spread.intervals[""]
-    return 100 * np.expm1([spread.values[""], low, high])
+def _add_change(result: MeasuredValues, text: str, logs: np.ndarray) -> None:
+    """Add the mean of logarithms, with its interval, as a change in percent."""
+    mean = interval(logs)
+    numbers = 100 * np.expm1([mean.estimate, mean.low, mean.high])
+    result.add(text, *numbers, unit="%")
 
 
 @from_record("S3-F3")
@@ -282,16 +255,13 @@ def most_ablatable() -> MeasuredValues:
     result = _result(MODELS)
     for model in MODELS:
         data = ablations(model)
-        both = data["rise"].sel(variant=single_layers(data, "both"))
-        layer = int(both.mean("series").values.argmin())
+        both = _rises(data, single_layers(data, "both"))
+        layer = int(both.mean(1).argmin())
         result.add(f"{model}: most ablatable layer", layer)
-        kinds = {kind: single_layers(data, kind) for kind in TEXTS}
-        rows = {
-            f"without {TEXTS[kind]} of that layer, {model}": names[layer]
-            for kind, names in kinds.items()
-            if names
-        }
-        _changes(result, data, rows)
+        for kind, text in TEXTS.items():
+            if names := single_layers(data, kind):
+                text = f"change of MASE without {text} of that layer, {model}"
+                _add_change(result, text, _rises(data, names)[layer])
     return result
 
 
@@ -301,14 +271,12 @@ def ranges() -> MeasuredValues:
     result = _result(MODELS)
     for model in MODELS:
         data = ablations(model)
-        families = ("all heads", "mlps") if model in HEADED else ("ranges",)
-        rows = {
-            f"without {name.partition(' | ')[2]}, {model}": name
-            for family in families
-            for name in variants(data, family)
-            if name.count(":") > 1
-        }
-        _changes(result, data, rows)
+        for family in ("all heads", "mlps") if model in HEADED else ("ranges",):
+            for name in variants(data, family):
+                if name.count(":") > 1:
+                    part = name.partition(" | ")[2]
+                    text = f"change of MASE without {part}, {model}"
+                    _add_change(result, text, _rises(data, name))
     why = (
         "it compares Chronos-Bolt with Toto: both checkpoints (0.8 and 0.6 GB) and"
         " GIFT-Eval, 97 data sets, are needed"
@@ -327,45 +295,49 @@ def _by_layer(name: str) -> Iterator[tuple[str, xr.Dataset]]:
             yield model, of_model
 
 
-def _risen(values: np.ndarray) -> list[ClaimPart]:
+def _risen(values: np.ndarray, model: str = "") -> list[ClaimPart]:
     """Compare the middle layers of (layer, series) with those before and after."""
     before, middle, after = split_thirds(len(values))
     return [
-        ClaimPart(words, values[middle].mean(0) - values[layers].mean(0), "")
-        for words, layers in (("than before", before), ("than after", after))
+        ClaimPart(
+            f"{model} than {words}", values[middle].mean(0) - values[rest].mean(0), ""
+        )
+        for words, rest in (("before", before), ("after", after))
     ]
 
 
 def _of_layers(
     name: str, claim: str, quantity: str, scale: Callable[..., np.ndarray] = np.asarray
 ) -> MeasuredValues:
-    parts = Parts(list)
+    parts = []
     twins = []
     result = _result([])
     for model, data in _by_layer(name):
         # (subject, layer, series)
         values = scale(data[name].transpose("subject", "layer", "series").values)
-        parts[claim] += _prefixed(model, _risen(values[0]))
+        parts += _risen(values[0], model)
         size = [np.mean([part.margins.mean() for part in _risen(of)]) for of in values]
         twins.append(beyond_twins(model, size[0], np.array(size[1:]), quantity))
-        for layer, of_layer in enumerate(values[0]):
-            text = f"{model}: mean {quantity}, layer {layer}"
-            result.mean(text, of_layer, bounds=POSITIVE)
+        text = f"{model}: mean {quantity}, layer {{}}"
+        result.means(text, dict(enumerate(values[0])), POSITIVE)
     result.settings["model"] = ", ".join(test.words for test in twins)
-    return _judge(result, parts, {"the middle layers stand out": twins})
+    _judge(result, claim, parts)
+    _judge_twins(result, "the middle layers stand out", twins)
+    return result
 
 
 @from_record("S3-F1D")
 def logit_entropy() -> MeasuredValues:
     """Compare the entropy of the logits after the layers."""
-    result = _of_layers("logit_entropy", "raise_entropy", "logit entropy, nats")
+    of = "logit entropy, nats"
+    result = _of_layers("logit_entropy", "raise_entropy", of)
     falls = []
     for model, data in _by_layer("logit_entropy"):
         entropy = data["logit_entropy"].sel(subject=MODEL).values
         _, middle, _ = split_thirds(len(entropy))
-        fall = entropy[middle].mean(0) - entropy[-1]
-        falls.append(ClaimPart(model, fall, "logit entropy, nats"))
-    return _judge(result, {"consolidates": falls})
+        falls.append(ClaimPart(model, entropy[middle].mean(0) - entropy[-1], of))
+    _judge(result, "consolidates", falls)
+    return result
 
 
 @from_record("S3-F1E")
@@ -397,37 +369,31 @@ def gains() -> MeasuredValues:
                     words = f"{model} layer {layer} {metric}"
                     of = f"gain + {SMALLEST_GAIN:g} %"
                     parts.append(ClaimPart(words, values + SMALLEST_GAIN, of))
-    claim = "the middle layers do not improve the forecast"
-    return _judge(result, {"no_improvement": parts}, {claim: twins})
+    _judge(result, "no_improvement", parts)
+    _judge_twins(result, "the middle layers do not improve the forecast", twins)
+    return result
 
 
 # --- heads ----------------------------------------------------------------------------
 
 
-def _stable_ranks(model: str) -> np.ndarray:
-    """Return (layer, head) the stable ranks of a model's cross-attention."""
-    data = record("lens_heads").sel(model=model, subject=MODEL)
-    return np.asarray(data["stable_rank"].values)
+def _heads(model: str) -> xr.Dataset:
+    """Load what was measured of the heads of a model, without its twins."""
+    return record("lens_heads").sel(model=model, subject=MODEL)
 
 
-def _orders(model: str) -> dict[str, np.ndarray]:
-    """Return the heads of each layer (layer, head) in the order in which they go."""
-    low = _stable_ranks(model).argsort(axis=1)
-    return {"lowest stable rank first": low, "highest first": low[:, ::-1]}
-
-
-def _without(data: xr.Dataset, layer: int, heads: Sequence[int]) -> np.ndarray:
+def _without(data: xr.Dataset, layer: int, heads: Iterable[int]) -> np.ndarray:
     """Return (series,) the rise of the error without some heads of a layer."""
     code = "".join(map(str, sorted(heads)))
-    rise = data["rise"].sel(variant=f"heads {layer} | {layer}:h{code}")
-    return np.asarray(rise.values)
+    return _rises(data, f"heads {layer} | {layer}:h{code}")
 
 
 def _kept(data: xr.Dataset, layer: int, order: Sequence[int]) -> int:
     """Count the heads that are kept at heads@1pp, in an order."""
-    for count in range(len(order), 0, -1):
-        if np.expm1(_without(data, layer, order[:count]).mean()) < WITHIN:
-            return len(order) - count
+    for kept in range(len(order)):
+        gone = order[: len(order) - kept]
+        if np.expm1(_without(data, layer, gone).mean()) < WITHIN:
+            return kept
     return len(order)
 
 
@@ -438,26 +404,30 @@ def heads_kept() -> MeasuredValues:
     parts = []
     for model in HEADED:
         data = ablations(model)
-        logs: xr.DataArray = xr.apply_ufunc(np.log, data["MASE"])
-        error = logs.mean(("seed", "series"))
+        error = xr.apply_ufunc(np.log, data["MASE"]).mean(("seed", "series"))
         relative = error.sel(variant=PLAIN) - error.sel(variant="seasonal naive")
         text = f"{model}: MASE over the seasonal naive's, whole model"
         result.add(text, np.exp(float(relative)))
-        orders = _orders(model)
-        n_layers, n_heads = _stable_ranks(model).shape
-        for layer in range(n_layers):
-            for text, order in orders.items():
-                kept = _kept(data, layer, order[layer].tolist())
-                result.add(f"{model}: heads kept in layer {layer}, {text}", kept)
-        counts = range(1, n_heads)
+        # (layer, head), the heads of each layer in the order in which they go
+        low = _heads(model)["stable_rank"].values.argsort(axis=1)
+        orders = {"lowest stable rank first": low, "highest first": low[:, ::-1]}
+        for layer, (text, order) in product(range(len(low)), orders.items()):
+            kept = _kept(data, layer, order[layer])
+            result.add(f"{model}: heads kept in layer {layer}, {text}", kept)
         # what any set of as many heads does is averaged over all sets
         saved = {
             text: np.mean(
                 [
-                    _any(data, layer, n_heads, count)
-                    - _without(data, layer, order[layer].tolist()[:count])
-                    for layer in range(n_layers)
-                    for count in counts
+                    np.mean(
+                        [
+                            _without(data, layer, heads)
+                            for heads in combinations(range(len(of)), n)
+                        ],
+                        axis=0,
+                    )
+                    - _without(data, layer, of[:n])
+                    for layer, of in enumerate(order)
+                    for n in range(1, len(of))
                 ],
                 axis=0,
             )
@@ -471,17 +441,14 @@ def heads_kept() -> MeasuredValues:
     result.notes = (
         "in a layer of four heads the paper's counts of 12 or 16 do not compare",
     )
-    return _judge(result, {"ranked": parts})
+    _judge(result, "ranked", parts)
+    return result
 
 
-def _any(data: xr.Dataset, layer: int, n_heads: int, count: int) -> np.ndarray:
-    """Average the rise of the error over all sets of so many heads of a layer."""
-    sets = combinations(range(n_heads), count)
-    return np.mean([_without(data, layer, heads) for heads in sets], axis=0)
-
-
-def _heavy(
-    published: Sequence[str] = (), metrics: Sequence[str] = ()
+@from_record("S3-T1", published=PUBLISHED, metrics=["CRPS"])
+@from_record("S3-T4", published=PUBLISHED, metrics=["NRMSE", "sMAPE", "CRPS", "MSIS"])
+def heavy(
+    *, published: Sequence[str] = (), metrics: Sequence[str] = ()
 ) -> MeasuredValues:
     """Compare recipes at heads@1pp with as many parts drawn from anywhere.
 
@@ -489,57 +456,48 @@ def _heavy(
     scaled to the model, and of further metrics there are numbers alone.
     """
     result = _result()
-    parts = Parts(list)
+    destroyed = []
+    mild = []
     for model, family in product(HEADED, (*OWN, *published)):
         data = ablations(model)
         (chosen,) = variants(data, family, "chosen")
-        random = variants(data, family, "random anywhere")
-        rise = data["rise"]
-        own = rise.sel(variant=chosen).values
-        drawn = rise.sel(variant=random)
+        random = _rises(data, variants(data, family, "random anywhere"))
+        own = _rises(data, chosen)
         name = f"{family}, {model}"
         code = chosen.partition(": ")[2]
         gone = sum(map(len, re.findall(r"h(\d+)", code)))
-        share = 100 * gone / _stable_ranks(model).size
+        share = 100 * gone / _heads(model)["stable_rank"].size
         result.add(f"{name}: heads ablated", share, unit="%")
         result.add(f"{name}: MLPs ablated", code.count("m"))
-        reached = np.sum(np.mean(drawn.values, axis=1) <= np.mean(own))
         text = f"{name}: draws of {len(random)} that raise MASE no more"
-        result.add(text, reached)
-        logs = {"MASE": own, "MASE, parts at random": drawn.mean("variant").values}
+        result.add(text, np.sum(random.mean(1) <= own.mean()))
+        logs = {"MASE": own, "MASE, parts at random": random.mean(0)}
         for metric in metrics:
-            logarithm: xr.DataArray = xr.apply_ufunc(np.log, data[metric])
-            by_recipe = "recipe" in logarithm.dims
-            rows = (
-                {"recipe": [family, PLAIN]}
-                if by_recipe
-                else {"variant": [chosen, PLAIN]}
-            )
-            of_recipe, of_plain = logarithm.mean("seed").sel(rows).values
+            logarithm = xr.apply_ufunc(np.log, data[metric]).mean("seed")
+            rows = {"variant": [chosen, PLAIN]}
+            if "recipe" in logarithm.dims:
+                rows = {"recipe": [family, PLAIN]}
+            of_recipe, of_plain = logarithm.sel(rows).values
             logs[metric] = of_recipe - of_plain
         for metric, values in logs.items():
-            numbers = _percent(values)
-            result.add(f"{name}: change of {metric}", *numbers, unit="%")
+            _add_change(result, f"{name}: change of {metric}", values)
         if family in OWN:
             of = "rise of log MASE of random parts, less that of the recipe"
-            margins = drawn.mean("variant").values - own
-            parts["random_destroys"].append(ClaimPart(name, margins, of))
+            destroyed.append(ClaimPart(name, random.mean(0) - own, of))
             of = f"log of {1 + MILD:g} less the rise of log MASE"
-            parts["mild"].append(ClaimPart(name, np.log(1 + MILD) - own, of))
+            mild.append(ClaimPart(name, np.log(1 + MILD) - own, of))
     result.notes = ("heads@1pp are found on the series that errors are measured on",)
-    return _judge(result, parts)
-
-
-from_record("S3-T1")(lambda: _heavy(PUBLISHED, ["CRPS"]))
-from_record("S3-T4")(lambda: _heavy(PUBLISHED, ["NRMSE", "sMAPE", "CRPS", "MSIS"]))
+    _judge(result, "random_destroys", destroyed)
+    _judge(result, "mild", mild)
+    return result
 
 
 def _figure(recipe: str) -> MeasuredValues:
     """Add the counts of the released lists to what is measured here."""
-    result = _heavy()
     percent, n_mlps = released_share(recipe)
-    counts = {"heads": percent, "MLPs ablated": float(n_mlps)}
-    return replace(result, values={**counts, **result.values})
+    result = heavy()
+    result.values = {"heads": percent, "MLPs ablated": float(n_mlps), **result.values}
+    return result
 
 
 for _item, _name in RELEASED.items():
@@ -556,24 +514,15 @@ def released_share(name: str) -> tuple[float, int]:
     lists = recipe.lists
     # a recipe that is measured on the model would have none
     assert lists is not None
-    named_layers = {
-        layer
-        for group in recipe.layers_at
-        if isinstance(group.layers, tuple)
-        for layer in group.layers
-    }
+    left = dict(enumerate(lists.kept))
     count = 0
     for group in recipe.layers_at:
-        # without numbers, a group of these recipes is "others": all unnamed layers
-        layers = (
-            group.layers
-            if isinstance(group.layers, tuple)
-            else set(range(len(lists.kept))) - named_layers
-        )
+        # without numbers, a group of these recipes is "others": all layers not named
+        # so far
+        layers = group.layers if isinstance(group.layers, tuple) else [*left]
         # a group keeps its extra heads beside the released number
-        count += sum(
-            max(lists.n_heads - lists.kept[layer] - group.extra, 0) for layer in layers
-        )
+        kept = [left.pop(layer) + group.extra for layer in layers]
+        count += sum(max(lists.n_heads - number, 0) for number in kept)
     return 100 * count / (lists.n_heads * len(lists.kept)), len(recipe.mlps)
 
 
@@ -581,80 +530,75 @@ def released_share(name: str) -> tuple[float, int]:
 def by_series() -> MeasuredValues:
     """Compare the heads of the layer that can best go with those of the worst."""
     result = _result()
-    claim = "MASE rises less without those heads than without as many random heads"
-    parts = Parts(list)
+    kinder = []
+    chance = []
+    of = "rise of log MASE"
     for model in HEADED:
         data = ablations(model)
-        rise = data["rise"].sel(variant=single_layers(data, "heads")).values
+        rise = _rises(data, single_layers(data, "heads"))
         for layer, values in enumerate(rise):
             far = f"{model}: series on which MASE rises by a quarter, layer {layer}"
             result.add(far, (values > np.log(1.25)).sum())
         most, least, margins = _chosen_layers(rise)
-        words = f"{model} layer {least} beside layer {most}"
-        parts["kinder"].append(ClaimPart(words, margins, "rise of log MASE"))
+        words = f"{model} layer {least} beside"
+        kinder.append(ClaimPart(f"{words} layer {most}", margins, of))
         # as many heads as a layer has, drawn from anywhere
-        random = data["rise"].sel(variant=variants(data, "random", "random heads"))
-        margins = (random.mean("variant").values - rise[least])[1::2]
-        words = f"{model} layer {least} beside random heads"
-        parts[claim].append(ClaimPart(words, margins, "rise of log MASE"))
+        random = _rises(data, variants(data, "random", "random heads")).mean(0)
+        margins = (random - rise[least])[1::2]
+        chance.append(ClaimPart(f"{words} random heads", margins, of))
     result.settings["layers"] = "chosen on every other series, tested on the others"
-    return _judge(result, parts)
+    _judge(result, "kinder", kinder)
+    claim = "MASE rises less without those heads than without as many random heads"
+    _judge(result, claim, chance)
+    return result
 
 
 @from_record("S3-F20")
 def sharp_heads() -> MeasuredValues:
     """Compare forecasts without sharp, diffuse and random heads of cross-attention."""
     result = _result()
-    parts = Parts(list)
+    one_head = []
+    more_heads = []
     for model in HEADED:
         data = ablations(model)
-        heads = record("lens_heads").sel(model=model, subject=MODEL)
-        entropy = heads["entropy"].mean("series").values
+        entropy = _heads(model)["entropy"].mean("series").values
         names = np.array(variants(data, "cross heads"))
-        order = names[entropy.ravel().argsort()]
-        first, *others = order
-        parts["sharp_head"] += _sharp_parts(
-            data, f"{model}, 1 head", first, others[-1], others
-        )
+        first, *others = names[entropy.ravel().argsort()]
+        name = f"{model}, 1 head"
+        one_head += _sharp_parts(data, name, first, others[-1], others)
         for count in (2, 3):
-            one, other, random = (
+            (sharp,), (diffuse,), random = (
                 variants(data, "sharp", f"{text} {count}")
                 for text in ("sharpest", "most diffuse", "random")
             )
             name = f"{model}, {count} heads"
-            parts["six_heads"] += _sharp_parts(data, name, one[0], other[0], random)
+            more_heads += _sharp_parts(data, name, sharp, diffuse, random)
         for name in ("sharpest 2", "most diffuse 2"):
             (variant,) = variants(data, "sharp", name)
             moved = data["moved"].sel(variant=variant).values
             text = f"{model}: mean Spearman distance without the {name}"
-            result.mean(text, moved, bounds=SPEARMAN_BOUNDS)
+            result.mean(text, moved, SPEARMAN_BOUNDS)
     result.notes = (
         "six of 144 heads are 4 %; here two and three of 12 heads are ablated",
     )
-    return _judge(result, parts)
+    _judge(result, "sharp_head", one_head)
+    _judge(result, "six_heads", more_heads)
+    return result
 
 
 def _sharp_parts(
     data: xr.Dataset, name: str, sharp: str, diffuse: str, random: Sequence[str]
 ) -> list[ClaimPart]:
     moved = data["moved"]
-    own = moved.sel(variant=sharp)
-    others = {
-        "diffuse": moved.sel(variant=diffuse),
-        "random": moved.sel(variant=random).mean("variant"),
-    }
-    rise = data["rise"].sel(variant=sharp).values
-    return [
-        ClaimPart(f"{name}: the error rises", rise, "log ratio of MASE"),
-        *(
-            ClaimPart(
-                f"{name}: the forecast moves further than without {text} heads",
-                (own - other).values,
-                "Spearman distance",
-            )
-            for text, other in others.items()
-        ),
+    parts = [
+        ClaimPart(f"{name}: the error rises", _rises(data, sharp), "log ratio of MASE")
     ]
+    for text, others in (("diffuse", [diffuse]), ("random", random)):
+        other = moved.sel(variant=others).mean("variant")
+        margins = (moved.sel(variant=sharp) - other).values
+        words = f"{name}: the forecast moves further than without {text} heads"
+        parts.append(ClaimPart(words, margins, "Spearman distance"))
+    return parts
 
 
 # --- induction ------------------------------------------------------------------------
@@ -679,7 +623,7 @@ def _of_heads() -> tuple[MeasuredValues, HeadScores]:
 
 def _twin_scores() -> list[HeadScores]:
     """Return the scores of the twins that have a copy score."""
-    names = map(str, record("lens_heads")["subject"].values)
+    names = record("lens_heads")["subject"].values
     twins = [_scores(name) for name in names if name != MODEL]
     return [twin for twin in twins if len(twin.prefix)]
 
@@ -705,20 +649,28 @@ def overlap() -> MeasuredValues:
 def thresholds() -> MeasuredValues:
     """Measure how the scores of heads go together."""
     result, scores = _of_heads()
-    result.claims |= threshold_verdicts(scores)
+    result.claims = threshold_verdicts(scores)
     result.claims["relaxed"] = _if_inducing(scores, result.claims["relaxed"])
-    together = result.claims["scores_go_together"].parts
-    of_twins = [_correlations(threshold_verdicts(twin)) for twin in _twin_scores()]
+    # (model and twins, part)
+    found = np.array(
+        [
+            _correlations(result.claims),
+            *map(_correlations, map(threshold_verdicts, _twin_scores())),
+        ]
+    )
     tests = [
-        beyond_twins(part.words, own, np.array(twins), part.of)
-        for part, own, *twins in zip(
-            together, _correlations(result.claims), *of_twins, strict=True
+        beyond_twins(part.words, float(own), twins, part.of)
+        for part, own, twins in zip(
+            result.claims["scores_go_together"].parts,
+            found[0],
+            found[1:].T,
+            strict=True,
         )
     ]
-    _judge(result, {}, {"the scores of heads go together": tests})
+    _judge_twins(result, "the scores of heads go together", tests)
     names = ("prefix-matching score", "copy score", "normalised entropy")
     means = [values[0] for values in scores.bootstrap_means]
-    correlation = pd.DataFrame(dict(zip(names, means, strict=True))).corr()
+    correlation = pd.DataFrame(means, names).T.corr()
     for one, other in combinations(names, 2):
         text = f"correlation of {one} and {other} over heads"
         result.add(text, correlation.loc[one, other])
@@ -742,11 +694,8 @@ def head_counts() -> MeasuredValues:
     result, scores = _of_heads()
     twins = _twin_scores()
     for text, count in (("sharp", _sharp), ("induction", _inducing)):
-        result.add(
-            f"{text} heads of all",
-            100 * count(scores) / scores.entropy.shape[1],
-            unit="%",
-        )
+        share = 100 * count(scores) / scores.entropy.shape[1]
+        result.add(f"{text} heads of all", share, unit="%")
         result.add(f"{text} heads", count(scores))
         most = max(map(count, twins))
         result.add(f"{text} heads of an untrained twin, at most", most)
@@ -754,9 +703,7 @@ def head_counts() -> MeasuredValues:
 
 
 def _sharp(scores: HeadScores) -> int:
-    return round(
-        12 * float(proportions(*scores.bootstrap_means)["proportion sharp"][0])
-    )
+    return int((scores.bootstrap_means[2][0] < SHARP_BELOW).sum())
 
 
 def _inducing(scores: HeadScores) -> int:
@@ -778,11 +725,11 @@ def patches() -> MeasuredValues:
     width = int(data["key_stop"][0] - data["key_start"][0])
     result = MeasuredValues(
         {
-            "context patches": float(ordinary.sum()),
-            "context tokens with the register": float(data.sizes["key"]),
-            "decoder patches": float(data.sizes["query"]),
-            "patch that layer 3, head 4 attends to most": float(patch),
-            "first step of that patch": float(patch * width),
+            "context patches": ordinary.sum(),
+            "context tokens with the register": data.sizes["key"],
+            "decoder patches": data.sizes["query"],
+            "patch that layer 3, head 4 attends to most": patch,
+            "first step of that patch": patch * width,
         },
         {"model": "bolt-nano", "head": "layer 2, head 3", "series": "Lorenz-63"},
     )

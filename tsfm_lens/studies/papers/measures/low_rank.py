@@ -18,18 +18,11 @@ from tsfm_lens.studies.papers.context import (
     describe_seeds,
     measure,
 )
-from tsfm_lens.studies.papers.verdicts import (
-    ClaimPart,
-    judge_parts,
-)
 
 RATIOS = (0.073, 0.151, 0.237, 0.393, 0.569, 0.755, 0.889)
 """Rows of table 2 without the last one, ratio 1, which is the whole model."""
-Schedule = tuple[float, float]
-"""Rank of the first layer, and exponent."""
-FIGURE_7: tuple[Schedule, ...] = ((3, 0.27), (5, 0.35), (7, 0.40))
-TABLE_3: tuple[Schedule, ...] = ((2, 0.25), (3, 0.50), (5, 0.70))
-TABLE_4: tuple[Schedule, ...] = ((8, 0.34), (16, 0.0), (10, 0.58), (32, 0.0))
+TABLE_3 = ((2, 0.25), (3, 0.50), (5, 0.70))
+"""Ranks of the first layer, and exponents."""
 
 
 def _add_scores(
@@ -45,21 +38,14 @@ def _add_scores(
         result.add(f"{kind}{name.upper()}{suffix}", value, *bounds)
 
 
-def _schedule_label(schedule: Schedule) -> str:
-    return f", schedule ({schedule[0]:g}, {schedule[1]:g})"
-
-
 @measure("S0-F7")
 def schedules(context: Context) -> MeasuredValues:
     """Measure figure 7."""
     record, result = _record("attention")
     dense = float(record["parameters"].sel(arm="dense"))
-    for arm, schedule in (
-        ("small schedule", FIGURE_7[0]),
-        ("medium schedule", FIGURE_7[2]),
-    ):
-        one = record.sel(arm=arm)
-        text = _schedule_label(schedule)
+    for arm, schedule in (("small", "(3, 0.27)"), ("medium", "(7, 0.4)")):
+        one = record.sel(arm=f"{arm} schedule")
+        text = f", schedule {schedule}"
         result.add(f"size ratio{text}", one["rank_ratio"])
         result.add(
             f"time{text}",
@@ -76,20 +62,16 @@ def schedules(context: Context) -> MeasuredValues:
 def layered(context: Context) -> MeasuredValues:
     """Measure table 4."""
     record, result = _record("attention")
-    for arm, schedule in (("medium schedule", TABLE_4[0]), ("constant", TABLE_4[1])):
+    for arm, schedule in (("medium schedule", "(8, 0.34)"), ("constant", "(16, 0)")):
         one = record.sel(arm=arm)
-        result.add(f"size ratio{_schedule_label(schedule)}", one["rank_ratio"])
-        _add_scores(result, one, _schedule_label(schedule), kind="")
+        result.add(f"size ratio, schedule {schedule}", one["rank_ratio"])
+        _add_scores(result, one, f", schedule {schedule}", kind="")
     constant, scheduled = (
         np.log1p(record["mase_rise"].sel(arm=arm).values)
         for arm in ("constant", "medium schedule")
     )
-    part = ClaimPart(
-        "",
-        constant - scheduled,
-        "logarithm of MASE with one rank, less that with the schedule",
-    )
-    result.claims["layered"] = judge_parts("seed", part)
+    of = "logarithm of MASE with one rank, less that with the schedule"
+    result.judge("layered", constant - scheduled, of)
     return result
 
 
@@ -131,13 +113,11 @@ def leading(context: Context) -> MeasuredValues:
     largest = record["singular_value"].isel(index=0)
     times = largest.isel(training_step=-1) / largest.isel(training_step=0)
     growth = np.log(times.transpose("layer", "seed").values)
-    part = ClaimPart(
-        "", growth.min(axis=0), "logarithm of its growth in the layer where it is least"
-    )
     for layer, mean in enumerate(np.exp(growth.mean(axis=1))):
         result.add(f"times that σ₁ grew, layer {layer}", mean)
     result.settings["layers"] = str(len(growth))
-    result.claims["leading"] = judge_parts("seed", part)
+    of = "logarithm of its growth in the layer where it is least"
+    result.judge("leading", growth.min(axis=0), of)
     return result
 
 

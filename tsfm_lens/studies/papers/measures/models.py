@@ -7,11 +7,11 @@ they are measured on. Ranks and angles are computed by :mod:`tsfm_lens.probes`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 import torch
-import xarray as xr
 from scipy.stats import kendalltau
 
 from tsfm_lens import compress
@@ -20,10 +20,10 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks
 from tsfm_lens.probes.weights import weight_matrices
 from tsfm_lens.studies.papers.context import MeasuredValues, measure
+from tsfm_lens.studies.papers.values import by_name
 from tsfm_lens.studies.papers.verdicts import (
     WINDOW,
     ClaimPart,
-    Tested,
     Verdict,
     exactly,
     judge_parts,
@@ -36,7 +36,7 @@ CONSTANT_WITHIN = 1.5
 ROUNDING = 1e-12  # in double precision, relative
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 FAMILIES = ("sinusoids", "white noise")
-_LEVELS = {"ε": ", ".join(f"{level:g}" for level in EPSILON)}
+_LEVELS = {"ε": ", ".join(map(str, EPSILON))}
 
 
 def _with_settings(
@@ -82,26 +82,10 @@ def _settings(run: Run) -> dict[str, str]:
     return settings
 
 
-def _by_level(values: xr.DataArray) -> dict[float, float]:
-    """Return a value for each ε."""
-    return dict(
-        zip(
-            map(float, values["epsilon"].values), map(float, values.values), strict=True
-        )
-    )
-
-
-def _deeper(name: str, ranks: np.ndarray) -> list[Tested]:
-    """Test that ε-ranks (epsilon, layer) of a model's weights rise over its layers.
-
-    There is one part for each ε.
-    """
-    trends = [kendalltau(range(len(row)), row).statistic for row in ranks]
-    of = "Kendall's τ of rank and layer"
-    return [
-        exactly(name, trend > 0, of, level)
-        for trend, level in zip(trends, EPSILON, strict=True)
-    ]
+def _trends(rows: np.ndarray) -> list[float]:
+    """Return Kendall's τ of the values of each row with their order, 0 of constants."""
+    trends = [kendalltau(range(len(row)), row).statistic for row in rows]
+    return list(map(float, np.nan_to_num(trends)))
 
 
 @measure("S0-TSVD")
@@ -157,45 +141,35 @@ def _add_ratios(
 def scores(runs: Iterator[Run]) -> MeasuredValues:
     """Score a model against itself, and truncated to a quarter of its ranks."""
     table = MeasuredValues()
-    same = {"same_mase": 0.0, "same_wql": 0.0}
+    same: defaultdict[str, list[float]] = defaultdict(list)
     for name, run in _with_settings(table, runs, text=False):
         itself = compress.quality(run, run.lens)
         smaller, _ = compress.compressed(compress.calibration_run(run), 0.25)
         quarter = compress.quality(run, smaller)
         for error in ("mase", "wql"):
-            key = f"same_{error}"
-            same[key] = _farthest(
-                0.0, same[key], float(itself[f"{error}_rise_estimate"])
-            )
+            same[f"same_{error}"].append(float(itself[f"{error}_rise_estimate"]))
             rise = [
-                float(quarter[f"{error}_rise_{end}"])
-                for end in ("estimate", "low", "high")
+                quarter[f"{error}_rise_{end}"] for end in ("estimate", "low", "high")
             ]
             table.add(
                 f"{name}: rise of {error.upper()} at a quarter of the ranks", *rise
             )
         if "overlap" in itself:
             full, again = map(float, itself["log_perplexity"])
-            same["same_overlap"] = _farthest(
-                1.0, same.get("same_overlap", 1.0), float(itself["overlap"])
-            )
-            same["same_lppl"] = _farthest(1.0, same.get("same_lppl", 1.0), again / full)
+            same["same_overlap"].append(float(itself["overlap"]))
+            same["same_lppl"].append(again / full)
             after = float(quarter["log_perplexity"][1])
             table.add(f"{name}: overlap at a quarter of the ranks", quarter["overlap"])
             table.add(
                 f"{name}: log-perplexity at a quarter of the ranks, over its own",
                 after / full,
             )
-    table.values |= same
+    for key, found in same.items():
+        expected = 1.0 if key in ("same_overlap", "same_lppl") else 0.0
+        # what is no number is farthest from it
+        off = np.nan_to_num(np.abs(np.array(found) - expected), nan=np.inf)
+        table.add(key, found[off.argmax()])
     return table
-
-
-def _farthest(reference: float, *values: float) -> float:
-    """Return the value farthest from a reference; one that is no number is farthest."""
-    return max(
-        values,
-        key=lambda value: abs(value - reference) if np.isfinite(value) else np.inf,
-    )
 
 
 @measure("S0-F13")
@@ -206,14 +180,11 @@ def embedded_noise(runs: Iterator[Run]) -> MeasuredValues:
     for name, run in _with_settings(table, runs, text=False):
         embedding = embedding_ranks(run, epsilon=EPSILON, seed=run.seed)
         for family in FAMILIES:
-            for level, rank in _by_level(
-                embedding["signal_rank_estimate"].sel(family=family)
-            ).items():
+            ranks = embedding["signal_rank_estimate"].sel(family=family)
+            for level, rank in by_name(ranks, "epsilon").items():
                 table.add(f"{name}: {level:g}-rank of a signal of {family}", rank)
-            table.add(
-                f"{name}: mean angle of tokens, {family}",
-                embedding["mean_angle"].sel(family=family),
-            )
+            text = f"{name}: mean angle of tokens, {family}"
+            table.add(text, embedding["mean_angle"].sel(family=family))
         for level in EPSILON:
             sines, noise = (
                 embedding["signal_rank"].sel(epsilon=level, family=family).values
@@ -246,41 +217,23 @@ def ranks_by_layer(runs: Iterator[Run]) -> MeasuredValues:
             )
             streams["the zero signal"] = flow_of_ranks(zeros, epsilon=EPSILON)
         for level in EPSILON:
-            for layer, rank in zip(
-                flow["layer"].values,
-                flow["weight_rank"].sel(epsilon=level).values,
-                strict=True,
-            ):
-                table.add(f"{name}: {level:g}-rank of W_Q, layer {layer}", rank)
-            for text, stream in streams.items():
-                for layer_index, rank in enumerate(
-                    stream["epsilon_rank"].sel(epsilon=level).values[:-1]
-                ):
-                    table.add(
-                        f"{name}: {level:g}-rank of the input of layer {layer_index},"
-                        f" {text}",
-                        rank,
-                    )
+            text = f"{name}: {level:g}-rank of"
+            of_weights = flow["weight_rank"].sel(epsilon=level)
+            for layer, rank in by_name(of_weights, "layer").items():
+                table.add(f"{text} W_Q, layer {layer}", rank)
+            for signal, stream in streams.items():
+                ranks = stream["epsilon_rank"].sel(epsilon=level).values[:-1]
+                for layer, rank in enumerate(ranks):
+                    table.add(f"{text} the input of layer {layer}, {signal}", rank)
             # the inputs of all layers, by series
-            ranks = (
-                flow["series_rank"]
-                .sel(epsilon=level)
-                .isel(stream=slice(-1))
-                .transpose("series", "stream")
-                .values
-            )
-            trends = np.array(
-                [kendalltau(range(len(row)), row).statistic for row in ranks]
-            )
-            inputs.append(
-                ClaimPart(
-                    name,
-                    np.nan_to_num(trends),
-                    "Kendall's τ of the input's rank and layer",
-                    level,
-                )
-            )
-        weights += _deeper(name, flow["weight_rank"].sel(epsilon=list(EPSILON)).values)
+            of_series = flow["series_rank"].sel(epsilon=level).isel(stream=slice(-1))
+            trends = np.array(_trends(of_series.transpose("series", "stream").values))
+            of = "Kendall's τ of the input's rank and layer"
+            inputs.append(ClaimPart(name, trends, of, level))
+        for level in EPSILON:
+            (trend,) = _trends(flow["weight_rank"].sel(epsilon=[level]).values)
+            of = "Kendall's τ of rank and layer"
+            weights.append(exactly(name, trend > 0, of, level))
     table.claims = {
         "deeper_weights": Verdict(tuple(weights)),
         "deeper_input": judge_parts(WINDOW, *inputs),

@@ -6,6 +6,7 @@ is looked at before.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -61,16 +62,14 @@ def open_data(*models: str) -> dict[str, str]:
 
     Data sets without open runs are left out.
     """
-    by_data: dict[str, dict[str, list[QueueCell]]] = {}
+    planned: defaultdict[tuple[str, str], list[QueueCell]] = defaultdict(list)
     for cell in planned_cells(RUNS):
         data, _, model = cell.group.split(" ", 2)
-        if model in models:
-            by_data.setdefault(data, {}).setdefault(model, []).append(cell)
-    waiting = {
-        data: filter(None, map(open_runs, of_data.values()))
-        for data, of_data in by_data.items()
-        # else the models are not to be compared there
-        if len(of_data) == len(models)
-    }
-    reasons = {data: next(texts, "") for data, texts in waiting.items()}
-    return {data: text for data, text in reasons.items() if text}
+        planned[data, model].append(cell)
+    waiting = {}
+    for data in dict.fromkeys(data for data, _ in planned):
+        # models that are not all planned are not to be compared there
+        if all((data, model) in planned for model in models):
+            texts = [open_runs(planned[data, model]) for model in models]
+            waiting[data] = next(filter(None, texts), "")
+    return {data: text for data, text in waiting.items() if text}

@@ -82,10 +82,10 @@ def motif_tokens(runs: Iterator[Run]) -> MeasuredValues:
         )
     ids = frequent_tokens(lens)
     values = {
-        "lowest token id": float(ids.min()),
-        "highest token id": float(ids.max()),
-        "tokens in a motif": float(MOTIF),
-        "times it is shown": float(REPEATS),
+        "lowest token id": ids.min(),
+        "highest token id": ids.max(),
+        "tokens in a motif": MOTIF,
+        "times it is shown": REPEATS,
     }
     vocabulary = lens.adapter.settings.n_tokens  # type: ignore[attr-defined]
-    return MeasuredValues(values, {"tokens of the vocabulary": str(vocabulary)})
+    return MeasuredValues(values, {"tokens of the vocabulary": vocabulary})

@@ -22,12 +22,10 @@ from tsfm_lens.studies.papers.measures.models import (
     CONSTANT_WITHIN,
     EPSILON,
 )
-from tsfm_lens.studies.papers.values import MeasuredValues
+from tsfm_lens.studies.papers.values import MeasuredValues, by_name
 from tsfm_lens.studies.papers.verdicts import (
     POSITIVE,
     ClaimPart,
-    Verdict,
-    judge_parts,
     judged_trends,
 )
 
@@ -45,8 +43,8 @@ def _result(data: xr.Dataset, models: str) -> MeasuredValues:
     settings = {
         "model": models,
         "training": training,
-        "seeds": str(data.sizes["seed"]),
-        "ε": "mean over " + ", ".join(f"{level:g}" for level in EPSILON),
+        "seeds": data.sizes["seed"],
+        "ε": "mean over " + ", ".join(map(str, EPSILON)),
         "intervals over": "seeds",
     }
     return MeasuredValues(settings=settings)
@@ -54,9 +52,9 @@ def _result(data: xr.Dataset, models: str) -> MeasuredValues:
 
 def shares(spectrum: xr.DataArray, mode: str = "mode") -> xr.DataArray:
     """Return the share of relative singular values above ε, averaged over ε."""
-    full = spectrum.notnull().sum(mode)
-    above = [(spectrum > level).sum(mode) / full for level in EPSILON]
-    return sum(above[1:], above[0]) / len(EPSILON)
+    levels = xr.DataArray(np.array(EPSILON), dims="epsilon")
+    above = (spectrum > levels).sum(mode) / spectrum.notnull().sum(mode)
+    return above.mean("epsilon", skipna=False)
 
 
 def _of_kind(values: xr.DataArray, kind: str) -> xr.DataArray:
@@ -70,9 +68,10 @@ def _log(values: xr.DataArray) -> xr.DataArray:
     return logs
 
 
-def _over_seeds(margins: xr.DataArray, of: str) -> Verdict:
+def _judge(result: MeasuredValues, claim: str, margins: xr.DataArray, of: str) -> None:
+    """Add the verdict on a claim over seeds; other dimensions are averaged."""
     over = [dim for dim in margins.dims if dim != "seed"]
-    return judge_parts("seed", ClaimPart("", margins.mean(over).values, of))
+    result.judge(claim, margins.mean(over).values, of)
 
 
 def _trend(values: xr.DataArray, dim: str) -> xr.DataArray:
@@ -87,12 +86,9 @@ def _trend(values: xr.DataArray, dim: str) -> xr.DataArray:
 
 def _add(result: MeasuredValues, text: str, values: xr.DataArray) -> None:
     """Add the mean over seeds of every arm or width, of (…, seed) values."""
-    (by,) = (dim for dim in values.dims if dim != "seed")
-    for name, of_seeds in zip(
-        values[by].values.tolist(), values.transpose(by, "seed").values, strict=True
-    ):
-        label = f"{by} {name}" if by != "arm" else name
-        result.mean(f"{text}, {label}", of_seeds, bounds=POSITIVE)
+    (by,) = (str(dim) for dim in values.dims if dim != "seed")
+    label = "{}" if by == "arm" else f"{by} {{}}"
+    result.means(f"{text}, {label}", by_name(values, by), POSITIVE)
 
 
 @from_record("S0-F2")
@@ -106,11 +102,16 @@ def embedded() -> MeasuredValues:
     # all directions may be above every ε, so that the whole spectrum is compared
     height = spectrum.mean("mode")
     text, series = (_of_kind(height, kind) for kind in (TEXT, SERIES))
-    result.claims["faster"] = _over_seeds(
-        text - series, "mean relative singular value of text, less that of series"
+    _judge(
+        result,
+        "faster",
+        text - series,
+        "mean relative singular value of text, less that of series",
     )
     near = data["neighbour_ratio"]
-    result.claims["structured"] = _over_seeds(
+    _judge(
+        result,
+        "structured",
         _of_kind(near, TEXT) - _of_kind(near, SERIES),
         "distance of neighbours over that of others, text less series",
     )
@@ -127,12 +128,18 @@ def patches() -> MeasuredValues:
     result = _result(data, "Chronos-Bolt of width 64")
     share = shares(data["embedding_spectrum"].sel(family="white noise"))
     of_patches = share.sel(arm=list(PATCHES))
-    result.claims["by_patch"] = _over_seeds(
-        _trend(of_patches, "arm"), "Kendall's τ of the share of directions and patch"
+    _judge(
+        result,
+        "by_patch",
+        _trend(of_patches, "arm"),
+        "Kendall's τ of the share of directions and patch",
     )
     angle = data["mean_angle"].sel(family="white noise")
-    result.claims["smaller_space"] = _over_seeds(
-        data["random_angle"] - angle, "angle of random lines, less that of noise"
+    _judge(
+        result,
+        "smaller_space",
+        data["random_angle"] - angle,
+        "angle of random lines, less that of noise",
     )
     _add(result, "share of directions of noise", of_patches)
     _add(result, "mean angle of tokens of noise", angle)
@@ -150,13 +157,16 @@ def widths() -> MeasuredValues:
     of_bolt = bolt.sel(arm=["base", "width 96"]).rename(arm="width")
     both = xr.concat([of_series, of_bolt.assign_coords(width=list(WIDTHS))], "model")
     narrow, wide = (both.sel(width=width, drop=True) for width in WIDTHS)
-    result.claims["stays_low"] = _over_seeds(
-        narrow - wide, "share of the full rank at width 64, less that at 96"
+    _judge(
+        result,
+        "stays_low",
+        narrow - wide,
+        "share of the full rank at width 64, less that at 96",
     )
     small, large = (_of_kind(share, TEXT).sel(width=w, drop=True) for w in WIDTHS)
     power = 1 + _log(large / small) / math.log(WIDTHS[1] / WIDTHS[0])
-    result.claims["linear"] = _over_seeds(
-        power - ALMOST_LINEAR, f"power of d, less {ALMOST_LINEAR:g}"
+    _judge(
+        result, "linear", power - ALMOST_LINEAR, f"power of d, less {ALMOST_LINEAR:g}"
     )
     _add(result, "share of the full rank of W_Q", share)
     return result
@@ -168,8 +178,11 @@ def heads() -> MeasuredValues:
     data = record(BOLT).sel(arm=list(HEADS))
     result = _result(data, "Chronos-Bolt of width 64")
     share = shares(data["query_spectrum"]).mean("layer")
-    result.claims["more_heads"] = _over_seeds(
-        _trend(share, "arm"), "Kendall's τ of the share of the full rank and heads"
+    _judge(
+        result,
+        "more_heads",
+        _trend(share, "arm"),
+        "Kendall's τ of the share of the full rank and heads",
     )
     of_heads = data["head_spectrum"]
     size = of_heads.notnull().sum("head_mode")
@@ -177,11 +190,15 @@ def heads() -> MeasuredValues:
     rank = (shares(of_heads, "head_mode") * size).where(size > 0)
     rank = rank.mean(("layer", "head"))
     change = abs(_log(rank).diff("arm")).max("arm")
-    result.claims["head_constant"] = _over_seeds(
+    _judge(
+        result,
+        "head_constant",
         math.log(CONSTANT_WITHIN) - change,
         f"log of {CONSTANT_WITHIN:g}, less that of the ratio of ranks of a head",
     )
-    result.claims["blocks"] = _over_seeds(
+    _judge(
+        result,
+        "blocks",
         data["angle_between"] - data["angle_within"],
         "angle of rows of different heads, less that within a head",
     )
@@ -200,17 +217,18 @@ def weights() -> MeasuredValues:
     queries, hidden = (shares(data[f"{name}_spectrum"]) for name in ("query", "mlp"))
     of_series = _of_kind(queries, SERIES)
     of = "share above ε"
-    result.claims = {
-        "weights_faster": _over_seeds(
-            _of_kind(queries, TEXT) - of_series, f"{of} of text, less that of series"
-        ),
-        "deeper_weights": _over_seeds(
-            _trend(of_series, "layer"), f"Kendall's τ of the {of} and layer"
-        ),
-        "less_than_mlp": _over_seeds(
-            _of_kind(hidden, SERIES) - of_series, f"{of} of the MLP, less that of W_Q"
-        ),
-    }
+    of_text = _of_kind(queries, TEXT)
+    _judge(
+        result,
+        "weights_faster",
+        of_text - of_series,
+        f"{of} of text, less that of series",
+    )
+    trend = _trend(of_series, "layer")
+    _judge(result, "deeper_weights", trend, f"Kendall's τ of the {of} and layer")
+    of_mlp = _of_kind(hidden, SERIES)
+    of = f"{of} of the MLP, less that of W_Q"
+    _judge(result, "less_than_mlp", of_mlp - of_series, of)
     _add(result, "share of W_Q above ε", queries.mean("layer"))
     _add(result, "share of the MLP's first matrix above ε", hidden.mean("layer"))
     return result
@@ -223,8 +241,8 @@ def vocabularies() -> MeasuredValues:
     numbers = data["vocabulary"].values.tolist()
     result = MeasuredValues(
         settings={
-            "d": str(data.attrs["width"]),
-            "ranks of the vocabulary": ", ".join(map(str, numbers)),
+            "d": data.attrs["width"],
+            "ranks of the vocabulary": numbers,
             "seeds": f"{data.sizes['seed']}, averaged",
             "intervals over": "vocabularies",
         }

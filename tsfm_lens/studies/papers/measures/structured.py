@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ from tsfm_lens.studies.experiments.running import prepare
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
+    describe_distance,
     describe_seeds,
     from_record,
     measure,
 )
 from tsfm_lens.studies.papers.measures.planned import queued
+from tsfm_lens.studies.papers.values import by_name
 from tsfm_lens.studies.papers.verdicts import (
     POSITIVE,
     ClaimPart,
@@ -43,12 +45,8 @@ from tsfm_lens.studies.queue.language import LEVELLED
 from tsfm_lens.studies.queue.trainings import ENCODERS, SINGLE, single_token_arms
 from tsfm_lens.studies.train_config import TrainConfig
 
-DRAWS = 20
-ROUNDS = 12
 TOKENS = 1024
 WINDOW = 128
-NEAREST_ZERO = 1e-10
-"""Differences below this in float64 are rounding."""
 EIGHT = (8,) * 8
 LISTS = {
     "r/8, 8 levels": EIGHT,
@@ -68,61 +66,46 @@ def _errors(data: xr.Dataset) -> dict[str, np.ndarray]:
 
     An error is NaN where a seed was not trained.
     """
-    groups = [str(group) for group in data["group"].values]
-    return dict(
-        zip(
-            groups,
-            data["by_pairs"].isel(pairs=-1).transpose("arm", "seed").values,
-            strict=True,
-        )
-    )
+    return by_name(data["by_pairs"].isel(pairs=-1).swap_dims(arm="group"), "group")
 
 
 def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
     """Test whether each first arm errs more than the second, over seeds of both."""
     errors = _errors(data)
-    margin = "error, less that of the other"
-    return judge_parts(
-        "seed",
-        *(
-            ClaimPart(text, errors[more] - errors[less], margin)
-            for text, more, less in pairs
-        ),
-    )
+    of = "error, less that of the other"
+    parts = [
+        ClaimPart(text, errors[more] - errors[less], of) for text, more, less in pairs
+    ]
+    return judge_parts("seed", *parts)
 
 
-def _result(
-    data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdict]
-) -> MeasuredValues:
+def _result(data: xr.Dataset, claims: dict[str, Verdict]) -> MeasuredValues:
     errors = _errors(data)
     metadata = data.attrs
-    counts = [int(np.isfinite(of_seeds).sum()) for of_seeds in errors.values()]
+    tokens = "one of x or y"
+    if metadata.get("tokens") == "pairs":
+        tokens = "one of x and the pair before"
     settings = {
-        "inputs": str(metadata["inputs"]),
-        "width": ", ".join(map(str, sorted(set(data["width"].values.tolist())))),
-        "layers": str(metadata["layers"]),
+        "inputs": metadata["inputs"],
+        "width": np.unique(data["width"]),
+        "layers": metadata["layers"],
         "steps": f"{metadata['steps']:,}",
-        "tokens": (
-            "one of x and the pair before"
-            if metadata.get("tokens") == "pairs"
-            else "one of x or y"
+        "tokens": tokens,
+        "seeds": describe_seeds(
+            data, [np.isfinite(of_seeds).sum() for of_seeds in errors.values()]
         ),
-        "seeds": describe_seeds(data, *counts),
         "intervals over": "seeds",
     }
-    result = MeasuredValues(values, settings, claims=claims)
-    for arm, of_seeds in errors.items():
-        result.mean(f"error after the last pair, {arm}", of_seeds, bounds=POSITIVE)
+    result = MeasuredValues(settings=settings, claims=claims)
+    result.means("error after the last pair, {}", errors, POSITIVE)
     longer, waiting = single_tokens()
     if longer is None:
         result.notes = (f"with single tokens and more steps: {waiting}",)
         return result
     text = f"{longer.attrs['steps']:,} steps with tokens of x or y"
     errors = _errors(longer)
-    for arm, of_seeds in errors.items():
-        quantity = f"error after the last pair, {text}, {arm}"
-        result.mean(quantity, of_seeds, bounds=POSITIVE)
-    least = min(float(np.median(of_seeds)) for of_seeds in errors.values())
+    result.means(f"error after the last pair, {text}, {{}}", errors, POSITIVE)
+    least = min(map(np.median, errors.values()))
     result.notes = (
         f"claims on 8 heads at one width are of {text}, {len(longer['seed'])} seeds;"
         f" the best arm has a median error of {least:.2f} there, and 1 is no knowledge",
@@ -141,20 +124,19 @@ def single_tokens() -> tuple[xr.Dataset | None, str]:
     return data, waiting
 
 
+def _full_rank(data: xr.Dataset) -> str:
+    return f"1 head, rank {int(data['width'].max())}"
+
+
 def _of_eight_heads(data: xr.Dataset) -> dict[str, Verdict]:
     """Judge claims on 8 heads by the longer runs, by these ones until all are done."""
     longer, _ = single_tokens()
     if longer is not None:
         data = longer
-    groups = [str(group) for group in data["group"].values]
-    (low,) = (arm for arm in groups if arm.startswith("8 heads, rank"))
-    forms = [
-        (arm.removeprefix("8 heads, "), low, arm)
-        for arm in groups
-        if arm.startswith("8 heads") and arm != low
-    ]
-    full = f"1 head, rank {int(data['width'].max())}"
-    claims = {"eight_fail": _verdict(data, ("", low, full))}
+    eight = [arm for arm in data["group"].values.tolist() if arm.startswith("8 heads")]
+    (low,) = (arm for arm in eight if arm.startswith("8 heads, rank"))
+    forms = [(arm.removeprefix("8 heads, "), low, arm) for arm in eight if arm != low]
+    claims = {"eight_fail": _verdict(data, ("", low, _full_rank(data)))}
     if forms:
         claims["structured_eight"] = _verdict(data, *forms)
     return claims
@@ -164,29 +146,25 @@ def _of_eight_heads(data: xr.Dataset) -> dict[str, Verdict]:
 def by_rank() -> MeasuredValues:
     """Measure figures 2 and 6: one head by the rank of its scores, or of full rank."""
     data = record("in_context")
-    full = f"1 head, rank {int(data['width'].max())}"
-    groups = data["group"].values.astype(str)
-    low = [
-        arm
-        for arm in groups[data["rank_ratio"].values < 1]
+    low = data["group"].values[data["rank_ratio"].values < 1].tolist()
+    pairs = [
+        (f"{arm}, against full rank", arm, _full_rank(data))
+        for arm in low
         if arm.startswith("1 head, rank")
     ]
     claims = {
-        "low_fails": _verdict(
-            data, *((f"{arm}, against full rank", arm, full) for arm in low)
-        ),
+        "low_fails": _verdict(data, *pairs),
         "eight_fail": _of_eight_heads(data)["eight_fail"],
     }
-    start = data["curve"].isel(epoch=0).values
-    values = {
-        # the same untrained error in every run, on prompts whose answers have a mean
-        # square near 1
-        "unlearned": float(start[np.isfinite(start)].mean()),
-        "solved": float(
-            structured.oracle_errors(int(data.attrs["inputs"]), data.sizes["pairs"])[-1]
-        ),
-    }
-    return _result(data, values, claims)
+    result = _result(data, claims)
+    # the same untrained error in every run, on prompts whose answers have a mean
+    # square near 1
+    unlearned = np.nanmean(data["curve"].isel(epoch=0).values)
+    inputs = int(data.attrs["inputs"])
+    solved = structured.oracle_errors(inputs, data.sizes["pairs"])[-1]
+    values = {"unlearned": float(unlearned), "solved": float(solved)}
+    result.values = values | result.values
+    return result
 
 
 @from_record("S2-F3")
@@ -196,21 +174,18 @@ def by_form() -> MeasuredValues:
     A structured form is compared with low rank of the same number of parameters.
     """
     data = record("in_context")
-    sizes = {
-        str(arm): int(n)
-        for arm, n in zip(
-            data["group"].values, data["score_parameters"].values, strict=True
-        )
-    }
+    names = data["group"].values.tolist()
+    sizes = dict(zip(names, data["score_parameters"].values, strict=True))
     pairs = [
         (f"{form}, against {low.removeprefix('1 head, ')}", low, form)
-        for form in sizes
+        for form, low in product(sizes, sizes)
         if form.startswith(("1 head, MLR", "1 head, BTT"))
-        for low in sizes
-        if low.startswith("1 head, rank") and sizes[low] == sizes[form]
+        and low.startswith("1 head, rank")
+        and sizes[low] == sizes[form]
     ]
-    claims = {"structured": _verdict(data, *pairs), **_of_eight_heads(data)}
-    return _result(data, {}, claims)
+    return _result(
+        data, {"structured": _verdict(data, *pairs), **_of_eight_heads(data)}
+    )
 
 
 @from_record("S2-F11")
@@ -221,24 +196,21 @@ def by_width() -> MeasuredValues:
     """
     data = record("in_context_widths")
     # a group of arms is a form at all widths; here each width is its own group
-    data = data.assign_coords(group=("arm", [str(name) for name in data["arm"].values]))
-    widths = sorted(set(data["width"].values.tolist()))
-    wide = _verdict(
-        data, ("", f"8 heads, D = {widths[-1]}", f"1 head, D = {widths[-1]}")
-    )
+    data = data.assign_coords(group=data["arm"])
+    widths = np.unique(data["width"])
+    widest = f"D = {widths[-1]}"
     forms = [
         (f"D = {width}", f"8 heads, D = {width}", f"8 heads, BTT, D = {width}")
         for width in widths
     ]
-    return _result(data, {}, {"eight_wide": wide, "forms_wide": _verdict(data, *forms)})
+    claims = {
+        "eight_wide": _verdict(data, ("", f"8 heads, {widest}", f"1 head, {widest}")),
+        "forms_wide": _verdict(data, *forms),
+    }
+    return _result(data, claims)
 
 
 # --- other trainings ------------------------------------------------------------------
-
-
-def _absolute_errors(data: xr.Dataset) -> dict[str, np.ndarray]:
-    errors = data["test_mae"]
-    return {str(arm): errors.sel(arm=arm).values for arm in errors["arm"].values}
 
 
 @from_record("S2-ETT")
@@ -248,58 +220,49 @@ def forecasts() -> MeasuredValues:
     Errors are absolute, and compared by the same seed.
     """
     data = record("encoders")
-    errors = _absolute_errors(data)
-    seeds = describe_seeds(
-        data, *data["test_mae"].notnull().sum("seed").values.tolist()
-    )
+    errors = by_name(data["test_mae"])
+    steps = "one epoch"
+    seeds = describe_seeds(data, data["test_mae"].notnull().sum("seed"))
+    longer, waiting = queued(ENCODERS)
+    if longer is not None:
+        errors |= by_name(longer["test_mae"])
+        plan = PLAN["last"][ENCODERS]
+        horizons = ", ".join(map(str, plan["horizons"]))
+        steps += f"; at T of {horizons} {plan['epochs']} epochs"
+        seeds += f"; at these {len(longer['seed'])}"
     settings = {
-        "width": "32",
-        "heads": "4",
-        "layers": "2",
-        "steps": "one epoch",
+        "width": 32,
+        "heads": 4,
+        "layers": 2,
+        "steps": steps,
         "seeds": seeds,
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)
-    longer, waiting = queued(ENCODERS)
-    if longer is not None:
-        errors |= _absolute_errors(longer)
-        horizons, epochs = (
-            PLAN["last"][ENCODERS][key] for key in ("horizons", "epochs")
-        )
-        settings["steps"] += (
-            f"; at T of {', '.join(map(str, horizons))} {epochs} epochs"
-        )
-        settings["seeds"] += f"; at these {len(longer['seed'])}"
 
     def gain(form: str, horizon: int) -> np.ndarray:
-        names = (f"{arm}, T = {horizon}" for arm in ("standard", form))
-        standard, other = (np.log(errors[name]) for name in names)
-        return np.asarray(standard - other)
+        standard, other = (
+            errors[f"{arm}, T = {horizon}"] for arm in ("standard", form)
+        )
+        return np.asarray(np.log(standard) - np.log(other))
 
     two, four = "MLR attention 6+2", "MLR attention 4+2+1+1"
     of = "logarithm of the ratio of absolute errors"
-    result.claims["better"] = judge_parts("seed", ClaimPart("", gain(two, 96), of))
+    result.judge("better", gain(two, 96), of)
     if longer is None:
         result.claims |= dict.fromkeys(("better_336", "grows"), undecided(waiting, of))
     else:
-        margins = {
-            "better_336": gain(two, 336),
-            "grows": gain(four, 336) - gain(four, 192),
-        }
-        result.claims |= {
-            claim: judge_parts("seed", ClaimPart("", values, of))
-            for claim, values in margins.items()
-        }
+        result.judge("better_336", gain(two, 336), of)
+        result.judge("grows", gain(four, 336) - gain(four, 192), of)
     for arm, of_seeds in errors.items():
-        standard = errors[f"standard, {arm.rsplit(', ', 1)[1]}"]
-        if standard is of_seeds:
-            result.mean(f"absolute error, {arm}", of_seeds, bounds=POSITIVE)
+        form, _, horizon = arm.rpartition(", ")
+        if form == "standard":
+            result.mean(f"absolute error, {arm}", of_seeds, POSITIVE)
         else:
             result.mean(
                 f"absolute error over that of standard attention, less 1, {arm}",
-                of_seeds / standard - 1,
-                bounds=(-1.0, math.inf),
+                of_seeds / errors[f"standard, {horizon}"] - 1,
+                (-1.0, math.inf),
             )
     return result
 
@@ -307,13 +270,13 @@ def forecasts() -> MeasuredValues:
 @from_record("S2-CHR")
 def chronos() -> MeasuredValues:
     """Measure figure 15: losses at equal steps, and costs of the scores."""
-    data = record(LEVELLED)
-    loss = {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values}
+    data = record(f"{LEVELLED}")
+    loss = by_name(data["loss"])
     metadata = data.attrs
     settings = {
         "steps": f"{metadata['steps']:,} of {metadata['rows']} rows",
-        "context": str(metadata["context"]),
-        "horizon": str(metadata["horizon"]),
+        "context": metadata["context"],
+        "horizon": metadata["horizon"],
         "ranks": "of heads of 16",
         "layers": "the encoder's",
         "seeds": describe_seeds(data, data.sizes["seed"]),
@@ -321,20 +284,15 @@ def chronos() -> MeasuredValues:
     }
     result = MeasuredValues(settings=settings)
     margins = np.log(loss["standard"]) - np.log(loss["MLR 8+2+2+2+1+1"])
-    part = ClaimPart("", margins, "logarithm of the ratio of losses")
-    result.claims["reaches"] = judge_parts("seed", part)
+    result.judge("reaches", margins, "logarithm of the ratio of losses")
+    of_standard = "of standard attention"
     for arm, of_seeds in loss.items():
-        result.mean(f"loss in nats, {arm}", of_seeds, bounds=POSITIVE)
+        result.mean(f"loss in nats, {arm}", of_seeds, POSITIVE)
         if arm != "standard":
-            result.mean(
-                f"loss in nats, less that of standard attention, {arm}",
-                of_seeds - loss["standard"],
-            )
-            text = (
-                "multiply-adds of the encoder's scores over those of standard"
-                f" attention, {arm}"
-            )
-            result.add(text, data["score_share"].sel(arm=arm))
+            excess = of_seeds - loss["standard"]
+            result.mean(f"loss in nats, less that {of_standard}, {arm}", excess)
+            text = f"multiply-adds of the encoder's scores over those {of_standard}"
+            result.add(f"{text}, {arm}", data["score_share"].sel(arm=arm))
     return result
 
 
@@ -347,39 +305,34 @@ def rate_errors() -> xr.Dataset:
 def rates() -> MeasuredValues:
     """Measure figure 5: the rate of the lowest error at every width."""
     data = rate_errors()
-    widths = data["width"].values.tolist()
     settings = {
-        "widths": ", ".join(map(str, widths)),
+        "widths": data["width"],
         "data": "prompts of linear regression",
         "heads": "of 4",
-        "steps": str(data.attrs["steps"]),
+        "steps": data.attrs["steps"],
         "seeds": describe_seeds(data, data.sizes["seed"]),
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)
     changes = {}
-    for kind in map(str, data["parametrisation"].values):
-        errors = (
-            data["mse"]
-            .sel(parametrisation=kind)
-            .transpose("width", "seed", "rate")
-            .values
-        )
-        finite = errors[:, np.isfinite(errors).all(axis=(0, 2))]
-        known = np.isfinite(errors).all(axis=2, keepdims=True)
-        chosen = np.log(data["rate"].values[np.where(known, errors, 0).argmin(-1)])
-        changes[kind] = np.where(known.all((0, 2)), abs(chosen[-1] - chosen[0]), np.nan)
-        if finite.shape[1]:
-            best = data["rate"].values[finite.argmin(-1)]
+    for kind, of_kind in by_name(
+        data["mse"].transpose(..., "width", "seed", "rate"), "parametrisation"
+    ).items():
+        # seeds with all rates of all widths
+        known = np.isfinite(of_kind).all((0, 2))
+        errors = of_kind[:, known]
+        best = data["rate"].values[errors.argmin(-1)]
+        changes[kind] = np.full(len(known), np.nan)
+        changes[kind][known] = abs(np.log(best[-1]) - np.log(best[0]))
+        if known.any():
             text = f"best rate at the largest width over that at the smallest, {kind}"
-            result.mean(text, best[-1] / best[0], bounds=POSITIVE)
-            for width, of_width in zip(widths, finite, strict=True):
-                quantity = f"lowest error, {kind}, width {width}"
-                result.mean(quantity, of_width.min(-1), bounds=POSITIVE)
+            result.mean(text, best[-1] / best[0], POSITIVE)
+            lowest = zip(data["width"].values, errors.min(-1), strict=True)
+            text = f"lowest error, {kind}, width {{}}"
+            result.means(text, dict(lowest), POSITIVE)
     margins = changes["standard parametrisation"] - changes["μP"]
     of = "logarithm by which the best rate changes, less that by μP"
-    part = ClaimPart("", margins, of)
-    result.claims["transfers"] = judge_parts("seed", part)
+    result.judge("transfers", margins, of)
     return result
 
 
@@ -395,42 +348,39 @@ def compare_losses(data: xr.Dataset, plan: Mapping[str, Any]) -> MeasuredValues:
     A power law through the widths of another kind gives its loss at the operations of
     MLR attention. The widths of a seed are one unit of the test.
     """
-    arms, widths, seeds = plan["arms"], plan["widths"], plan["seeds"]
+    widths, seeds = plan["widths"], plan["seeds"]
     operations = data["operations_scores"] + data["operations_values"]
     operations = operations + data["operations_rest"]
-    titles = {arm: [f"{arm}, D = {width}" for width in widths] for arm in arms}
+    titles = {arm: [f"{arm}, D = {width}" for width in widths] for arm in plan["arms"]}
     losses = data["validation"].sel(seed=seeds).transpose("arm", "seed")
     # (width,) and (width, seed) by kind of attention
-    costs = {arm: np.log(operations.sel(arm=titles[arm]).values) for arm in arms}
-    logarithms = {arm: np.log(losses.sel(arm=titles[arm]).values) for arm in arms}
-    parts = {}
-    for arm in arms:
+    costs, logarithms = (
+        {arm: np.log(values.sel(arm=titles[arm]).values) for arm in titles}
+        for values in (operations, losses)
+    )
+    settings = {
+        "data": data.attrs["text"],
+        "width": widths,
+        **{name: f"{data.attrs[name]:,}" for name in ("tokens", "layers", "steps")},
+        "seeds": describe_seeds(data, len(seeds)),
+        "intervals over": "seeds",
+    }
+    result = MeasuredValues(settings=settings)
+    for arm in titles:
         if arm == "MLR":
             continue
         slope, start = np.polyfit(costs[arm], logarithms[arm], 1)
         law = slope * costs["MLR"][:, None] + start
         margins = (law - logarithms["MLR"]).mean(0)
-        parts[arm] = ClaimPart("", margins, "logarithm of the ratio of losses")
-    names = ("tokens", "layers", "steps")
-    settings = {
-        "data": str(data.attrs["text"]),
-        "width": ", ".join(map(str, widths)),
-        **{name: f"{data.attrs[name]:,}" for name in names},
-        "seeds": describe_seeds(data, len(seeds)),
-        "intervals over": "seeds",
-    }
-    claims = {
-        f"lower than {arm}": judge_parts("seed", part) for arm, part in parts.items()
-    }
-    result = MeasuredValues(settings=settings, claims=claims)
+        result.judge(f"lower than {arm}", margins, "logarithm of the ratio of losses")
     for title in chain(*titles.values()):
         of_arm = losses.sel(arm=title).values
-        result.mean(f"loss in nats, {title}", of_arm, bounds=POSITIVE)
+        result.mean(f"loss in nats, {title}", of_arm, POSITIVE)
         result.add(f"multiply-adds, {title}", operations.sel(arm=title))
     return result
 
 
-@measure("S2-F12")
+@measure("S2-F12", draws=12)
 def step_time(context: Context) -> MeasuredValues:
     """Measure figure 12: full training steps at the paper's size, timed in turn."""
     steps = []
@@ -444,13 +394,13 @@ def step_time(context: Context) -> MeasuredValues:
     plain, form = steps
     # processor time, to which other processes of the machine do not add
     ((middle, low, high),) = ratios(
-        [form], plain, rounds=context.draws(ROUNDS), clock=time.process_time
+        [form], plain, rounds=context.draws, clock=time.process_time
     )
     settings = {
-        "inputs": "16",
-        "width": "64",
-        "heads": "8",
-        "layers": "6",
+        "inputs": 16,
+        "width": 64,
+        "heads": 8,
+        "layers": 6,
         "device": "CPU, one thread or as set",
     }
     result = MeasuredValues(settings=settings)
@@ -473,13 +423,13 @@ def windows(context: Context) -> MeasuredValues:
     total = float(keys.sum())
     text = "multiply-adds of the scores over those of standard attention"
     values = {
-        "seen": float(keys_near.max()),
+        "seen": keys_near.max(),
         f"{text}, windows in every layer": windowed / total,
         # global, window, window, twice, as in the published code
         f"{text}, one layer in three global": (total + 2 * windowed) / (3 * total),
     }
     return MeasuredValues(
-        values, {"tokens": f"{TOKENS:,}", "window": str(WINDOW), "layers": "6"}
+        values, {"tokens": f"{TOKENS:,}", "window": WINDOW, "layers": 6}
     )
 
 
@@ -492,21 +442,18 @@ def families(context: Context) -> MeasuredValues:
         "BTT, s = 2": structured.BlockTensorTrain(64, 64, 2),
     }
     values = {
-        "parameters, dense, D = 64": float(
-            torch.nn.Linear(64, 64, bias=False).weight.numel()
-        )
+        "parameters, dense, D = 64": torch.nn.Linear(64, 64, bias=False).weight.numel()
     }
     for family, form in forms.items():
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(context.seed)
             for part in form.parameters():
                 part.normal_()
-            values[f"parameters, {family}, D = 64"] = float(
-                sum(part.numel() for part in form.parameters())
+            values[f"parameters, {family}, D = 64"] = sum(
+                part.numel() for part in form.parameters()
             )
-            values[f"rank, {family}, D = 64"] = float(
-                torch.linalg.matrix_rank(form.double().dense())
-            )
+            rank = torch.linalg.matrix_rank(form.double().dense())
+            values[f"rank, {family}, D = 64"] = int(rank)
     return MeasuredValues(values, {"ranks": "of matrices drawn here, in float64"})
 
 
@@ -521,9 +468,8 @@ def level_costs(context: Context) -> MeasuredValues:
             (exactly("", cheapest, "multiply-adds of c, less the fewest"),)
         )
         for order, cost in costs.items():
-            result.add(
-                f"multiply-adds, T = 256, D = 512, ranks {text}, order {order}", cost
-            )
+            quantity = f"multiply-adds, T = 256, D = 512, ranks {text}, order {order}"
+            result.add(quantity, cost)
     return result
 
 
@@ -533,7 +479,7 @@ def train_costs(context: Context) -> MeasuredValues:
     costs = structured.bilinear_train_operations(256, 256, 2)
     sides = {"both": "both sides", "keys": "keys alone"}
     values = {
-        f"multiply-adds, T = D = 256, s = 2, {sides[order]}": float(cost)
+        f"multiply-adds, T = D = 256, s = 2, {sides[order]}": cost
         for order, cost in costs.items()
     }
     return MeasuredValues(values)
@@ -564,7 +510,7 @@ def score_costs(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S2-L1")
+@measure("S2-L1", draws=20)
 def lemma(context: Context) -> MeasuredValues:
     """Compare scores by blocks with the direct formula, in float64.
 
@@ -577,7 +523,7 @@ def lemma(context: Context) -> MeasuredValues:
     largest = 0.0
     blocks = structured.token_blocks(tokens, len(ranks))
     depth = structured.block_depth(tokens, blocks)
-    for _ in range(context.draws(DRAWS)):
+    for _ in range(context.draws):
         x = torch.randn(tokens, width, dtype=torch.float64, generator=generator)
         left, right = (
             [
@@ -597,8 +543,4 @@ def lemma(context: Context) -> MeasuredValues:
         largest = max(
             largest, float((scores - direct).abs().max() / direct.abs().max())
         )
-    values = {
-        "apart": 0.0 if largest < NEAREST_ZERO else largest,
-        "the same, as it is": largest,
-    }
-    return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})
+    return describe_distance(context, largest, 1e-10)

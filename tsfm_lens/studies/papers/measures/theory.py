@@ -13,6 +13,7 @@ rank d̃, and σ_j the j-th singular value.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tsfm_lens.studies.papers.context import (
     MeasuredValues,
     measure,
 )
+from tsfm_lens.studies.papers.values import by_name
 from tsfm_lens.studies.papers.verdicts import (
     POSITIVE,
     ClaimPart,
@@ -45,7 +47,7 @@ SKETCHES = ((2, 8, 3), (3, 6, 2), (4, 8, 3), (8, 6, 2))
 _WEIGHTS_SETTING = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
 
 
-@measure("S0-J1A")
+@measure("S0-J1A", draws=1)
 def by_rank(
     context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks: int = 40
 ) -> MeasuredValues:
@@ -55,16 +57,16 @@ def by_rank(
     as logarithms.
     """
     data = rank_theory.compression_by_rank(
-        width=width, n_tokens=n_tokens, n_ranks=n_ranks, **_draws(context, 1)
+        width=width, n_tokens=n_tokens, n_ranks=n_ranks, **asdict(context)
     )
     ranks = data["rank"].values
     settings = {
-        "d": str(width),
-        "tokens": str(n_tokens),
+        "d": width,
+        "tokens": n_tokens,
         "ranks": f"{len(ranks)} from {ranks[0]} to {ranks[-1]}",
         **_WEIGHTS_SETTING,
     }
-    result = _result(context, 1, settings, intervals=True)
+    result = _result(context, settings, intervals=True)
     for name, slope in (
         ("slope_of_rank", "slope"),
         ("slope with all ranks", "slope_of_all"),
@@ -77,7 +79,7 @@ def by_rank(
     return result
 
 
-@measure("S0-J1B")
+@measure("S0-J1B", draws=50)
 def by_width(
     context: Context,
     *,
@@ -90,31 +92,26 @@ def by_width(
     the weights of the theorem and for two other kinds.
     """
     data = rank_theory.compression_by_width(
-        widths=widths, n_tokens=n_tokens, **_draws(context, 50)
+        widths=widths, n_tokens=n_tokens, **asdict(context)
     )
     settings = {
-        "d": ", ".join(map(str, widths)),
-        "tokens": str(n_tokens),
-        "rank": str(data.attrs["rank"]),
+        "d": widths,
+        "tokens": n_tokens,
+        "rank": data.attrs["rank"],
         **_WEIGHTS_SETTING,
     }
-    result = _result(context, 50, settings, intervals=True)
+    result = _result(context, settings, intervals=True)
+    slopes = data[["slope", "slope_low", "slope_high"]].to_array()
     for weights, name in (
         ("theorem", "slope_of_width"),
         ("orthogonal", "slope with W_V √d times orthogonal"),
         ("normalised", "slope with all weights of variance 1/d"),
     ):
-        of_weights = data.sel(weights=weights)
-        result.add(
-            name,
-            of_weights["slope"],
-            of_weights["slope_low"],
-            of_weights["slope_high"],
-        )
+        result.add(name, *slopes.sel(weights=weights))
     return result
 
 
-@measure("S0-J2")
+@measure("S0-J2", draws=6)
 def sketching(
     context: Context,
     *,
@@ -127,31 +124,30 @@ def sketching(
     Errors of sparse sketches are compared with those of dense ones.
     """
     data = rank_theory.sketching_by_heads(
-        width=width, heads=heads, decay=decay, **_draws(context, 6)
+        width=width, heads=heads, decay=decay, **asdict(context)
     )
     sparse, dense = (data["distance"].sel(sketch=name) for name in ("sparse", "dense"))
     # mean over the numbers of heads, (draw,)
-    deviations = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
+    deviations = np.abs(np.log(sparse.values / dense.values)).mean(axis=-1)
     margin = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
     settings = {
-        "d": str(width),
+        "d": width,
         "tokens": "any from d on",
-        "rank of a head": str(data.attrs["rank"]),
+        "rank of a head": data.attrs["rank"],
         "heads": f"{heads[0]} to {heads[-1]}",
         "entries of a row": "d / h",
         "singular values": f"exp(−(j − 1)/{decay:g})",
     }
-    result = _result(context, 6, settings, intervals=True)
-    result.claims["comparable"] = judge_parts(
-        "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - deviations, margin)
-    )
+    result = _result(context, settings, intervals=True)
+    near = np.log(COMPARABLE_WITHIN) - deviations
+    result.judge("comparable", near, margin, "draw")
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
-    for count in data["heads"].values:
-        result.add(f"sketching error, {count} heads", sparse.sel(heads=count).mean())
+    for count, errors in by_name(sparse, "heads").items():
+        result.add(f"sketching error, {count} heads", errors.mean())
     return result
 
 
-@measure("S0-J3")
+@measure("S0-J3", draws=8)
 def head_spectra(
     context: Context,
     *,
@@ -164,7 +160,7 @@ def head_spectra(
     The rank is measured again on an input of norm 1, on which softmax is nearly even.
     """
     data = rank_theory.spectra_by_heads(
-        width=width, n_tokens=n_tokens, heads=heads, **_draws(context, 8)
+        width=width, n_tokens=n_tokens, heads=heads, **asdict(context)
     )
     ranks = data["rank"].sel(input="times √L")
     increase = ranks.diff("heads").transpose("heads", "draw").values
@@ -173,16 +169,14 @@ def head_spectra(
         for fewer, more, margins in zip(heads[:-1], heads[1:], increase, strict=True)
     ]
     settings = {
-        "d": str(width),
-        "tokens": str(n_tokens),
+        "d": width,
+        "tokens": n_tokens,
         "singular values": f"√L exp(−(j − 1)/{data.attrs['decay']:g})",
         "ε": f"{data.attrs['epsilon']:g}",
     }
-    result = _result(context, 8, settings, intervals=True)
+    result = _result(context, settings, intervals=True)
     result.claims["higher_rank_by_heads"] = judge_parts("draw", *parts)
-    for count in heads:
-        of_ranks = ranks.sel(heads=count).values
-        result.mean(f"rank with {count} heads", of_ranks, bounds=POSITIVE)
+    result.means("rank with {} heads", by_name(ranks, "heads"), POSITIVE)
     result.add("rank of the input", data["input_rank"])
     added_rank = data["rank"].sel(input="of norm 1") - data["input_rank"]
     result.add("rank added at most where softmax is even", added_rank.max())
@@ -200,14 +194,13 @@ def chebyshev(
     data = rank_theory.chebyshev_curves(
         dimension=dimension, ranks=CHEBYSHEV_RANKS, n_points=n_points, seed=context.seed
     )
-    ranks = zip(data["rank"].values, data["found_rank"].values, strict=True)
     values = {
-        f"rank of the embedding made for rank {rank}": float(found_rank)
-        for rank, found_rank in ranks
+        f"rank of the embedding made for rank {rank}": found
+        for rank, found in by_name(data["found_rank"], "rank").items()
     }
     settings = {
-        "d": str(dimension),
-        "points": str(n_points),
+        "d": dimension,
+        "points": n_points,
         "largest value": f"{data.attrs['largest']:g}",
     }
     return MeasuredValues(values, settings)
@@ -260,11 +253,10 @@ def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
         singular = np.linalg.svd(tokens, compute_uv=False)
         # smaller values are rounding in double precision
         above += int((singular > bound + 1e-12 * singular[0]).sum())
-    settings |= {"d": str(d), "tokens": str(n_tokens)}
-    return MeasuredValues({key: above}, settings)
+    return MeasuredValues({key: above}, {**settings, "d": d, "tokens": n_tokens})
 
 
-@measure("S0-TH2")
+@measure("S0-TH2", draws=10)
 def residual_mlps(context: Context) -> MeasuredValues:
     """Check theorem 2: few singular values of a residual MLP's tokens are large."""
     d = 64
@@ -272,22 +264,20 @@ def residual_mlps(context: Context) -> MeasuredValues:
     # large singular values beyond the bound, (MLP, ε)
     excess = []
     patches = np.random.default_rng(context.seed).normal(size=(PATCH, n_tokens))
-    for child in children(context.seed, context.draws(10)):
+    for child in children(context.seed, context.draws):
         for activation in rank_theory.ACTIVATIONS:
             mlp = rank_theory.ResidualMlpEmbedding.random(
                 d, PATCH, activation=activation, seed=child
             )
             count, bound = rank_theory.mlp_count(mlp, patches, EPSILONS)
             excess.append(count - bound)
-    result = _result(
-        context, 10, {"patch": str(PATCH), "d": str(d), "tokens": str(n_tokens)}
-    )
+    result = _result(context, {"patch": PATCH, "d": d, "tokens": n_tokens})
     result.add("above_theorem_2", (np.array(excess) > 0).sum())
     result.add("residual MLPs and thresholds", np.size(excess))
     return result
 
 
-@measure("S0-TH3")
+@measure("S0-TH3", draws=20)
 def compression(context: Context) -> MeasuredValues:
     """Check theorems 3 and 5 on what attention loses when it is cut to a rank.
 
@@ -299,7 +289,7 @@ def compression(context: Context) -> MeasuredValues:
     heads = (1, 4)
     ranks = range(1, d)
     exceeded = []
-    for child in children(context.seed, context.draws(20)):
+    for child in children(context.seed, context.draws):
         rng = np.random.default_rng(child)
         vocabulary = of_spectrum(
             np.exp(-np.arange(d) / rng.uniform(1, d / 2)), 4 * d, rng
@@ -308,10 +298,12 @@ def compression(context: Context) -> MeasuredValues:
         for count in heads:
             # another seed than the input's, whose numbers they would repeat
             weights = rank_theory.AttentionWeights.random(d, count, seed=child + 1)
-            errors = []
-            for rank in ranks:
-                reduced = rank_theory.compressed(weights, vocabulary, rank)
-                errors.append(_output_distance(tokens, weights, reduced))
+            errors = [
+                _loss(
+                    tokens, weights, rank_theory.compressed(weights, vocabulary, rank)
+                )
+                for rank in ranks
+            ]
             bound = rank_theory.compression_bound(vocabulary, weights, ranks, n_tokens)
             exceeded.append(errors > bound)
     # the factor √L is needed: rank 1 keeps the first token of this vocabulary and loses
@@ -319,12 +311,9 @@ def compression(context: Context) -> MeasuredValues:
     vocabulary = np.diag(np.append(1.0, np.full(d - 1, 0.1)))
     weights = rank_theory.AttentionWeights.random(d).with_value(np.sqrt(d) * np.eye(d))
     reduced = rank_theory.compressed(weights, vocabulary, 1)
-    once, often = (
-        _output_distance(
-            np.repeat(vocabulary[:, 1:2], n_copies, axis=1), weights, reduced
-        )
-        for n_copies in (1, 256)
-    )
+    token = vocabulary[:, 1:2]
+    once = _loss(token, weights, reduced)
+    often = _loss(np.repeat(token, 256, axis=1), weights, reduced)
     singular = np.exp(-np.arange(d) / d)
     # up to 4d + 1 tokens the layer with the printed constant would do, too
     layers = [
@@ -340,11 +329,11 @@ def compression(context: Context) -> MeasuredValues:
     )
     floors = singular[1:] / 4
     settings = {
-        "heads": ", ".join(map(str, heads)),
-        "d": str(d),
-        "tokens": str(n_tokens),
+        "heads": heads,
+        "d": d,
+        "tokens": n_tokens,
     }
-    result = _result(context, 20, settings)
+    result = _result(context, settings)
     result.add("above_theorem_3", np.sum(exceeded))
     result.add("below_theorem_3", (least_errors < floors).sum())
     result.add("error of one token 256 times over that of the token once", often / once)
@@ -353,7 +342,7 @@ def compression(context: Context) -> MeasuredValues:
     return result
 
 
-def _output_distance(
+def _loss(
     tokens: np.ndarray,
     full: rank_theory.AttentionWeights,
     reduced: rank_theory.AttentionWeights,
@@ -364,7 +353,7 @@ def _output_distance(
     )
 
 
-@measure("S0-TH4")
+@measure("S0-TH4", draws=10)
 def growth(context: Context) -> MeasuredValues:
     """Check theorem 4, which bounds a layer's spectrum from both sides.
 
@@ -376,20 +365,13 @@ def growth(context: Context) -> MeasuredValues:
     singular, spectra, result = _growth(context, depths)
     relative = spectra / spectra[..., :1]
     # (heads, index), as are all arrays below
-    upper = np.array(
-        [
-            flow_bound(singular, count, depth)
-            for count, depth in zip(HEADS, depths, strict=True)
-        ]
-    )
+    upper = np.array(list(map(flow_bound, [singular] * len(HEADS), HEADS, depths)))
     constructions = [
         rank_theory.growing(singular, count, 2 * len(singular)) for count in HEADS
     ]
-    construction_spectra = np.array(
-        [
-            np.linalg.svd(residual_layer(*construction), compute_uv=False)
-            for construction in constructions
-        ]
+    construction_spectra = np.linalg.svd(
+        [residual_layer(*construction) for construction in constructions],
+        compute_uv=False,
     )
     floors = np.array([rank_theory.flow_floor(singular, count, 1) for count in HEADS])
     construction_relative = construction_spectra / construction_spectra[:, :1]
@@ -408,7 +390,7 @@ def growth(context: Context) -> MeasuredValues:
     return result
 
 
-@measure("S0-C1")
+@measure("S0-C1", draws=10)
 def corollary(context: Context) -> MeasuredValues:
     """Check corollary 1 with the index of its proof and with the printed one.
 
@@ -440,7 +422,7 @@ def _growth(
     d = 48
     gap = 0.02
     decay = 4.0
-    draws = context.draws(10)
+    draws = context.draws
     singular = np.append(1.0, gap * np.exp(-np.arange(d - 1) / decay))
     spectra = np.empty((len(HEADS), draws, d))
     for draw, child in enumerate(children(context.seed, draws)):
@@ -454,16 +436,15 @@ def _growth(
                 tokens, weights.within(np.sqrt(d // count), 1.0), depth
             )
             spectra[row, draw] = np.linalg.svd(layer, compute_uv=False)
-    spectrum = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
     settings = {
-        "heads": ", ".join(map(str, HEADS)),
-        "singular values": spectrum,
-        "d": str(d),
+        "heads": HEADS,
+        "singular values": f"1, then {gap:g} · exp(−(j − 2)/{decay:g})",
+        "d": d,
     }
-    return singular, spectra, _result(context, 10, settings)
+    return singular, spectra, _result(context, settings)
 
 
-@measure("S0-TH6")
+@measure("S0-TH6", draws=20)
 def sketches(context: Context) -> MeasuredValues:
     """Check theorem 6: a sketch for each head errs less than one for all heads.
 
@@ -475,7 +456,7 @@ def sketches(context: Context) -> MeasuredValues:
     bounds = []
     for heads, size, rank in SKETCHES:
         singular = np.exp(-np.arange(heads * size) / 3.0)
-        for child in children(context.seed, context.draws(20)):
+        for child in children(context.seed, context.draws):
             sketch = rank_theory.head_sketch(
                 singular, heads, rank, heads * size + 4, seed=child
             )
@@ -489,10 +470,8 @@ def sketches(context: Context) -> MeasuredValues:
             )
             floors.append(singular[rank] / 2)
             bounds.append(4 * np.sqrt(heads) * singular[heads * rank])
-    sizes = "; ".join(
-        f"h = {heads}, d_h = {size}, d̃ = {rank}" for heads, size, rank in SKETCHES
-    )
-    result = _result(context, 20, {"sizes": sizes})
+    sizes = "; ".join("h = {}, d_h = {}, d̃ = {}".format(*sizes) for sizes in SKETCHES)
+    result = _result(context, {"sizes": sizes})
     result.add("shared_below", np.less(shared, floors).sum())
     result.add("own_above", np.greater(separate, bounds).sum())
     result.add("constructions", len(separate))
@@ -503,23 +482,11 @@ def sketches(context: Context) -> MeasuredValues:
     return result
 
 
-def _draws(context: Context, default: int) -> dict[str, Any]:
-    return {"draws": context.draws(default), "seed": context.seed}
-
-
 def _result(
-    context: Context, draws: int, settings: dict[str, str], *, intervals: bool = False
+    context: Context, settings: dict[str, Any], *, intervals: bool = False
 ) -> MeasuredValues:
-    """Begin a result with the settings of an experiment and its number of draws.
-
-    ``draws`` is their number if the context sets none; it has to be the one that the
-    experiment was called with.
-    """
-    count = context.draws(draws)
-    if intervals and count > 1:
-        over = {"intervals over": "draws"}
-    else:
-        over = {}
-    return MeasuredValues(
-        settings={**settings, "draws": str(count), "seed": str(context.seed), **over}
-    )
+    """Begin a result with the settings of an experiment and its number of draws."""
+    settings = {**settings, **asdict(context)}
+    if intervals and context.draws > 1:
+        settings["intervals over"] = "draws"
+    return MeasuredValues(settings=settings)
