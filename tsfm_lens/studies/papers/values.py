@@ -60,6 +60,11 @@ class MeasuredValues:
         if unit:
             self.units[quantity] = unit
 
+    def add_each(self, quantity: str, values: Mapping[Any, Any]) -> None:
+        """Add each number, whose name takes the place of ``{}``."""
+        for name, value in values.items():
+            self.add(quantity.format(name), value)
+
     def mean(
         self,
         quantity: str,
