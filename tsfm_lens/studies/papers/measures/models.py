@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+import xarray as xr
 from scipy.stats import kendalltau
 
 from tsfm_lens import compress
@@ -82,10 +83,17 @@ def _settings(run: Run) -> dict[str, str]:
     return settings
 
 
-def _trends(rows: np.ndarray) -> list[float]:
-    """Return Kendall's τ of the values of each row with their order, 0 of constants."""
-    trends = [kendalltau(range(len(row)), row).statistic for row in rows]
-    return list(map(float, np.nan_to_num(trends)))
+def trend(values: xr.DataArray, dim: str) -> xr.DataArray:
+    """Return Kendall's τ of values with their order along a dimension.
+
+    It is 0 of constants.
+    """
+    return xr.apply_ufunc(
+        lambda row: kendalltau(range(len(row)), row).statistic,
+        values,
+        input_core_dims=[[dim]],
+        vectorize=True,
+    ).fillna(0)
 
 
 @measure("S0-TSVD")
@@ -227,13 +235,12 @@ def ranks_by_layer(runs: Iterator[Run]) -> MeasuredValues:
                     table.add(f"{text} the input of layer {layer}, {signal}", rank)
             # the inputs of all layers, by series
             of_series = flow["series_rank"].sel(epsilon=level).isel(stream=slice(-1))
-            trends = np.array(_trends(of_series.transpose("series", "stream").values))
             of = "Kendall's τ of the input's rank and layer"
+            trends = trend(of_series, "stream").values
             inputs.append(ClaimPart(name, trends, of, level))
-        for level in EPSILON:
-            (trend,) = _trends(flow["weight_rank"].sel(epsilon=[level]).values)
+            rises = bool(trend(of_weights, "layer") > 0)
             of = "Kendall's τ of rank and layer"
-            weights.append(exactly(name, trend > 0, of, level))
+            weights.append(exactly(name, rises, of, level))
     table.claims = {
         "deeper_weights": Verdict(tuple(weights)),
         "deeper_input": judge_parts(WINDOW, *inputs),
