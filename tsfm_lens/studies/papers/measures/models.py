@@ -24,10 +24,8 @@ from tsfm_lens.studies.papers.context import MeasuredValues, measure
 from tsfm_lens.studies.papers.values import by_name
 from tsfm_lens.studies.papers.verdicts import (
     WINDOW,
-    ClaimPart,
     Verdict,
     exactly,
-    judge_parts,
 )
 
 EPSILON = (0.1, 0.01, 0.001)
@@ -183,8 +181,7 @@ def scores(runs: Iterator[Run]) -> MeasuredValues:
 @measure("S0-F13")
 def embedded_noise(runs: Iterator[Run]) -> MeasuredValues:
     """Measure ranks of single signals of noise and of sinusoids, over signals."""
-    table = MeasuredValues()
-    parts = []
+    table = MeasuredValues(over="pair")
     for name, run in _with_settings(table, runs, text=False):
         embedding = embedding_ranks(run, epsilon=EPSILON, seed=run.seed)
         for family in FAMILIES:
@@ -199,8 +196,8 @@ def embedded_noise(runs: Iterator[Run]) -> MeasuredValues:
                 for family in FAMILIES
             )
             # any signal of noise against any sinusoid: they are drawn independently
-            parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
-    table.claims["random_higher"] = judge_parts("pair", *parts)
+            of = "ε-rank of a signal"
+            table.judge("random_higher", noise - sines, of, name, level)
     table.settings |= _LEVELS
     return table
 
@@ -211,9 +208,8 @@ def ranks_by_layer(runs: Iterator[Run]) -> MeasuredValues:
 
     Inputs are those of the series and of the constant zero signal.
     """
-    table = MeasuredValues()
+    table = MeasuredValues(over=WINDOW)
     weights = []
-    inputs = []
     for name, run in _with_settings(table, runs):
         flow = flow_of_ranks(run, epsilon=EPSILON, apart=len(run.batch))
         streams = {"series": flow}
@@ -237,13 +233,10 @@ def ranks_by_layer(runs: Iterator[Run]) -> MeasuredValues:
             of_series = flow["series_rank"].sel(epsilon=level).isel(stream=slice(-1))
             of = "Kendall's τ of the input's rank and layer"
             trends = trend(of_series, "stream").values
-            inputs.append(ClaimPart(name, trends, of, level))
+            table.judge("deeper_input", trends, of, name, level)
             rises = bool(trend(of_weights, "layer") > 0)
             of = "Kendall's τ of rank and layer"
             weights.append(exactly(name, rises, of, level))
-    table.claims = {
-        "deeper_weights": Verdict(tuple(weights)),
-        "deeper_input": judge_parts(WINDOW, *inputs),
-    }
+    table.claims = {"deeper_weights": Verdict(tuple(weights)), **table.claims}
     table.settings |= _LEVELS
     return table

@@ -27,11 +27,7 @@ from tsfm_lens.studies.papers.context import (
     measure,
 )
 from tsfm_lens.studies.papers.values import by_name
-from tsfm_lens.studies.papers.verdicts import (
-    POSITIVE,
-    ClaimPart,
-    judge_parts,
-)
+from tsfm_lens.studies.papers.verdicts import POSITIVE
 from tsfm_lens.studies.rank_theory.compression import residual_layer
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 
@@ -139,7 +135,7 @@ def sketching(
     }
     result = _result(context, {}, settings, intervals=True)
     near = np.log(COMPARABLE_WITHIN) - deviations
-    result.judge("comparable", near, margin, "draw")
+    result.judge("comparable", near, margin)
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
     errors = by_name(sparse.mean("draw"), "heads")
     result.add_each("sketching error, {} heads", errors)
@@ -163,10 +159,6 @@ def head_spectra(
     )
     ranks = data["rank"].sel(input="times √L")
     increase = ranks.diff("heads").transpose("heads", "draw").values
-    parts = [
-        ClaimPart(f"from {fewer} to {more}", margins, "ε-rank")
-        for fewer, more, margins in zip(heads[:-1], heads[1:], increase, strict=True)
-    ]
     settings = {
         "d": width,
         "tokens": n_tokens,
@@ -174,7 +166,9 @@ def head_spectra(
         "ε": f"{data.attrs['epsilon']:g}",
     }
     result = _result(context, {}, settings, intervals=True)
-    result.claims["higher_rank_by_heads"] = judge_parts("draw", *parts)
+    for fewer, more, margins in zip(heads[:-1], heads[1:], increase, strict=True):
+        words = f"from {fewer} to {more}"
+        result.judge("higher_rank_by_heads", margins, "ε-rank", words)
     result.means("rank with {} heads", by_name(ranks, "heads"), POSITIVE)
     result.add("rank of the input", data["input_rank"])
     added_rank = data["rank"].sel(input="of norm 1") - data["input_rank"]
@@ -485,4 +479,4 @@ def _result(
     settings = {**settings, **asdict(context)}
     if intervals and context.draws > 1:
         settings["intervals over"] = "draws"
-    return MeasuredValues(values, settings)
+    return MeasuredValues(values, settings, over="draw")
