@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -112,11 +113,11 @@ def _result(models: Iterable[str] = HEADED) -> MeasuredValues:
     return MeasuredValues(settings=settings, over=SERIES)
 
 
-def _judge_twins(result: MeasuredValues, claim: str, *tests: Tested) -> None:
-    """Add tests to a claim that is tested over untrained twins."""
+def _judge_twins(result: MeasuredValues, claim: str, *numbers: Any) -> None:
+    """Add a part to a claim that is tested by :func:`beyond_twins` of these numbers."""
     claim = f"{claim}, more so than in untrained twins"
     earlier = result.claims.get(claim, Verdict(())).parts
-    result.claims[claim] = Verdict((*earlier, *tests), "twin")
+    result.claims[claim] = Verdict((*earlier, beyond_twins(*numbers)), "twin")
 
 
 def beyond_twins(model: str, own: float, twins: np.ndarray, of: str) -> Tested:
@@ -208,9 +209,10 @@ def ablated_layers(*, kind: str) -> MeasuredValues:
         result.means(text, dict(enumerate(moved)), SPEARMAN_BOUNDS)
         if model in HEADED:
             of_twins = np.array(list(map(_ablatability, _twin_moves(model, kind))))
+            claim = "middle layers are more ablatable"
             of = "distance at the ends less that of the middle"
-            test = beyond_twins(model, _ablatability(moved), of_twins, of)
-            _judge_twins(result, "middle layers are more ablatable", test)
+            own = _ablatability(moved)
+            _judge_twins(result, claim, model, own, of_twins, of)
     return result
 
 
@@ -298,8 +300,9 @@ def _of_layers(
         values = scale(data[name].transpose("subject", "layer", "series").values)
         result.claim(claim, *_risen(values[0], model))
         size = [np.mean([part.margins.mean() for part in _risen(of)]) for of in values]
-        test = beyond_twins(model, size[0], np.array(size[1:]), quantity)
-        _judge_twins(result, "the middle layers stand out", test)
+        twins = np.array(size[1:])
+        stand_out = "the middle layers stand out"
+        _judge_twins(result, stand_out, model, size[0], twins, quantity)
         models.append(model)
         text = f"{model}: mean {quantity}, layer {{}}"
         result.means(text, dict(enumerate(values[0])), POSITIVE)
@@ -346,8 +349,8 @@ def gains() -> MeasuredValues:
         of_middle = gain[:, :, np.array(middle) - 1]
         changes = np.median(of_middle, axis=-1).mean((1, 2))
         of = "median change of the error by the middle layers, %"
-        test = beyond_twins(model, changes[0], changes[1:], of)
-        _judge_twins(result, "the middle layers do not improve the forecast", test)
+        text = "the middle layers do not improve the forecast"
+        _judge_twins(result, text, model, changes[0], changes[1:], of)
     return result
 
 
@@ -626,8 +629,8 @@ def thresholds() -> MeasuredValues:
     for part, own, of_twins in zip(
         result.claims["scores_go_together"].parts, found[0], found[1:].T, strict=True
     ):
-        test = beyond_twins(part.words, own, of_twins, part.of)
-        _judge_twins(result, "the scores of heads go together", test)
+        claim = "the scores of heads go together"
+        _judge_twins(result, claim, part.words, own, of_twins, part.of)
     names = ("prefix-matching score", "copy score", "normalised entropy")
     means = [values[0] for values in scores.bootstrap_means]
     correlation = pd.DataFrame(means, names).T.corr()
