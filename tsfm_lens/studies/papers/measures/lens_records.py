@@ -511,9 +511,8 @@ def by_series() -> MeasuredValues:
     for model in HEADED:
         data = ablations(model)
         rise = _rises(data, single_layers(data, "heads"))
-        for layer, values in enumerate(rise):
-            far = f"{model}: series on which MASE rises by a quarter, layer {layer}"
-            result.add(far, (values > np.log(1.25)).sum())
+        far = f"{model}: series on which MASE rises by a quarter, layer {{}}"
+        result.add_each(far, dict(enumerate((rise > np.log(1.25)).sum(1))))
         most, least, margins = _chosen_layers(rise)
         words = f"{model} layer {least} beside"
         result.judge("kinder", margins, of, f"{words} layer {most}")

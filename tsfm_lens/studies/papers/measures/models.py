@@ -186,8 +186,8 @@ def embedded_noise(runs: Iterator[Run]) -> MeasuredValues:
         embedding = embedding_ranks(run, epsilon=EPSILON, seed=run.seed)
         for family in FAMILIES:
             ranks = embedding["signal_rank_estimate"].sel(family=family)
-            for level, rank in by_name(ranks, "epsilon").items():
-                table.add(f"{name}: {level:g}-rank of a signal of {family}", rank)
+            text = f"{name}: {{:g}}-rank of a signal of {family}"
+            table.add_each(text, by_name(ranks, "epsilon"))
             text = f"{name}: mean angle of tokens, {family}"
             table.add(text, embedding["mean_angle"].sel(family=family))
         for level in EPSILON:
@@ -223,12 +223,11 @@ def ranks_by_layer(runs: Iterator[Run]) -> MeasuredValues:
         for level in EPSILON:
             text = f"{name}: {level:g}-rank of"
             of_weights = flow["weight_rank"].sel(epsilon=level)
-            for layer, rank in by_name(of_weights, "layer").items():
-                table.add(f"{text} W_Q, layer {layer}", rank)
+            table.add_each(f"{text} W_Q, layer {{}}", by_name(of_weights, "layer"))
             for signal, stream in streams.items():
                 ranks = stream["epsilon_rank"].sel(epsilon=level).values[:-1]
-                for layer, rank in enumerate(ranks):
-                    table.add(f"{text} the input of layer {layer}, {signal}", rank)
+                of_inputs = f"{text} the input of layer {{}}, {signal}"
+                table.add_each(of_inputs, dict(enumerate(ranks)))
             # the inputs of all layers, by series
             of_series = flow["series_rank"].sel(epsilon=level).isel(stream=slice(-1))
             of = "Kendall's τ of the input's rank and layer"

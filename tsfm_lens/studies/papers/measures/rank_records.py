@@ -263,9 +263,8 @@ def vocabularies() -> MeasuredValues:
         for level in EPSILON:
             ranks = (data[name] > level).sum("mode").mean(("seed", "layer"))
             parts.append(ClaimPart("", ranks.values, of, level))
-            for number, rank in zip(numbers, ranks.values, strict=True):
-                quantity = f"{level:g}-rank of {text}, vocabulary of rank {number}"
-                result.add(quantity, rank)
+            quantity = f"{level:g}-rank of {text}, vocabulary of rank {{}}"
+            result.add_each(quantity, dict(zip(numbers, ranks.values, strict=True)))
         result.claims[claim] = judged_trends(parts, numbers, "run")
     return result
 

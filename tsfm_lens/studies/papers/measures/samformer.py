@@ -413,7 +413,7 @@ def ablation(*, item: str) -> MeasuredValues:
 @from_record("S1-F14")
 def radii() -> MeasuredValues:
     """Measure figure 14."""
-    parts = []
+    cells = []
     seeds = []
     result = MeasuredValues()
     of = f"error of Adam, less the mean over radii from {RADIUS:g} on"
@@ -427,12 +427,11 @@ def radii() -> MeasuredValues:
             # of the radii that a seed was trained with
             wide = test.where(rho >= RADIUS).mean("arm")
             margins = test.where(rho == 0).mean("arm") - wide
-            parts.append(ClaimPart("", margins.values, of, data=name))
+            cells.append((name, HORIZONS[0]))
+            result.claim("sam_helps", ClaimPart("", margins.values, of, data=name))
             seeds.append(f"{name}: {describe_seeds(data, margins.notnull().sum())}")
-    cells = [(part.data, HORIZONS[0]) for part in parts]
     settings = _result(cells, models="SAMformer", seeds="; ".join(seeds)).settings
-    claims = {"sam_helps": judge_parts("seed", *parts)}
-    return replace(result, settings=settings, claims=claims)
+    return replace(result, settings=settings)
 
 
 @from_record("S1-T1", error="MSE")
