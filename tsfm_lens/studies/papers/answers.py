@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,7 @@ def write_answer(
     folder: Path = ANSWERS,
 ) -> None:
     """Write what was measured of an item, on which models."""
-    content = asdict(result)
-    content = {field.name: content[field.name] for field in fields(MeasuredValues)}
-    content |= {"models": list(models), "attrs": dict(attrs)}
+    content = asdict(result) | {"models": list(models), "attrs": dict(attrs)}
     # numbers of numpy become those of Python
     plain = json.loads(json.dumps(content, default=float))
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)

@@ -15,7 +15,7 @@ import xarray as xr
 
 from tsfm_lens.studies.papers.items import HOLDS, TABLE_3, Item, Value
 from tsfm_lens.studies.papers.values import MeasuredValues
-from tsfm_lens.studies.papers.verdicts import AS_NUMBER, NOT_RUN, Tested
+from tsfm_lens.studies.papers.verdicts import AS_NUMBER, NOT_RUN, Interval, Tested
 from tsfm_lens.zoo import checkpoint_names
 
 
@@ -99,8 +99,11 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
                 "quantity": name,
                 "ours": AS_NUMBER.get(verdict.outcome, np.nan),
                 "verdict": verdict.outcome,
+                "why": verdict.why,
+                "unit": HOLDS,
+                **paper,
             }
-            rows.append({**row, "why": verdict.why, "unit": HOLDS, **paper})
+            rows.append(row)
             rows += [
                 _part_row(f"{name}: {part.name}", part, part_of=name)
                 for part in verdict.parts
@@ -115,8 +118,9 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
             "low": low,
             "high": high,
             "unit": value.unit,
+            **paper,
         }
-        rows.append({**row, **paper})
+        rows.append(row)
     columns = {
         key: ("quantity", [{**_EMPTY, **row}[key] for row in rows])
         for key in ("quantity", *_EMPTY)
@@ -126,18 +130,17 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
 
 
 def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
-    span = part.interval
-    if span is None:
-        numbers = {}
-    else:
-        numbers = {"estimate": span.estimate, "low": span.low, "high": span.high}
-    row = {
+    span = part.interval or Interval(np.nan, np.nan, np.nan)
+    return {
         "quantity": quantity,
         "ours": AS_NUMBER.get(part.outcome, np.nan),
         "p": part.p,
         "verdict": part.outcome,
+        "why": part.why,
+        "margin": part.of,
+        "unit": "" if part.outcome == NOT_RUN else HOLDS,
+        "estimate": span.estimate,
+        "low": span.low,
+        "high": span.high,
+        **more,
     }
-    unit = HOLDS
-    if part.outcome == NOT_RUN:
-        unit = ""
-    return {**row, "why": part.why, "margin": part.of, "unit": unit, **numbers, **more}

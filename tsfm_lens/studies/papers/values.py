@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from tsfm_lens.studies.papers.verdicts import (
+    NO_LEVEL,
     UNBOUNDED,
     ClaimPart,
     Verdict,
@@ -35,9 +37,13 @@ class MeasuredValues:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     claims: dict[str, Verdict] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    over: InitVar[str] = "seed"
+    """Unit of the tests of claims that are added here."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, over: str) -> None:
         """Make numbers of all values, and texts of all settings."""
+        self._over = over
+        self._parts: defaultdict[str, list[ClaimPart]] = defaultdict(list)
         self.values = {name: float(value) for name, value in self.values.items()}
         self.settings = {
             name: ", ".join(map(str, np.atleast_1d(value)))
@@ -60,6 +66,11 @@ class MeasuredValues:
         if unit:
             self.units[quantity] = unit
 
+    def add_each(self, quantity: str, values: Mapping[Any, Any]) -> None:
+        """Add each number, whose name takes the place of ``{}``."""
+        for name, value in values.items():
+            self.add(quantity.format(name), value)
+
     def mean(
         self,
         quantity: str,
@@ -81,10 +92,20 @@ class MeasuredValues:
             self.mean(quantity.format(name), of_name, bounds)
 
     def judge(
-        self, claim: str, margins: np.ndarray, of: str, over: str = "seed"
+        self,
+        claim: str,
+        margins: np.ndarray,
+        of: str,
+        words: str = "",
+        level: float = NO_LEVEL,
     ) -> None:
-        """Add the verdict on a claim of one part, given its margins."""
-        self.claims[claim] = judge_parts(over, ClaimPart("", margins, of))
+        """Add one part to a claim, given its margins."""
+        self.claim(claim, ClaimPart(words, margins, of, level))
+
+    def claim(self, claim: str, *parts: ClaimPart) -> None:
+        """Add parts to a claim, and decide it by all that it has so far."""
+        self._parts[claim] += parts
+        self.claims[claim] = judge_parts(self._over, *self._parts[claim])
 
     def by_key(self, words: dict[str, str]) -> MeasuredValues:
         """Name everything by quantity instead of by key."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +42,6 @@ from tsfm_lens.studies.papers.verdicts import (
     Tested,
     Verdict,
     interval,
-    judge_parts,
     undecided,
 )
 from tsfm_lens.sweep.planner.recipes import middle_third, read_recipe
@@ -67,13 +67,6 @@ SMALLEST_GAIN = 1.0
 
 The paper tolerates as much where it ablates heads (heads@1pp).
 """
-RELEASED = {
-    "S3-F6": "timesfm-28",
-    "S3-F13": "timesfm-51",
-    "S3-F14": "toto-29",
-    "S3-F15": "bolt-60",
-}
-"""Recipes whose heads and MLPs are counted, by item."""
 
 
 # --- records --------------------------------------------------------------------------
@@ -111,25 +104,20 @@ def _rises(data: xr.Dataset, names: Sequence[str]) -> np.ndarray:
 
 def _result(models: Iterable[str] = HEADED) -> MeasuredValues:
     data = ablations(HEADED[0])
-    return MeasuredValues(
-        settings={
-            "model": list(models),
-            "series": f"{data.sizes['series']}: 13 bundled and 24 chaotic ones",
-            "horizon": data.attrs["horizon"],
-            "intervals over": SERIES,
-        }
-    )
+    settings = {
+        "model": list(models),
+        "series": f"{data.sizes['series']}: 13 bundled and 24 chaotic ones",
+        "horizon": data.attrs["horizon"],
+        "intervals over": SERIES,
+    }
+    return MeasuredValues(settings=settings, over=SERIES)
 
 
-def _judge(result: MeasuredValues, claim: str, parts: Iterable[ClaimPart]) -> None:
-    """Add the verdict on a claim, tested over series."""
-    result.claims[claim] = judge_parts(SERIES, *parts)
-
-
-def _judge_twins(result: MeasuredValues, claim: str, tests: Iterable[Tested]) -> None:
-    """Add the verdict on a claim, tested over untrained twins."""
+def _judge_twins(result: MeasuredValues, claim: str, *numbers: Any) -> None:
+    """Add a part to a claim that is tested by :func:`beyond_twins` of these numbers."""
     claim = f"{claim}, more so than in untrained twins"
-    result.claims[claim] = Verdict(tuple(tests), "twin")
+    earlier = result.claims.get(claim, Verdict(())).parts
+    result.claims[claim] = Verdict((*earlier, beyond_twins(*numbers)), "twin")
 
 
 def beyond_twins(model: str, own: float, twins: np.ndarray, of: str) -> Tested:
@@ -209,26 +197,22 @@ def ablated_layers(*, kind: str) -> MeasuredValues:
     """Compare forecasts without a part of each layer, on models and untrained twins."""
     models = [model for model in MODELS if single_layers(ablations(model), kind)]
     result = _result(models)
-    parts = []
-    varying = []
-    twins = []
     for model in models:
         data = ablations(model)
         moved = data["moved"].sel(variant=single_layers(data, kind)).values
-        parts += ablatable_parts(moved, model)
-        most, least, margins = _chosen_layers(moved)
-        words = f"{model} layer {most} against layer {least}"
-        varying.append(ClaimPart(words, margins, "Spearman distance"))
+        result.claim("ablatable", *ablatable_parts(moved, model))
+        if kind != "both":
+            most, least, margins = _chosen_layers(moved)
+            words = f"{model} layer {most} against layer {least}"
+            result.judge("varies", margins, "Spearman distance", words)
         text = f"{model}: mean Spearman distance, layer {{}}"
         result.means(text, dict(enumerate(moved)), SPEARMAN_BOUNDS)
         if model in HEADED:
             of_twins = np.array(list(map(_ablatability, _twin_moves(model, kind))))
+            claim = "middle layers are more ablatable"
             of = "distance at the ends less that of the middle"
-            twins.append(beyond_twins(model, _ablatability(moved), of_twins, of))
-    _judge(result, "ablatable", parts)
-    if kind != "both":
-        _judge(result, "varies", varying)
-    _judge_twins(result, "middle layers are more ablatable", twins)
+            own = _ablatability(moved)
+            _judge_twins(result, claim, model, own, of_twins, of)
     return result
 
 
@@ -309,20 +293,20 @@ def _risen(values: np.ndarray, model: str = "") -> list[ClaimPart]:
 def _of_layers(
     name: str, claim: str, quantity: str, scale: Callable[..., np.ndarray] = np.asarray
 ) -> MeasuredValues:
-    parts = []
-    twins = []
     result = _result([])
+    models = []
     for model, data in _by_layer(name):
         # (subject, layer, series)
         values = scale(data[name].transpose("subject", "layer", "series").values)
-        parts += _risen(values[0], model)
+        result.claim(claim, *_risen(values[0], model))
         size = [np.mean([part.margins.mean() for part in _risen(of)]) for of in values]
-        twins.append(beyond_twins(model, size[0], np.array(size[1:]), quantity))
+        twins = np.array(size[1:])
+        stand_out = "the middle layers stand out"
+        _judge_twins(result, stand_out, model, size[0], twins, quantity)
+        models.append(model)
         text = f"{model}: mean {quantity}, layer {{}}"
         result.means(text, dict(enumerate(values[0])), POSITIVE)
-    result.settings["model"] = ", ".join(test.words for test in twins)
-    _judge(result, claim, parts)
-    _judge_twins(result, "the middle layers stand out", twins)
+    result.settings["model"] = ", ".join(models)
     return result
 
 
@@ -331,12 +315,11 @@ def logit_entropy() -> MeasuredValues:
     """Compare the entropy of the logits after the layers."""
     of = "logit entropy, nats"
     result = _of_layers("logit_entropy", "raise_entropy", of)
-    falls = []
     for model, data in _by_layer("logit_entropy"):
         entropy = data["logit_entropy"].sel(subject=MODEL).values
         _, middle, _ = split_thirds(len(entropy))
-        falls.append(ClaimPart(model, entropy[middle].mean(0) - entropy[-1], of))
-    _judge(result, "consolidates", falls)
+        fall = entropy[middle].mean(0) - entropy[-1]
+        result.judge("consolidates", fall, of, model)
     return result
 
 
@@ -350,17 +333,10 @@ def entropic_ranks() -> MeasuredValues:
 def gains() -> MeasuredValues:
     """Measure by how much the middle layers improve the forecast that is read there."""
     result = _result()
-    parts = []
-    twins = []
     for model, data in _by_layer("error"):
         error = data["error"].transpose("subject", "metric", "layer", "series")
         gain = 100 * error.diff("layer").values / error.isel(layer=slice(-1)).values
         _, middle, _ = split_thirds(error.sizes["layer"])
-        # the first layer has no gain, so layer 1 is at 0
-        of_middle = gain[:, :, np.array(middle) - 1]
-        changes = np.median(of_middle, axis=-1).mean((1, 2))
-        of = "median change of the error by the middle layers, %"
-        twins.append(beyond_twins(model, changes[0], changes[1:], of))
         for metric, of_metric in zip(error["metric"].values, gain[0], strict=True):
             for layer, values in enumerate(of_metric, start=1):
                 text = f"{model}: median gain, {metric}, layer {layer}"
@@ -368,9 +344,13 @@ def gains() -> MeasuredValues:
                 if layer in middle:
                     words = f"{model} layer {layer} {metric}"
                     of = f"gain + {SMALLEST_GAIN:g} %"
-                    parts.append(ClaimPart(words, values + SMALLEST_GAIN, of))
-    _judge(result, "no_improvement", parts)
-    _judge_twins(result, "the middle layers do not improve the forecast", twins)
+                    result.judge("no_improvement", values + SMALLEST_GAIN, of, words)
+        # the first layer has no gain, so layer 1 is at 0
+        of_middle = gain[:, :, np.array(middle) - 1]
+        changes = np.median(of_middle, axis=-1).mean((1, 2))
+        of = "median change of the error by the middle layers, %"
+        text = "the middle layers do not improve the forecast"
+        _judge_twins(result, text, model, changes[0], changes[1:], of)
     return result
 
 
@@ -401,7 +381,6 @@ def _kept(data: xr.Dataset, layer: int, order: Sequence[int]) -> int:
 def heads_kept() -> MeasuredValues:
     """Ablate the heads of each layer by stable rank, beside all sets of as many."""
     result = _result()
-    parts = []
     for model in HEADED:
         data = ablations(model)
         error = xr.apply_ufunc(np.log, data["MASE"]).mean(("seed", "series"))
@@ -437,11 +416,10 @@ def heads_kept() -> MeasuredValues:
         best = max(saved, key=lambda text: float(saved[text][::2].mean()))
         words = f"{model} {best}"
         of = "rise of log MASE of all sets of as many heads, less that of the order"
-        parts.append(ClaimPart(words, saved[best][1::2], of))
+        result.judge("ranked", saved[best][1::2], of, words)
     result.notes = (
         "in a layer of four heads the paper's counts of 12 or 16 do not compare",
     )
-    _judge(result, "ranked", parts)
     return result
 
 
@@ -456,8 +434,6 @@ def heavy(
     scaled to the model, and of further metrics there are numbers alone.
     """
     result = _result()
-    destroyed = []
-    mild = []
     for model, family in product(HEADED, (*OWN, *published)):
         data = ablations(model)
         (chosen,) = variants(data, family, "chosen")
@@ -483,25 +459,23 @@ def heavy(
             _add_change(result, f"{name}: change of {metric}", values)
         if family in OWN:
             of = "rise of log MASE of random parts, less that of the recipe"
-            destroyed.append(ClaimPart(name, random.mean(0) - own, of))
+            result.judge("random_destroys", random.mean(0) - own, of, name)
             of = f"log of {1 + MILD:g} less the rise of log MASE"
-            mild.append(ClaimPart(name, np.log(1 + MILD) - own, of))
+            result.judge("mild", np.log(1 + MILD) - own, of, name)
     result.notes = ("heads@1pp are found on the series that errors are measured on",)
-    _judge(result, "random_destroys", destroyed)
-    _judge(result, "mild", mild)
     return result
 
 
-def _figure(recipe: str) -> MeasuredValues:
+@from_record("S3-F15", recipe="bolt-60")
+@from_record("S3-F14", recipe="toto-29")
+@from_record("S3-F13", recipe="timesfm-51")
+@from_record("S3-F6", recipe="timesfm-28")
+def counted_heads(*, recipe: str) -> MeasuredValues:
     """Add the counts of the released lists to what is measured here."""
     percent, n_mlps = released_share(recipe)
     result = heavy()
     result.values = {"heads": percent, "MLPs ablated": float(n_mlps), **result.values}
     return result
-
-
-for _item, _name in RELEASED.items():
-    from_record(_item)(partial(_figure, _name))
 
 
 def released_share(name: str) -> tuple[float, int]:
@@ -530,26 +504,23 @@ def released_share(name: str) -> tuple[float, int]:
 def by_series() -> MeasuredValues:
     """Compare the heads of the layer that can best go with those of the worst."""
     result = _result()
-    kinder = []
-    chance = []
     of = "rise of log MASE"
+    beside_random = (
+        "MASE rises less without those heads than without as many random heads"
+    )
     for model in HEADED:
         data = ablations(model)
         rise = _rises(data, single_layers(data, "heads"))
-        for layer, values in enumerate(rise):
-            far = f"{model}: series on which MASE rises by a quarter, layer {layer}"
-            result.add(far, (values > np.log(1.25)).sum())
+        far = f"{model}: series on which MASE rises by a quarter, layer {{}}"
+        result.add_each(far, dict(enumerate((rise > np.log(1.25)).sum(1))))
         most, least, margins = _chosen_layers(rise)
         words = f"{model} layer {least} beside"
-        kinder.append(ClaimPart(f"{words} layer {most}", margins, of))
+        result.judge("kinder", margins, of, f"{words} layer {most}")
         # as many heads as a layer has, drawn from anywhere
         random = _rises(data, variants(data, "random", "random heads")).mean(0)
         margins = (random - rise[least])[1::2]
-        chance.append(ClaimPart(f"{words} random heads", margins, of))
+        result.judge(beside_random, margins, of, f"{words} random heads")
     result.settings["layers"] = "chosen on every other series, tested on the others"
-    _judge(result, "kinder", kinder)
-    claim = "MASE rises less without those heads than without as many random heads"
-    _judge(result, claim, chance)
     return result
 
 
@@ -557,22 +528,20 @@ def by_series() -> MeasuredValues:
 def sharp_heads() -> MeasuredValues:
     """Compare forecasts without sharp, diffuse and random heads of cross-attention."""
     result = _result()
-    one_head = []
-    more_heads = []
     for model in HEADED:
         data = ablations(model)
         entropy = _heads(model)["entropy"].mean("series").values
         names = np.array(variants(data, "cross heads"))
         first, *others = names[entropy.ravel().argsort()]
         name = f"{model}, 1 head"
-        one_head += _sharp_parts(data, name, first, others[-1], others)
+        result.claim("sharp_head", *_sharp_parts(data, name, first, others[-1], others))
         for count in (2, 3):
             (sharp,), (diffuse,), random = (
                 variants(data, "sharp", f"{text} {count}")
                 for text in ("sharpest", "most diffuse", "random")
             )
             name = f"{model}, {count} heads"
-            more_heads += _sharp_parts(data, name, sharp, diffuse, random)
+            result.claim("six_heads", *_sharp_parts(data, name, sharp, diffuse, random))
         for name in ("sharpest 2", "most diffuse 2"):
             (variant,) = variants(data, "sharp", name)
             moved = data["moved"].sel(variant=variant).values
@@ -581,8 +550,6 @@ def sharp_heads() -> MeasuredValues:
     result.notes = (
         "six of 144 heads are 4 %; here two and three of 12 heads are ablated",
     )
-    _judge(result, "sharp_head", one_head)
-    _judge(result, "six_heads", more_heads)
     return result
 
 
@@ -658,16 +625,11 @@ def thresholds() -> MeasuredValues:
             *map(_correlations, map(threshold_verdicts, _twin_scores())),
         ]
     )
-    tests = [
-        beyond_twins(part.words, float(own), twins, part.of)
-        for part, own, twins in zip(
-            result.claims["scores_go_together"].parts,
-            found[0],
-            found[1:].T,
-            strict=True,
-        )
-    ]
-    _judge_twins(result, "the scores of heads go together", tests)
+    for part, own, of_twins in zip(
+        result.claims["scores_go_together"].parts, found[0], found[1:].T, strict=True
+    ):
+        claim = "the scores of heads go together"
+        _judge_twins(result, claim, part.words, own, of_twins, part.of)
     names = ("prefix-matching score", "copy score", "normalised entropy")
     means = [values[0] for values in scores.bootstrap_means]
     correlation = pd.DataFrame(means, names).T.corr()

@@ -113,8 +113,8 @@ def leading(context: Context) -> MeasuredValues:
     largest = record["singular_value"].isel(index=0)
     times = largest.isel(training_step=-1) / largest.isel(training_step=0)
     growth = np.log(times.transpose("layer", "seed").values)
-    for layer, mean in enumerate(np.exp(growth.mean(axis=1))):
-        result.add(f"times that σ₁ grew, layer {layer}", mean)
+    of_layers = dict(enumerate(np.exp(growth.mean(axis=1))))
+    result.add_each("times that σ₁ grew, layer {}", of_layers)
     result.settings["layers"] = str(len(growth))
     of = "logarithm of its growth in the layer where it is least"
     result.judge("leading", growth.min(axis=0), of)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+import xarray as xr
 from scipy.stats import kendalltau
 
 from tsfm_lens import compress
@@ -23,10 +24,8 @@ from tsfm_lens.studies.papers.context import MeasuredValues, measure
 from tsfm_lens.studies.papers.values import by_name
 from tsfm_lens.studies.papers.verdicts import (
     WINDOW,
-    ClaimPart,
     Verdict,
     exactly,
-    judge_parts,
 )
 
 EPSILON = (0.1, 0.01, 0.001)
@@ -82,10 +81,17 @@ def _settings(run: Run) -> dict[str, str]:
     return settings
 
 
-def _trends(rows: np.ndarray) -> list[float]:
-    """Return Kendall's τ of the values of each row with their order, 0 of constants."""
-    trends = [kendalltau(range(len(row)), row).statistic for row in rows]
-    return list(map(float, np.nan_to_num(trends)))
+def trend(values: xr.DataArray, dim: str) -> xr.DataArray:
+    """Return Kendall's τ of values with their order along a dimension.
+
+    It is 0 of constants.
+    """
+    return xr.apply_ufunc(
+        lambda row: kendalltau(range(len(row)), row).statistic,
+        values,
+        input_core_dims=[[dim]],
+        vectorize=True,
+    ).fillna(0)
 
 
 @measure("S0-TSVD")
@@ -175,14 +181,13 @@ def scores(runs: Iterator[Run]) -> MeasuredValues:
 @measure("S0-F13")
 def embedded_noise(runs: Iterator[Run]) -> MeasuredValues:
     """Measure ranks of single signals of noise and of sinusoids, over signals."""
-    table = MeasuredValues()
-    parts = []
+    table = MeasuredValues(over="pair")
     for name, run in _with_settings(table, runs, text=False):
         embedding = embedding_ranks(run, epsilon=EPSILON, seed=run.seed)
         for family in FAMILIES:
             ranks = embedding["signal_rank_estimate"].sel(family=family)
-            for level, rank in by_name(ranks, "epsilon").items():
-                table.add(f"{name}: {level:g}-rank of a signal of {family}", rank)
+            text = f"{name}: {{:g}}-rank of a signal of {family}"
+            table.add_each(text, by_name(ranks, "epsilon"))
             text = f"{name}: mean angle of tokens, {family}"
             table.add(text, embedding["mean_angle"].sel(family=family))
         for level in EPSILON:
@@ -191,8 +196,8 @@ def embedded_noise(runs: Iterator[Run]) -> MeasuredValues:
                 for family in FAMILIES
             )
             # any signal of noise against any sinusoid: they are drawn independently
-            parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
-    table.claims["random_higher"] = judge_parts("pair", *parts)
+            of = "ε-rank of a signal"
+            table.judge("random_higher", noise - sines, of, name, level)
     table.settings |= _LEVELS
     return table
 
@@ -203,9 +208,8 @@ def ranks_by_layer(runs: Iterator[Run]) -> MeasuredValues:
 
     Inputs are those of the series and of the constant zero signal.
     """
-    table = MeasuredValues()
+    table = MeasuredValues(over=WINDOW)
     weights = []
-    inputs = []
     for name, run in _with_settings(table, runs):
         flow = flow_of_ranks(run, epsilon=EPSILON, apart=len(run.batch))
         streams = {"series": flow}
@@ -219,24 +223,19 @@ def ranks_by_layer(runs: Iterator[Run]) -> MeasuredValues:
         for level in EPSILON:
             text = f"{name}: {level:g}-rank of"
             of_weights = flow["weight_rank"].sel(epsilon=level)
-            for layer, rank in by_name(of_weights, "layer").items():
-                table.add(f"{text} W_Q, layer {layer}", rank)
+            table.add_each(f"{text} W_Q, layer {{}}", by_name(of_weights, "layer"))
             for signal, stream in streams.items():
                 ranks = stream["epsilon_rank"].sel(epsilon=level).values[:-1]
-                for layer, rank in enumerate(ranks):
-                    table.add(f"{text} the input of layer {layer}, {signal}", rank)
+                of_inputs = f"{text} the input of layer {{}}, {signal}"
+                table.add_each(of_inputs, dict(enumerate(ranks)))
             # the inputs of all layers, by series
             of_series = flow["series_rank"].sel(epsilon=level).isel(stream=slice(-1))
-            trends = np.array(_trends(of_series.transpose("series", "stream").values))
             of = "Kendall's τ of the input's rank and layer"
-            inputs.append(ClaimPart(name, trends, of, level))
-        for level in EPSILON:
-            (trend,) = _trends(flow["weight_rank"].sel(epsilon=[level]).values)
+            trends = trend(of_series, "stream").values
+            table.judge("deeper_input", trends, of, name, level)
+            rises = bool(trend(of_weights, "layer") > 0)
             of = "Kendall's τ of rank and layer"
-            weights.append(exactly(name, trend > 0, of, level))
-    table.claims = {
-        "deeper_weights": Verdict(tuple(weights)),
-        "deeper_input": judge_parts(WINDOW, *inputs),
-    }
+            weights.append(exactly(name, rises, of, level))
+    table.claims = {"deeper_weights": Verdict(tuple(weights)), **table.claims}
     table.settings |= _LEVELS
     return table

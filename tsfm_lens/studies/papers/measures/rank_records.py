@@ -9,10 +9,10 @@ over the architectures that a claim is about. Read :func:`embedded` first.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
-from scipy.stats import kendalltau
 
 from tsfm_lens.studies.experiments.records import record
 from tsfm_lens.studies.papers.context import from_record
@@ -21,6 +21,7 @@ from tsfm_lens.studies.papers.measures.models import (
     ALMOST_LINEAR,
     CONSTANT_WITHIN,
     EPSILON,
+    trend,
 )
 from tsfm_lens.studies.papers.values import MeasuredValues, by_name
 from tsfm_lens.studies.papers.verdicts import (
@@ -32,22 +33,41 @@ from tsfm_lens.studies.papers.verdicts import (
 PAIRS = "text_and_series"
 BOLT = "bolt_sizes"
 WIDTHS = (64, 96)
-PATCHES = {"patch 2": 2, "base": 4, "patch 8": 8, "patch 16": 16}
-HEADS = {"heads 2": 2, "base": 4, "heads 8": 8}
+PATCHES = ["patch 2", "base", "patch 8", "patch 16"]
+HEADS = ["heads 2", "base", "heads 8"]
+PAIR_MODELS = "a T5 and a Chronos of widths 64 and 96"
+BOLT_MODEL = "Chronos-Bolt of width 64"
 TEXT, SERIES = "text", "series"
 
 
-def _result(data: xr.Dataset, models: str) -> MeasuredValues:
+def _answer(
+    data: xr.Dataset,
+    models: str,
+    claims: Mapping[str, tuple[str, xr.DataArray]],
+    means: Mapping[str, xr.DataArray],
+) -> MeasuredValues:
+    """Answer an item from a record of these models.
+
+    Claims are given by what their margins are, and the margins (…, seed), which are
+    averaged over all but seeds; means are of every arm or width of values (…, seed).
+    """
     names = ("steps", "context", "rows")
-    training = ", ".join(f"{name}: {data.attrs[name]}" for name in names)
     settings = {
         "model": models,
-        "training": training,
+        "training": ", ".join(f"{name}: {data.attrs[name]}" for name in names),
         "seeds": data.sizes["seed"],
         "ε": "mean over " + ", ".join(map(str, EPSILON)),
         "intervals over": "seeds",
     }
-    return MeasuredValues(settings=settings)
+    result = MeasuredValues(settings=settings)
+    for claim, (of, margins) in claims.items():
+        over = [dim for dim in margins.dims if dim != "seed"]
+        result.judge(claim, margins.mean(over).values, of)
+    for text, values in means.items():
+        (by,) = (str(dim) for dim in values.dims if dim != "seed")
+        label = "{}" if by == "arm" else f"{by} {{}}"
+        result.means(f"{text}, {label}", by_name(values, by), POSITIVE)
+    return result
 
 
 def shares(spectrum: xr.DataArray, mode: str = "mode") -> xr.DataArray:
@@ -68,170 +88,157 @@ def _log(values: xr.DataArray) -> xr.DataArray:
     return logs
 
 
-def _judge(result: MeasuredValues, claim: str, margins: xr.DataArray, of: str) -> None:
-    """Add the verdict on a claim over seeds; other dimensions are averaged."""
-    over = [dim for dim in margins.dims if dim != "seed"]
-    result.judge(claim, margins.mean(over).values, of)
-
-
-def _trend(values: xr.DataArray, dim: str) -> xr.DataArray:
-    """Return Kendall's τ of values with their order along a dimension."""
-    return xr.apply_ufunc(
-        lambda row: kendalltau(range(len(row)), row).statistic,
-        values,
-        input_core_dims=[[dim]],
-        vectorize=True,
-    ).fillna(0)
-
-
-def _add(result: MeasuredValues, text: str, values: xr.DataArray) -> None:
-    """Add the mean over seeds of every arm or width, of (…, seed) values."""
-    (by,) = (str(dim) for dim in values.dims if dim != "seed")
-    label = "{}" if by == "arm" else f"{by} {{}}"
-    result.means(f"{text}, {label}", by_name(values, by), POSITIVE)
-
-
 @from_record("S0-F2")
 def embedded() -> MeasuredValues:
     """Compare embedded series with embedded text, and both vocabularies."""
     data = record(PAIRS)
-    result = _result(data, "a T5 and a Chronos of widths 64 and 96")
     # text of the models of text, series of the models of series
     spectrum = data["embedding_spectrum"].sel(family="own series")
-    share = shares(spectrum)
     # all directions may be above every ε, so that the whole spectrum is compared
     height = spectrum.mean("mode")
-    text, series = (_of_kind(height, kind) for kind in (TEXT, SERIES))
-    _judge(
-        result,
-        "faster",
-        text - series,
-        "mean relative singular value of text, less that of series",
-    )
     near = data["neighbour_ratio"]
-    _judge(
-        result,
-        "structured",
-        _of_kind(near, TEXT) - _of_kind(near, SERIES),
-        "distance of neighbours over that of others, text less series",
+    return _answer(
+        data,
+        PAIR_MODELS,
+        {
+            "faster": (
+                "mean relative singular value of text, less that of series",
+                _of_kind(height, TEXT) - _of_kind(height, SERIES),
+            ),
+            "structured": (
+                "distance of neighbours over that of others, text less series",
+                _of_kind(near, TEXT) - _of_kind(near, SERIES),
+            ),
+        },
+        {
+            "mean relative singular value of embedded text or series": height,
+            "share of directions of embedded text or series": shares(spectrum),
+            "distance of neighbouring tokens over that of others": near,
+        },
     )
-    _add(result, "mean relative singular value of embedded text or series", height)
-    _add(result, "share of directions of embedded text or series", share)
-    _add(result, "distance of neighbouring tokens over that of others", near)
-    return result
 
 
 @from_record("S0-F3")
 def patches() -> MeasuredValues:
     """Compare embeddings of noise by patch, and angles of tokens with random ones."""
     data = record(BOLT)
-    result = _result(data, "Chronos-Bolt of width 64")
-    share = shares(data["embedding_spectrum"].sel(family="white noise"))
-    of_patches = share.sel(arm=list(PATCHES))
-    _judge(
-        result,
-        "by_patch",
-        _trend(of_patches, "arm"),
-        "Kendall's τ of the share of directions and patch",
+    of_noise = data.sel(family="white noise")
+    of_patches = shares(of_noise["embedding_spectrum"]).sel(arm=PATCHES)
+    angle = of_noise["mean_angle"]
+    return _answer(
+        data,
+        BOLT_MODEL,
+        {
+            "by_patch": (
+                "Kendall's τ of the share of directions and patch",
+                trend(of_patches, "arm"),
+            ),
+            "smaller_space": (
+                "angle of random lines, less that of noise",
+                data["random_angle"] - angle,
+            ),
+        },
+        {
+            "share of directions of noise": of_patches,
+            "mean angle of tokens of noise": angle,
+        },
     )
-    angle = data["mean_angle"].sel(family="white noise")
-    _judge(
-        result,
-        "smaller_space",
-        data["random_angle"] - angle,
-        "angle of random lines, less that of noise",
-    )
-    _add(result, "share of directions of noise", of_patches)
-    _add(result, "mean angle of tokens of noise", angle)
-    return result
 
 
 @from_record("S0-F4")
 def widths() -> MeasuredValues:
     """Compare ranks of W_Q by width."""
     data = record(PAIRS)
-    result = _result(data, "a T5, a Chronos and a Chronos-Bolt of widths 64 and 96")
     share = shares(data["query_spectrum"]).mean("layer")
     bolt = shares(record(BOLT)["query_spectrum"]).mean("layer")
-    of_series = _of_kind(share, SERIES)
     of_bolt = bolt.sel(arm=["base", "width 96"]).rename(arm="width")
-    both = xr.concat([of_series, of_bolt.assign_coords(width=list(WIDTHS))], "model")
-    narrow, wide = (both.sel(width=width, drop=True) for width in WIDTHS)
-    _judge(
-        result,
-        "stays_low",
-        narrow - wide,
-        "share of the full rank at width 64, less that at 96",
+    both = xr.concat(
+        [_of_kind(share, SERIES), of_bolt.assign_coords(width=list(WIDTHS))], "model"
     )
     small, large = (_of_kind(share, TEXT).sel(width=w, drop=True) for w in WIDTHS)
     power = 1 + _log(large / small) / math.log(WIDTHS[1] / WIDTHS[0])
-    _judge(
-        result, "linear", power - ALMOST_LINEAR, f"power of d, less {ALMOST_LINEAR:g}"
+    return _answer(
+        data,
+        "a T5, a Chronos and a Chronos-Bolt of widths 64 and 96",
+        {
+            "stays_low": (
+                "share of the full rank at width 64, less that at 96",
+                -both.diff("width"),
+            ),
+            "linear": (f"power of d, less {ALMOST_LINEAR:g}", power - ALMOST_LINEAR),
+        },
+        {"share of the full rank of W_Q": share},
     )
-    _add(result, "share of the full rank of W_Q", share)
-    return result
 
 
 @from_record("S0-F9")
 def heads() -> MeasuredValues:
     """Compare ranks of W_Q and of its heads by number of heads, and angles of rows."""
-    data = record(BOLT).sel(arm=list(HEADS))
-    result = _result(data, "Chronos-Bolt of width 64")
+    data = record(BOLT).sel(arm=HEADS)
     share = shares(data["query_spectrum"]).mean("layer")
-    _judge(
-        result,
-        "more_heads",
-        _trend(share, "arm"),
-        "Kendall's τ of the share of the full rank and heads",
-    )
     of_heads = data["head_spectrum"]
     size = of_heads.notnull().sum("head_mode")
     # heads that a model does not have are no ranks of 0
     rank = (shares(of_heads, "head_mode") * size).where(size > 0)
     rank = rank.mean(("layer", "head"))
     change = abs(_log(rank).diff("arm")).max("arm")
-    _judge(
-        result,
-        "head_constant",
-        math.log(CONSTANT_WITHIN) - change,
-        f"log of {CONSTANT_WITHIN:g}, less that of the ratio of ranks of a head",
+    within, between = data["angle_within"], data["angle_between"]
+    return _answer(
+        data,
+        BOLT_MODEL,
+        {
+            "more_heads": (
+                "Kendall's τ of the share of the full rank and heads",
+                trend(share, "arm"),
+            ),
+            "head_constant": (
+                f"log of {CONSTANT_WITHIN:g}, less that of the ratio of ranks of a"
+                " head",
+                math.log(CONSTANT_WITHIN) - change,
+            ),
+            "blocks": (
+                "angle of rows of different heads, less that within a head",
+                between - within,
+            ),
+        },
+        {
+            "share of the full rank of W_Q": share,
+            "mean rank of W_Q of one head": rank,
+            "angle of rows within a head": within,
+            "angle of rows of different heads": between,
+        },
     )
-    _judge(
-        result,
-        "blocks",
-        data["angle_between"] - data["angle_within"],
-        "angle of rows of different heads, less that within a head",
-    )
-    _add(result, "share of the full rank of W_Q", share)
-    _add(result, "mean rank of W_Q of one head", rank)
-    _add(result, "angle of rows within a head", data["angle_within"])
-    _add(result, "angle of rows of different heads", data["angle_between"])
-    return result
 
 
 @from_record("S0-F10")
 def weights() -> MeasuredValues:
     """Compare spectra of W_Q and of the MLP's first matrix, of series and of text."""
     data = record(PAIRS)
-    result = _result(data, "a T5 and a Chronos of widths 64 and 96")
     queries, hidden = (shares(data[f"{name}_spectrum"]) for name in ("query", "mlp"))
     of_series = _of_kind(queries, SERIES)
     of = "share above ε"
-    of_text = _of_kind(queries, TEXT)
-    _judge(
-        result,
-        "weights_faster",
-        of_text - of_series,
-        f"{of} of text, less that of series",
+    return _answer(
+        data,
+        PAIR_MODELS,
+        {
+            "weights_faster": (
+                f"{of} of text, less that of series",
+                _of_kind(queries, TEXT) - of_series,
+            ),
+            "deeper_weights": (
+                f"Kendall's τ of the {of} and layer",
+                trend(of_series, "layer"),
+            ),
+            "less_than_mlp": (
+                f"{of} of the MLP, less that of W_Q",
+                _of_kind(hidden, SERIES) - of_series,
+            ),
+        },
+        {
+            "share of W_Q above ε": queries.mean("layer"),
+            "share of the MLP's first matrix above ε": hidden.mean("layer"),
+        },
     )
-    trend = _trend(of_series, "layer")
-    _judge(result, "deeper_weights", trend, f"Kendall's τ of the {of} and layer")
-    of_mlp = _of_kind(hidden, SERIES)
-    of = f"{of} of the MLP, less that of W_Q"
-    _judge(result, "less_than_mlp", of_mlp - of_series, of)
-    _add(result, "share of W_Q above ε", queries.mean("layer"))
-    _add(result, "share of the MLP's first matrix above ε", hidden.mean("layer"))
-    return result
 
 
 @from_record("S0-F4C")
@@ -256,9 +263,8 @@ def vocabularies() -> MeasuredValues:
         for level in EPSILON:
             ranks = (data[name] > level).sum("mode").mean(("seed", "layer"))
             parts.append(ClaimPart("", ranks.values, of, level))
-            for number, rank in zip(numbers, ranks.values, strict=True):
-                quantity = f"{level:g}-rank of {text}, vocabulary of rank {number}"
-                result.add(quantity, rank)
+            quantity = f"{level:g}-rank of {text}, vocabulary of rank {{}}"
+            result.add_each(quantity, dict(zip(numbers, ranks.values, strict=True)))
         result.claims[claim] = judged_trends(parts, numbers, "run")
     return result
 
@@ -267,7 +273,7 @@ def vocabularies() -> MeasuredValues:
 def truncated() -> MeasuredValues:
     """Read what truncation does to a T5 of text and a Chronos of series."""
     data = record(PAIRS)
-    result = _result(data, "a T5 and a Chronos of widths 64 and 96")
+    result = _answer(data, PAIR_MODELS, {}, {})
     loss = data["loss"] / data["loss"].sel(ratio=1.0)
     for ratio in RATIOS:
         row = f"ratio {ratio:g}"
@@ -285,7 +291,7 @@ def truncated() -> MeasuredValues:
 def schedules() -> MeasuredValues:
     """Read scores of Chronos-Bolt trained with schedules of ranks."""
     data = record("bolt_schedules")
-    result = _result(data, "Chronos-Bolt of width 64, trained with the schedules")
+    result = _answer(data, f"{BOLT_MODEL}, trained with the schedules", {}, {})
     dense = data.sel(arm="dense")
     for rank, growth in TABLE_3:
         one = data.sel(arm=f"1, growth {growth:g}")

@@ -168,13 +168,10 @@ def toy_sharpness() -> MeasuredValues:
     plain, sam = (np.log(sharpness[arm]) for arm in compared)
     result.judge("sharper", plain - sam, "logarithm of the ratio of λ_max")
     of = "entropy in nats, less the other's"
-    result.claims["lower_entropy"] = judge_parts(
-        "seed",
-        *(
-            ClaimPart(f"than {arm}", entropy[REPARAM] - entropy[arm], of)
-            for arm in compared
-        ),
-    )
+    for arm in compared:
+        result.judge(
+            "lower_entropy", entropy[REPARAM] - entropy[arm], of, f"than {arm}"
+        )
     result.add("entropy of even attention", np.log(CHANNELS))
     _add_means(result, "λ_max, {}", last["sharpness"])
     for name in ("entropy", "diagonal mass", "numerical rank"):
@@ -190,23 +187,11 @@ def optimizers() -> MeasuredValues:
     errors = by_name(data["validation_mse"])
     adam = np.log(errors["adam"])
     over = {arm: np.log(of_arm) - adam for arm, of_arm in errors.items()}
-    for claim, of, margins in (
-        (
-            "unstable",
-            "logarithm of its error over Adam's",
-            {arm: over[arm] for arm in ("adamw 1e-3", "sgd")},
-        ),
-        (
-            "same",
-            "logarithm of 1.05, less that of the ratio to Adam's error",
-            {
-                arm: np.log(NEAR_ADAM) - abs(over[arm])
-                for arm in ("adamw 1e-5", "adamw 1e-4")
-            },
-        ),
-    ):
-        parts = [ClaimPart(arm, of_arm, of) for arm, of_arm in margins.items()]
-        result.claims[claim] = judge_parts("seed", *parts)
+    for arm in ("adamw 1e-3", "sgd"):
+        result.judge("unstable", over[arm], "logarithm of its error over Adam's", arm)
+    of = "logarithm of 1.05, less that of the ratio to Adam's error"
+    for arm in ("adamw 1e-5", "adamw 1e-4"):
+        result.judge("same", np.log(NEAR_ADAM) - abs(over[arm]), of, arm)
     _add_means(result, "error of {}", data["validation_mse"])
     return result
 
@@ -428,7 +413,7 @@ def ablation(*, item: str) -> MeasuredValues:
 @from_record("S1-F14")
 def radii() -> MeasuredValues:
     """Measure figure 14."""
-    parts = []
+    cells = []
     seeds = []
     result = MeasuredValues()
     of = f"error of Adam, less the mean over radii from {RADIUS:g} on"
@@ -442,12 +427,11 @@ def radii() -> MeasuredValues:
             # of the radii that a seed was trained with
             wide = test.where(rho >= RADIUS).mean("arm")
             margins = test.where(rho == 0).mean("arm") - wide
-            parts.append(ClaimPart("", margins.values, of, data=name))
+            cells.append((name, HORIZONS[0]))
+            result.claim("sam_helps", ClaimPart("", margins.values, of, data=name))
             seeds.append(f"{name}: {describe_seeds(data, margins.notnull().sum())}")
-    cells = [(part.data, HORIZONS[0]) for part in parts]
     settings = _result(cells, models="SAMformer", seeds="; ".join(seeds)).settings
-    claims = {"sam_helps": judge_parts("seed", *parts)}
-    return replace(result, settings=settings, claims=claims)
+    return replace(result, settings=settings)
 
 
 @from_record("S1-T1", error="MSE")

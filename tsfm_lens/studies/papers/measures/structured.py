@@ -488,26 +488,26 @@ def train_costs(context: Context) -> MeasuredValues:
 @measure("S2-KV")
 def key_cache(context: Context) -> MeasuredValues:
     """Count the numbers in a cache of 1,024 tokens, against standard attention."""
-    result = MeasuredValues(settings={"tokens": "1,024"})
-    for text, ranks in LISTS.items():
-        saved = TOKENS * sum(ranks) / structured.key_cache_entries(TOKENS, ranks)
-        result.add(f"key cache, times smaller, {text}", saved)
-    return result
+    values = {
+        f"key cache, times smaller, {text}": (
+            TOKENS * sum(ranks) / structured.key_cache_entries(TOKENS, ranks)
+        )
+        for text, ranks in LISTS.items()
+    }
+    return MeasuredValues(values, {"tokens": "1,024"})
 
 
 @measure("S2-FL")
 def score_costs(context: Context) -> MeasuredValues:
     """Compute T² Σ r_l / 2^(l-1) over T² Σ r_l."""
-    result = MeasuredValues(settings={"tokens": "1,024"})
-    for text, ranks in LISTS.items():
-        share = structured.level_attention_operations(TOKENS, ranks) / (
-            TOKENS**2 * sum(ranks)
+    values = {
+        f"multiply-adds of the scores over those of standard attention, {text}": (
+            structured.level_attention_operations(TOKENS, ranks)
+            / (TOKENS**2 * sum(ranks))
         )
-        result.add(
-            f"multiply-adds of the scores over those of standard attention, {text}",
-            share,
-        )
-    return result
+        for text, ranks in LISTS.items()
+    }
+    return MeasuredValues(values, {"tokens": "1,024"})
 
 
 @measure("S2-L1", draws=20)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,7 @@ from tsfm_lens.studies.papers.context import (
     measure,
 )
 from tsfm_lens.studies.papers.values import by_name
-from tsfm_lens.studies.papers.verdicts import (
-    POSITIVE,
-    ClaimPart,
-    judge_parts,
-)
+from tsfm_lens.studies.papers.verdicts import POSITIVE
 from tsfm_lens.studies.rank_theory.compression import residual_layer
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 
@@ -66,12 +63,10 @@ def by_rank(
         "ranks": f"{len(ranks)} from {ranks[0]} to {ranks[-1]}",
         **_WEIGHTS_SETTING,
     }
-    result = _result(context, settings, intervals=True)
-    for name, slope in (
-        ("slope_of_rank", "slope"),
-        ("slope with all ranks", "slope_of_all"),
-    ):
-        result.mean(name, data[slope].sel(scaling="theorem").values)
+    result = _result(context, {}, settings, intervals=True)
+    of_theorem = data.sel(scaling="theorem")
+    result.mean("slope_of_rank", of_theorem["slope"].values)
+    result.mean("slope with all ranks", of_theorem["slope_of_all"].values)
     result.add("largest error over √d σ", (data["error"] / data["rate"]).max())
     result.add(
         "largest error over the bound with √L", (data["error"] / data["bound"]).max()
@@ -100,7 +95,7 @@ def by_width(
         "rank": data.attrs["rank"],
         **_WEIGHTS_SETTING,
     }
-    result = _result(context, settings, intervals=True)
+    result = _result(context, {}, settings, intervals=True)
     slopes = data[["slope", "slope_low", "slope_high"]].to_array()
     for weights, name in (
         ("theorem", "slope_of_width"),
@@ -138,12 +133,12 @@ def sketching(
         "entries of a row": "d / h",
         "singular values": f"exp(−(j − 1)/{decay:g})",
     }
-    result = _result(context, settings, intervals=True)
+    result = _result(context, {}, settings, intervals=True)
     near = np.log(COMPARABLE_WITHIN) - deviations
-    result.judge("comparable", near, margin, "draw")
+    result.judge("comparable", near, margin)
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
-    for count, errors in by_name(sparse, "heads").items():
-        result.add(f"sketching error, {count} heads", errors.mean())
+    errors = by_name(sparse.mean("draw"), "heads")
+    result.add_each("sketching error, {} heads", errors)
     return result
 
 
@@ -164,18 +159,16 @@ def head_spectra(
     )
     ranks = data["rank"].sel(input="times √L")
     increase = ranks.diff("heads").transpose("heads", "draw").values
-    parts = [
-        ClaimPart(f"from {fewer} to {more}", margins, "ε-rank")
-        for fewer, more, margins in zip(heads[:-1], heads[1:], increase, strict=True)
-    ]
     settings = {
         "d": width,
         "tokens": n_tokens,
         "singular values": f"√L exp(−(j − 1)/{data.attrs['decay']:g})",
         "ε": f"{data.attrs['epsilon']:g}",
     }
-    result = _result(context, settings, intervals=True)
-    result.claims["higher_rank_by_heads"] = judge_parts("draw", *parts)
+    result = _result(context, {}, settings, intervals=True)
+    for fewer, more, margins in zip(heads[:-1], heads[1:], increase, strict=True):
+        words = f"from {fewer} to {more}"
+        result.judge("higher_rank_by_heads", margins, "ε-rank", words)
     result.means("rank with {} heads", by_name(ranks, "heads"), POSITIVE)
     result.add("rank of the input", data["input_rank"])
     added_rank = data["rank"].sel(input="of norm 1") - data["input_rank"]
@@ -194,16 +187,15 @@ def chebyshev(
     data = rank_theory.chebyshev_curves(
         dimension=dimension, ranks=CHEBYSHEV_RANKS, n_points=n_points, seed=context.seed
     )
-    values = {
-        f"rank of the embedding made for rank {rank}": found
-        for rank, found in by_name(data["found_rank"], "rank").items()
-    }
     settings = {
         "d": dimension,
         "points": n_points,
         "largest value": f"{data.attrs['largest']:g}",
     }
-    return MeasuredValues(values, settings)
+    result = MeasuredValues(settings=settings)
+    of_ranks = by_name(data["found_rank"], "rank")
+    result.add_each("rank of the embedding made for rank {}", of_ranks)
+    return result
 
 
 @measure("S0-TH1", key="above_theorem_1", gated=False)
@@ -219,27 +211,26 @@ def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
     # c, and w or a, of each coordinate
     knots = rng.uniform(-0.9, 0.9, d)[:, None]
     rates = rng.uniform(-2, 2, d)[:, None]
-    # the Bernstein ellipse of radius ρ has the semi-axes (ρ ± 1/ρ)/2. At ρ = 2.5 it
-    # reaches to x = 1.45, where exp(wx) is at most exp(2.9)
-    exponential_bound = rank_theory.analytic_bound(
-        *sizes, radius=2.5, largest=float(np.exp(2.9))
-    )
-    # at ρ = 1.5 it stays below the poles of 1/(1 + a²x²), at i/2 or further
-    semi_minor = (1.5 - 1 / 1.5) / 2
-    rational_bound = rank_theory.analytic_bound(
-        *sizes, radius=1.5, largest=1 / (1 - 4 * semi_minor**2)
-    )
-    # the first derivative of |x − c| jumps by 2, the third of |x − c|³ by 12
-    kink_bound, cubic_bound = (
-        rank_theory.differentiable_bound(*sizes, order=order, variation=jump)
-        for order, jump in ((1, 2.0), (3, 12.0))
+    analytic, differentiable = (
+        partial(bound, *sizes)
+        for bound in (rank_theory.analytic_bound, rank_theory.differentiable_bound)
     )
     # by name: the tokens (d, token) and the bounds of their singular values (d,)
     smooth = {
-        "exp(wx)": (np.exp(rates * points), exponential_bound),
-        "1/(1 + a²x²)": (1 / (1 + (rates * points) ** 2), rational_bound),
-        "|x − c|": (np.abs(points - knots), kink_bound),
-        "|x − c|³": (np.abs(points - knots) ** 3, cubic_bound),
+        # the Bernstein ellipse of radius ρ has the semi-axes (ρ ± 1/ρ)/2. At ρ = 2.5 it
+        # reaches to x = 1.45, where exp(wx) is at most exp(2.9)
+        "exp(wx)": (np.exp(rates * points), analytic(radius=2.5, largest=np.exp(2.9))),
+        # at ρ = 1.5 it stays below the poles of 1/(1 + a²x²), at i/2 or further
+        "1/(1 + a²x²)": (
+            1 / (1 + (rates * points) ** 2),
+            analytic(radius=1.5, largest=1 / (1 - (1.5 - 1 / 1.5) ** 2)),
+        ),
+        # the first derivative of |x − c| jumps by 2, the third of |x − c|³ by 12
+        "|x − c|": (np.abs(points - knots), differentiable(order=1, variation=2.0)),
+        "|x − c|³": (
+            np.abs(points - knots) ** 3,
+            differentiable(order=3, variation=12.0),
+        ),
     }
     if gated:
         gated_tokens = rank_theory.GatedEmbedding.random(d, seed=context.seed)(points)
@@ -248,11 +239,10 @@ def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
     else:
         cases = list(smooth.values())
         settings = {"embeddings": ", ".join(smooth)}
-    above = 0
-    for tokens, bound in cases:
-        singular = np.linalg.svd(tokens, compute_uv=False)
-        # smaller values are rounding in double precision
-        above += int((singular > bound + 1e-12 * singular[0]).sum())
+    tokens, bounds = zip(*cases, strict=True)
+    singular = np.linalg.svd(tokens, compute_uv=False)
+    # smaller values are rounding in double precision
+    above = (singular > bounds + 1e-12 * singular[:, :1]).sum()
     return MeasuredValues({key: above}, {**settings, "d": d, "tokens": n_tokens})
 
 
@@ -271,10 +261,11 @@ def residual_mlps(context: Context) -> MeasuredValues:
             )
             count, bound = rank_theory.mlp_count(mlp, patches, EPSILONS)
             excess.append(count - bound)
-    result = _result(context, {"patch": PATCH, "d": d, "tokens": n_tokens})
-    result.add("above_theorem_2", (np.array(excess) > 0).sum())
-    result.add("residual MLPs and thresholds", np.size(excess))
-    return result
+    values = {
+        "above_theorem_2": (np.array(excess) > 0).sum(),
+        "residual MLPs and thresholds": np.size(excess),
+    }
+    return _result(context, values, {"patch": PATCH, "d": d, "tokens": n_tokens})
 
 
 @measure("S0-TH3", draws=20)
@@ -328,18 +319,14 @@ def compression(context: Context) -> MeasuredValues:
         ]
     )
     floors = singular[1:] / 4
-    settings = {
-        "heads": heads,
-        "d": d,
-        "tokens": n_tokens,
+    values = {
+        "above_theorem_3": np.sum(exceeded),
+        "below_theorem_3": (least_errors < floors).sum(),
+        "error of one token 256 times over that of the token once": often / once,
+        "errors": np.size(exceeded),
+        "smallest loss over σ/4": (least_errors / floors).min(),
     }
-    result = _result(context, settings)
-    result.add("above_theorem_3", np.sum(exceeded))
-    result.add("below_theorem_3", (least_errors < floors).sum())
-    result.add("error of one token 256 times over that of the token once", often / once)
-    result.add("errors", np.size(exceeded))
-    result.add("smallest loss over σ/4", (least_errors / floors).min())
-    return result
+    return _result(context, values, {"heads": heads, "d": d, "tokens": n_tokens})
 
 
 def _loss(
@@ -362,7 +349,7 @@ def growth(context: Context) -> MeasuredValues:
     """
     # √D ≥ 2e²h
     depths = [int(np.ceil((2 * np.exp(2) * count) ** 2)) for count in HEADS]
-    singular, spectra, result = _growth(context, depths)
+    singular, spectra, settings = _growth(context, depths)
     relative = spectra / spectra[..., :1]
     # (heads, index), as are all arrays below
     upper = np.array(list(map(flow_bound, [singular] * len(HEADS), HEADS, depths)))
@@ -377,17 +364,14 @@ def growth(context: Context) -> MeasuredValues:
     construction_relative = construction_spectra / construction_spectra[:, :1]
     # a floor of 0 stands for no bound
     ratio = construction_relative / np.where(floors > 0, floors, np.nan)
-    result.settings = {
-        "layers": f"{', '.join(map(str, depths))} above, 1 below",
-        **result.settings,
+    layers = f"{', '.join(map(str, depths))} above, 1 below"
+    values = {
+        "above_theorem_4": (relative > upper[:, None]).sum(),
+        "below_theorem_4": (ratio < 1).sum(),
+        "singular values": relative.size,
+        "smallest singular value of the construction over its bound": np.nanmin(ratio),
     }
-    result.add("above_theorem_4", (relative > upper[:, None]).sum())
-    result.add("below_theorem_4", (ratio < 1).sum())
-    result.add("singular values", relative.size)
-    result.add(
-        "smallest singular value of the construction over its bound", np.nanmin(ratio)
-    )
-    return result
+    return _result(context, values, {"layers": layers, **settings})
 
 
 @measure("S0-C1", draws=10)
@@ -396,7 +380,7 @@ def corollary(context: Context) -> MeasuredValues:
 
     The index is that of the input's singular value that bounds the output's k-th.
     """
-    singular, spectra, result = _growth(context, [1] * len(HEADS))
+    singular, spectra, settings = _growth(context, [1] * len(HEADS))
     proof = np.array([rank_theory.one_layer_bound(singular, count) for count in HEADS])
     k = np.arange(1, len(singular) + 1)
     indices = [
@@ -405,19 +389,20 @@ def corollary(context: Context) -> MeasuredValues:
     constants = np.array([1 + np.exp(2) * count for count in HEADS])[:, None]
     # indices count from 1
     printed = constants * singular[np.minimum(indices, len(singular)) - 1]
-    result.add("above_proof", (spectra > proof[:, None]).sum())
-    result.add("above_printed", (spectra > printed[:, None]).sum())
-    result.add("singular values", spectra.size)
-    return result
+    values = {
+        "above_proof": (spectra > proof[:, None]).sum(),
+        "above_printed": (spectra > printed[:, None]).sum(),
+        "singular values": spectra.size,
+    }
+    return _result(context, values, settings)
 
 
 def _growth(
     context: Context, depths: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, MeasuredValues]:
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Compute the singular values of an input (index,) and of layers on it.
 
-    Those of the layers are (heads, draw, index). Third comes a result with the settings
-    alone.
+    Those of the layers are (heads, draw, index). Third come the settings of both.
     """
     d = 48
     gap = 0.02
@@ -441,7 +426,7 @@ def _growth(
         "singular values": f"1, then {gap:g} · exp(−(j − 2)/{decay:g})",
         "d": d,
     }
-    return singular, spectra, _result(context, settings)
+    return singular, spectra, settings
 
 
 @measure("S0-TH6", draws=20)
@@ -450,10 +435,8 @@ def sketches(context: Context) -> MeasuredValues:
 
     Errors are in the spectral norm, on the construction of :func:`.head_sketch`.
     """
-    shared = []
-    separate = []
-    floors = []
-    bounds = []
+    # (error of one sketch, of a sketch for each head, and the bound of either)
+    found = []
     for heads, size, rank in SKETCHES:
         singular = np.exp(-np.arange(heads * size) / 3.0)
         for child in children(context.seed, context.draws):
@@ -461,32 +444,39 @@ def sketches(context: Context) -> MeasuredValues:
                 singular, heads, rank, heads * size + 4, seed=child
             )
             output = rank_theory.attention(sketch.tokens, sketch.weights)
-            # the least error of any value matrix of rank d̃ for all heads (Eckart-Young)
-            shared.append(np.linalg.svd(output, compute_uv=False)[rank])
-            separate.append(
-                np.linalg.norm(
-                    output - rank_theory.attention(sketch.tokens, sketch.reduced), 2
+            reduced = rank_theory.attention(sketch.tokens, sketch.reduced)
+            found.append(
+                (
+                    # the least error of any value matrix of rank d̃ for all heads
+                    # (Eckart-Young)
+                    np.linalg.svd(output, compute_uv=False)[rank],
+                    np.linalg.norm(output - reduced, 2),
+                    singular[rank] / 2,
+                    4 * np.sqrt(heads) * singular[heads * rank],
                 )
             )
-            floors.append(singular[rank] / 2)
-            bounds.append(4 * np.sqrt(heads) * singular[heads * rank])
+    shared, separate, floors, bounds = np.transpose(found)
     sizes = "; ".join("h = {}, d_h = {}, d̃ = {}".format(*sizes) for sizes in SKETCHES)
-    result = _result(context, {"sizes": sizes})
-    result.add("shared_below", np.less(shared, floors).sum())
-    result.add("own_above", np.greater(separate, bounds).sum())
-    result.add("constructions", len(separate))
-    result.add(
-        "how many times as near a sketch for each head is, at least",
-        np.divide(shared, separate).min(),
-    )
-    return result
+    values = {
+        "shared_below": (shared < floors).sum(),
+        "own_above": (separate > bounds).sum(),
+        "constructions": len(separate),
+        "how many times as near a sketch for each head is, at least": (
+            shared / separate
+        ).min(),
+    }
+    return _result(context, values, {"sizes": sizes})
 
 
 def _result(
-    context: Context, settings: dict[str, Any], *, intervals: bool = False
+    context: Context,
+    values: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    intervals: bool = False,
 ) -> MeasuredValues:
-    """Begin a result with the settings of an experiment and its number of draws."""
+    """Return a result with the settings of an experiment and its number of draws."""
     settings = {**settings, **asdict(context)}
     if intervals and context.draws > 1:
         settings["intervals over"] = "draws"
-    return MeasuredValues(settings=settings)
+    return MeasuredValues(values, settings, over="draw")
