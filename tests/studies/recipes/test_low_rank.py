@@ -263,8 +263,6 @@ def test_records_are_of_svds(
     assert attention["arm"].values.tolist() == [DENSE, "constant"]
     held = [sizes(initial_model(arm.recipe)) for arm in few[:2]]
     assert attention["parameters"].values.tolist() == [item["all"] for item in held]
-    # one head has 16 x 4 numbers a matrix, its factors of rank 2 have 2 x (16 + 4)
-    assert float(attention["stored_ratio"][1]) == 2 * 20 / 64
     assert float(attention["rank_ratio"][1]) == 2 / 4
     logs = np.log(attention["mase"].values.astype(float))
     rise = np.expm1((logs[1] - logs[0])[np.isfinite(logs[1] - logs[0])].mean())

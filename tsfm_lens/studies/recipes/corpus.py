@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import CheckpointError, unknown_name
 from tsfm_lens.core.io import replacing
-from tsfm_lens.studies.recipes.families import FAMILIES, chaotic, kernelsynth, unit
+from tsfm_lens.studies.recipes.families import (
+    FAMILIES,
+    SeriesDraw,
+    chaotic,
+    kernelsynth,
+    unit,
+)
 from tsfm_lens.training.series_source import LENGTH, Corpus
 
 OVERLAP = 160
@@ -114,13 +120,13 @@ def draw_family(
         ]
         return unit(np.concatenate(parts)).astype(np.float32)
     if name == "chaotic":
-        return unit(chaotic(rng, count, LENGTH)).astype(np.float32)
+        return unit(chaotic(SeriesDraw(rng, count, LENGTH))).astype(np.float32)
     if name in FAMILIES:
         # half of the rows are drawn at half the length, which makes their periods
         # shorter, so that a context holds several of most seasons
-        short = FAMILIES[name](rng, count // 2, LENGTH // 2)
+        short = FAMILIES[name](SeriesDraw(rng, count // 2, LENGTH // 2))
         padded = np.hstack([np.full_like(short, np.nan), short])
-        long = FAMILIES[name](rng, count - count // 2, LENGTH)
+        long = FAMILIES[name](SeriesDraw(rng, count - count // 2, LENGTH))
         return np.vstack([padded, long]).astype(np.float32)
     raise unknown_name("series family", name, [*FAMILIES, "kernelsynth", "chaotic"])
 
