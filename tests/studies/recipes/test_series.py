@@ -52,7 +52,9 @@ def test_draws_have_their_kernel_s_covariance(
     monkeypatch.setattr(
         "tsfm_lens.studies.recipes.families.compose", lambda *_: covariance.clone()
     )
-    draws = families.kernelsynth(np.random.default_rng(0), 5_000, 6)
+    draws = families.kernelsynth(
+        families.SeriesDraw(np.random.default_rng(0), 5_000, 6)
+    )
     scale = covariance.abs().max().item()
     # the standard error of a covariance is at most sqrt(2 / n) of the variances; five
     # of them

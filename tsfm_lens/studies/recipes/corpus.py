@@ -16,7 +16,6 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-import torch
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
@@ -106,16 +105,14 @@ def real_rows(path: Path) -> NDArray[np.float32]:
     return np.stack(rows)
 
 
-def draw_family(
-    name: str, count: int, *, seed: int, device: str = "cpu"
-) -> NDArray[np.float32]:
+def draw_family(name: str, count: int, *, seed: int) -> NDArray[np.float32]:
     """Draw `count` rows of one synthetic family: (count, LENGTH)."""
     # with its name in the seed, a family is the same whatever others are drawn
     rng = np.random.default_rng([seed, *name.encode()])
     if name == "kernelsynth":
         counts = map(len, np.array_split(np.arange(count), len(PERIOD_SCALES)))
         parts = [
-            kernelsynth(rng, rows, LENGTH, device=device, period_scale=scale)
+            kernelsynth(SeriesDraw(rng, rows, LENGTH), scale)
             for rows, scale in zip(counts, PERIOD_SCALES, strict=True)
         ]
         return unit(np.concatenate(parts)).astype(np.float32)
@@ -132,17 +129,13 @@ def draw_family(
 
 
 def build_corpus(
-    sizes: Mapping[str, int],
-    *,
-    seed: int,
-    real: Path | None = None,
-    device: str = "cpu",
+    sizes: Mapping[str, int], *, seed: int, real: Path | None = None
 ) -> Corpus:
     """Draw every family of `sizes` (name: rows), and add the real series if given."""
     # read first: a wrong file is refused before anything is drawn
     real_parts = {} if real is None else {REAL: real_rows(real)}
     parts = {
-        name: draw_family(name, count, seed=seed, device=device)
+        name: draw_family(name, count, seed=seed)
         for name, count in sorted(sizes.items())
     } | real_parts
     stops = np.cumsum([len(part) for part in parts.values()]).tolist()
@@ -157,7 +150,6 @@ def load_corpus(
     seed: int,
     cache: Path,
     real: Path | None = None,
-    device: str | None = None,
 ) -> Corpus:
     """Read the corpus of these sizes and this seed from the folder `cache`.
 
@@ -170,6 +162,5 @@ def load_corpus(
         console(stderr=True).print(
             f"drawing the series to train on, once, into {path}: minutes"
         )
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        save_corpus(build_corpus(sizes, seed=seed, real=real, device=device), path)
+        save_corpus(build_corpus(sizes, seed=seed, real=real), path)
     return read_corpus(path)

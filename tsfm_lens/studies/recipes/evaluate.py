@@ -86,11 +86,6 @@ def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
         yield ForecastWindow(case, case.values[:origin], truth)
 
 
-def geometric_mean(values: Sequence[float] | Array) -> float:
-    """Compute the geometric mean of positive numbers."""
-    return float(gmean(values))
-
-
 def interval(values: Sequence[float] | Array) -> tuple[float, float]:
     """Compute the 95 % bootstrap interval over series of the geometric mean.
 
@@ -317,7 +312,7 @@ def skill_table(title: str, skills: pd.DataFrame) -> Table:
     for column in RATIOS:
         values = skills[column].to_numpy()
         low, high = interval(values)
-        cells.append(f"{geometric_mean(values):.3f} ({low:.3f} to {high:.3f})")
+        cells.append(f"{gmean(values):.3f} ({low:.3f} to {high:.3f})")
     table.add_row("geometric mean", "", *cells, style="bold")
     return table
 

@@ -456,20 +456,18 @@ MAX_KERNELS = 5
 JITTER = 1e-6
 
 
-def kernel_bank(
-    length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0
-) -> Tensor:
+def kernel_bank(length: int, period_scale: float = 1.0) -> Tensor:
     """Compute the covariances (33, length, length) of the bank on [0, 1].
 
     A `period_scale` of 1 gives the paper's periods.
     """
-    grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
+    grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64)
     gap = (grid[:, None] - grid).abs()
     steps = gap * (length - 1)
     periods = [period * period_scale for period in PERIODS]
     periodic = [torch.sin(torch.pi * steps / period) ** 2 for period in periods]
     linear = grid[:, None] * grid
-    same = torch.eye(length, dtype=torch.float64, device=device)
+    same = torch.eye(length, dtype=torch.float64)
     return torch.stack(
         [
             *(torch.exp(-2.0 * part) for part in periodic),
@@ -493,22 +491,15 @@ def compose(bank: Tensor, indices: np.ndarray, sums: np.ndarray) -> Tensor:
     return covariance
 
 
-def kernelsynth(
-    rng: Generator,
-    count: int,
-    length: int,
-    *,
-    device: str | torch.device = "cpu",
-    period_scale: float = 1.0,
-) -> np.ndarray:
-    """Draw `count` series of `length` steps: array (count, length).
+def kernelsynth(draw: SeriesDraw, period_scale: float = 1.0) -> Array:
+    """Draw series of Gaussian processes, whose kernels are composed of the bank's.
 
     Covariances that do not factor are drawn anew.
     """
-    bank = kernel_bank(length, device=device, period_scale=period_scale)
-    series = np.empty((count, length))
-    row = 0
-    while row < count:
+    rng = draw.rng
+    bank = kernel_bank(draw.length, period_scale)
+    series: list[Array] = []
+    while len(series) < draw.count:
         kernels = int(rng.integers(1, MAX_KERNELS + 1))
         covariance = compose(
             bank, rng.integers(len(bank), size=kernels), rng.random(kernels) < 0.5
@@ -518,10 +509,9 @@ def kernelsynth(
         diagonal += JITTER * max(float(diagonal.mean()), 1e-12)
         factor, failure = torch.linalg.cholesky_ex(covariance)
         if not failure:
-            normal = torch.from_numpy(rng.standard_normal(length)).to(device)
-            series[row] = (factor @ normal).numpy(force=True)
-            row += 1
-    return series
+            normal = torch.from_numpy(rng.standard_normal(draw.length))
+            series.append((factor @ normal).numpy())
+    return np.reshape(series, (draw.count, draw.length))
 
 
 Flow = Callable[[Array], Array]
