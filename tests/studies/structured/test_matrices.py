@@ -48,12 +48,12 @@ def of_train(matrix: structured.BlockTensorTrain) -> np.ndarray:
 CASES: dict[
     str, tuple[Callable[[], structured.StructuredMatrix], Callable[..., np.ndarray]]
 ] = {
-    "low rank": (lambda: structured.LowRank(10, 6, 3), of_levels),
+    "low rank": (lambda: structured.MultiLevelLowRank(10, 6, (3,)), of_levels),
     "low-rank blocks": (
-        lambda: structured.LowRankBlockDiagonal(12, 8, 2, 4),
+        lambda: structured.MultiLevelLowRank(12, 8, (2,), (4,)),
         of_levels,
     ),
-    "diagonal": (lambda: structured.LowRankBlockDiagonal(7, 7, 1, 7), of_levels),
+    "diagonal": (lambda: structured.MultiLevelLowRank(7, 7, (1,), (7,)), of_levels),
     "levels": (lambda: structured.MultiLevelLowRank(16, 8, (3, 2, 1)), of_levels),
     "levels, one empty": (
         lambda: structured.MultiLevelLowRank(16, 8, (3, 0, 1)),
@@ -234,8 +234,8 @@ def test_steps_move_features_alike_across_widths(name: str) -> None:
     ("make", "message"),
     [
         (lambda: structured.MultiLevelLowRank(12, 12, (1,) * 4), "by 8 blocks"),
-        (lambda: structured.LowRank(8, 6, 7), "0 to the width of 6"),
-        (lambda: structured.LowRank(8, 6, 0), "leave nothing"),
+        (lambda: structured.MultiLevelLowRank(8, 6, (7,)), "0 to the width of 6"),
+        (lambda: structured.MultiLevelLowRank(8, 6, (0,)), "leave nothing"),
         (lambda: structured.BlockTensorTrain(13, 16), "13 is a prime"),
         (lambda: structured.BilinearTrain(norm=True), "choose norm=False"),
         (lambda: structured.Standard(scale="sqr"), "sqrt"),

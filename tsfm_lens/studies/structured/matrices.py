@@ -18,8 +18,6 @@ from tsfm_lens.core.errors import InputError
 
 __all__ = [
     "BlockTensorTrain",
-    "LowRank",
-    "LowRankBlockDiagonal",
     "MultiLevelLowRank",
     "StructuredMatrix",
     "left_permutation",
@@ -132,7 +130,9 @@ class MultiLevelLowRank(StructuredMatrix):
     """Sum over levels of low-rank blocks on the diagonal (S2-MLR).
 
     It is Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ, a finer level over each coarser one, of (out + in)
-    Σ r_l parameters.
+    Σ r_l parameters. One level of one block is a low-rank matrix (S2-LR), as the scores
+    W_Q W_Kᵀ of a head are; one level of p blocks is low-rank block-diagonal (S2-LRBD),
+    and diagonal with rank 1 and p = width.
 
     Attributes:
         ranks, blocks: rank of each block, by level, 0 leaving it out; blocks of each
@@ -206,25 +206,6 @@ class MultiLevelLowRank(StructuredMatrix):
             below = min(block, rank + finer // count * below)
             finer = count
         return finer * below
-
-
-class LowRankBlockDiagonal(MultiLevelLowRank):
-    """One level of low-rank blocks, ⊕_k L_k R_kᵀ (S2-LRBD).
-
-    p = 1 is low rank; p = width with rank 1 is diagonal.
-    """
-
-    def __init__(
-        self, out_features: int, in_features: int, rank: int, blocks: int
-    ) -> None:
-        super().__init__(out_features, in_features, (rank,), (blocks,))
-
-
-class LowRank(LowRankBlockDiagonal):
-    """Low-rank matrix L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is."""
-
-    def __init__(self, out_features: int, in_features: int, rank: int) -> None:
-        super().__init__(out_features, in_features, rank, 1)
 
 
 class BlockTensorTrain(StructuredMatrix):
