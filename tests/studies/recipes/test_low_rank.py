@@ -27,8 +27,8 @@ from tsfm_lens.studies.recipes.lowrank import (
     DENSE,
     RecipeRun,
     draw_held_out,
+    open_trainer,
     records,
-    trained,
 )
 from tsfm_lens.studies.recipes.models import attention_ranks, build_model
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
@@ -252,7 +252,7 @@ def few(token_recipe: TrainingRecipe) -> list[RecipeRun]:
 @pytest.fixture
 def found(few: list[RecipeRun], corpus: Corpus, folder: Path) -> dict[str, xr.Dataset]:
     for arm in few:
-        assert trained(arm, folder, corpus, quiet=True)
+        assert open_trainer(arm, folder, corpus).run(quiet=True)
     return records(few, folder, corpus)
 
 
@@ -335,7 +335,7 @@ def test_arms_are_trained_alike_and_measured(
         ("standard", 1),
     ]
     for arm in arms:
-        assert trained(arm, tmp_path, corpus, quiet=True)
+        assert open_trainer(arm, tmp_path, corpus).run(quiet=True)
     found = levels.level_record(arms, tmp_path, corpus, per_family=2)
     assert found["loss"].shape == (2, 2)
     assert np.isfinite(found["loss"]).all()
@@ -358,7 +358,7 @@ def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
 def test_an_ended_arm_stays(
     few: list[RecipeRun], corpus: Corpus, tmp_path: Path
 ) -> None:
-    assert trained(few[1], tmp_path, corpus, quiet=True)
+    assert open_trainer(few[1], tmp_path, corpus).run(quiet=True)
     before = (tmp_path / few[1].folder / STATE).read_bytes()
-    assert trained(few[1], tmp_path, corpus, quiet=True)
+    assert open_trainer(few[1], tmp_path, corpus).run(quiet=True)
     assert (tmp_path / few[1].folder / STATE).read_bytes() == before

@@ -39,9 +39,7 @@ from tsfm_lens.studies.dictionaries.superposition import (
     superposed_features,
 )
 from tsfm_lens.studies.recipes.families import FAMILIES, SeriesDraw
-from tsfm_lens.training.command import HELP, run_command
-
-app = typer.Typer(help=__doc__, context_settings=HELP, add_completion=False)
+from tsfm_lens.training.command import run_command
 
 MODELS = ("chronos-nano", "bolt-nano", "chronos2-nano")
 LAYER = 1
@@ -77,7 +75,6 @@ class Rows:
         console().print(f"{name}: measured")
 
 
-@app.command()
 def main(
     out: Annotated[Path, typer.Option(help="folder of tables and activations")],
     model: Annotated[
@@ -193,4 +190,4 @@ def _means(data: xr.Dataset, prefix: str = "") -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_command(app)
+    run_command(main)

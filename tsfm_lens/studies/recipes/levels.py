@@ -18,9 +18,9 @@ from tsfm_lens.studies.recipes.lowrank import (
     HELD_OUT_SEED,
     RecipeRun,
     make_run,
+    open_trainer,
 )
 from tsfm_lens.studies.recipes.recipe import LOW_RANK, TrainingRecipe
-from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.training import read_log
 from tsfm_lens.training.losses import token_step_losses
@@ -66,10 +66,9 @@ def level_record(
     parts = []
     shares = {}
     for run in runs:
-        trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
-        trainer.resume()
+        model = open_trainer(run, out, corpus).model.eval()
         with torch.no_grad():
-            losses = token_step_losses(trainer.model.eval(), past, future, stage)
+            losses = token_step_losses(model, past, future, stage)
         curve = [line["loss"] for line in read_log(out / run.folder / LOG)]
         part = xr.Dataset({"loss": float(losses.mean()), "curve": ("line", curve)})
         parts.append(part.expand_dims(arm=[run.name], seed=[run.seed]))

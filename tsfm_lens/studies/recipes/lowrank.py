@@ -266,15 +266,15 @@ def _attributes(kind: str, title: str, arm: RecipeRun) -> dict[str, Any]:
     }
 
 
-def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool:
-    """Train one run to its end in its folder below `out`.
+def open_trainer(run: RecipeRun, out: Path, corpus: Corpus) -> Trainer:
+    """Open the training of a run in its folder below `out`.
 
-    It resumes from its last saved state if there is one.
+    It goes on from its last saved state if there is one.
     """
     trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
-    if (out / run.folder / STATE).exists():
+    if (trainer.out / STATE).exists():
         trainer.resume()
-    return trainer.run(quiet=quiet)
+    return trainer
 
 
 def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
@@ -308,7 +308,7 @@ def main(
     every = runs(steps=steps, seeds=seeds)
     corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
     for run in every:
-        if not trained(run, out, corpus):
+        if not open_trainer(run, out, corpus).run():
             console().print("stopped; the same command goes on")
             raise typer.Exit(130)
     for name, record in records(every, out, corpus).items():

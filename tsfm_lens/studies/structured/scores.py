@@ -83,8 +83,9 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
         scores = scores / block_depth(tokens, reach.blocks).to(scores.device)
     positions = torch.arange(tokens, device=query.device)
     ahead = positions - positions[:, None]
-    # without causality no key is further ahead than the last one
-    hidden = ahead > (0 if reach.causal else tokens)
+    # no key is as many steps ahead as there are tokens
+    farthest = 0 if reach.causal else tokens
+    hidden = ahead > farthest
     if reach.window is not None:
         hidden = hidden | (ahead.abs() > reach.window)
     # added, since a gradient passes a sum without a copy
