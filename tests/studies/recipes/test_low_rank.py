@@ -328,6 +328,7 @@ def test_arms_are_trained_alike_and_measured(
         "tsfm_lens.studies.recipes.lowrank.BASE", token_recipe.model_copy(update=update)
     )
     monkeypatch.setattr(levels, "LEVELS", {"standard": (), "MLR 2+2": (2, 2)})
+    monkeypatch.setattr(levels, "PER_FAMILY", 2)
     arms = levels.level_runs(seeds=2)
     assert [(arm.name, arm.seed) for arm in arms[:3]] == [
         ("standard", 0),
@@ -336,12 +337,12 @@ def test_arms_are_trained_alike_and_measured(
     ]
     for arm in arms:
         assert open_trainer(arm, tmp_path, corpus).run(quiet=True)
-    found = levels.level_record(arms, tmp_path, corpus, per_family=2)
+    found = levels.level_record(arms, tmp_path, corpus)
     assert found["loss"].shape == (2, 2)
     assert np.isfinite(found["loss"]).all()
     # half the features see all keys, half those of their half
     assert found["score_share"].values.tolist() == [1.0, 0.75]
-    again = levels.level_record(arms[:1], tmp_path, corpus, per_family=2)
+    again = levels.level_record(arms[:1], tmp_path, corpus)
     assert float(again["loss"][0, 0]) == float(found["loss"][0, 0])
 
 

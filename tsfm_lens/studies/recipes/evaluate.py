@@ -31,7 +31,7 @@ from tsfm_lens.studies.recipes.export import Pipeline, open_pipeline
 from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
 from tsfm_lens.training.command import Threads, run_command
 
-LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _MEDIAN = LEVELS.index(0.5)
 WINDOWS = 5  # most forecast windows of a series
 BATCH = 256  # most windows in one call of the pipeline

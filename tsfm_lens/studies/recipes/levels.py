@@ -46,20 +46,15 @@ def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
     ]
 
 
-def level_record(
-    runs: Sequence[RecipeRun],
-    out: Path,
-    corpus: Corpus,
-    *,
-    per_family: int = PER_FAMILY,
-) -> xr.Dataset:
+def level_record(runs: Sequence[RecipeRun], out: Path, corpus: Corpus) -> xr.Dataset:
     """Compute the losses of the finished runs below ``out``.
 
-    They are on ``per_family`` series of each family, of a seed that no run trained on.
+    They are on :data:`PER_FAMILY` series of each family, drawn by a seed that no run
+    trained on.
     """
     stage = runs[0].recipe.stages[-1].model_copy(update={"smoothing": 0.0})
     held_out = build_corpus(
-        dict.fromkeys(runs[0].recipe.corpus, per_family), seed=HELD_OUT_SEED
+        dict.fromkeys(runs[0].recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED
     )
     series = torch.from_numpy(held_out.values[:, -stage.context - stage.horizon :])
     past, future = series.tensor_split([stage.context], dim=1)

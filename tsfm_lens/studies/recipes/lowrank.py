@@ -248,21 +248,18 @@ def _last(folder: Path) -> Lens:
 
 
 def _attributes(kind: str, title: str, arm: RecipeRun) -> dict[str, Any]:
-    recipe, stage = arm.recipe, arm.recipe.stages[-1]
+    recipe = arm.recipe
     return {
         "kind": kind,
         "title": title,
         "source": _SOURCE,
         "model": "chronos-nano, cut down",
         "steps": recipe.steps,
-        "rows": stage.rows,
-        "context": stage.context,
-        "horizon": stage.horizon,
+        "rows": recipe.stages[-1].rows,
         "width": recipe.config["d_model"],
         "heads": recipe.config["num_heads"],
         "head_size": recipe.config["d_kv"],
         "encoder_layers": recipe.config["num_layers"],
-        "tokens": recipe.config["vocab_size"],
     }
 
 

@@ -49,19 +49,11 @@ class RecipeTask:
 
     def __init__(self, recipe: TrainingRecipe, corpus: Corpus, device: str) -> None:
         self.recipe = recipe
+        self.name = recipe.name
+        self.identity = recipe.identity
         self.device = device
         self.model = build_model(recipe).to(device)
         self.source = SeriesSource(corpus, seed=recipe.seed, device=device)
-
-    @property
-    def name(self) -> str:
-        """Name of the recipe."""
-        return self.recipe.name
-
-    @property
-    def identity(self) -> str:
-        """Identity of the recipe, as JSON."""
-        return self.recipe.identity
 
     def loss(self, step: int) -> Tensor:
         """Compute the loss of the batch of a step."""

@@ -25,6 +25,7 @@ from tsfm_lens.studies.structured.matrices import (
     check_rank,
     check_ranks,
     level_blocks,
+    level_features,
     whole,
 )
 from tsfm_lens.studies.structured.scores import Reach, reaching_attention
@@ -63,12 +64,6 @@ class StructuredLayer(nn.Module):
     def as_matrix(self, matrix: Tensor) -> AbstractContextManager[None]:
         """Compute with another matrix (head · feature, width) while the block runs."""
         return shadowed([(self, lambda _: lambda x: F.linear(x, matrix.to(x)))])
-
-
-def level_features(ranks: Sequence[int]) -> list[int]:
-    """Return the features of each level of blocks of the width, r_l p_l."""
-    blocks = level_blocks(len(ranks))
-    return [rank * count for rank, count in zip(ranks, blocks, strict=True)]
 
 
 class LevelFactor(StructuredLayer):

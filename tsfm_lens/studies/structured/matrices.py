@@ -37,6 +37,12 @@ def level_blocks(levels: int) -> tuple[int, ...]:
     return tuple(2**level for level in range(levels))
 
 
+def level_features(ranks: Sequence[int]) -> list[int]:
+    """Return the features of each level of blocks of the width, r_l p_l."""
+    blocks = level_blocks(len(ranks))
+    return [rank * count for rank, count in zip(ranks, blocks, strict=True)]
+
+
 def balance_factors(width: int) -> tuple[int, int]:
     """Return the two factors of a width that are nearest to its root.
 
