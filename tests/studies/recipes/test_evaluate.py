@@ -18,11 +18,11 @@ from chronos import (
     ChronosBoltPipeline,
     ChronosPipeline,
 )
+from scipy.stats import gmean
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.recipes import evaluate
 from tsfm_lens.studies.recipes.evaluate import (
-    geometric_mean,
     measure,
     real_cases,
 )
@@ -178,7 +178,7 @@ def test_bolt_nano_beats_seasonal_naive() -> None:
     """On real series bolt-nano beats the seasonal naive forecast."""
     pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("bolt-nano")))
     skills = measure(pipeline, real_cases(), horizon=24)
-    assert geometric_mean(skills["/ seasonal naive"]) < 0.95
+    assert gmean(skills["/ seasonal naive"]) < 0.95
 
 
 def test_first_report_is_of_series_that_its_model_forecasts() -> None:

@@ -52,7 +52,9 @@ def test_draws_have_their_kernel_s_covariance(
     monkeypatch.setattr(
         "tsfm_lens.studies.recipes.families.compose", lambda *_: covariance.clone()
     )
-    draws = families.kernelsynth(np.random.default_rng(0), 5_000, 6)
+    draws = families.kernelsynth(
+        families.SeriesDraw(np.random.default_rng(0), 5_000, 6)
+    )
     scale = covariance.abs().max().item()
     # the standard error of a covariance is at most sqrt(2 / n) of the variances; five
     # of them
@@ -94,7 +96,9 @@ def test_flows_vanish_at_known_fixed_points() -> None:
 
 
 def test_logistic_rows_obey_one_rate_each() -> None:
-    series = families.logistic_series(np.random.default_rng(0), 5, 60)
+    series = families.logistic_series(
+        families.SeriesDraw(np.random.default_rng(0), 5, 60)
+    )
     rates = series[:, 1:] / (series[:, :-1] * (1 - series[:, :-1]))
     assert_close(rates, np.broadcast_to(rates[:, :1], rates.shape), depth=10000)
     assert ((rates > 3.5) & (rates < 4.0)).all()
@@ -102,9 +106,11 @@ def test_logistic_rows_obey_one_rate_each() -> None:
 
 def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        families, "lengths_for_motifs", lambda rng, count, length: np.full(count, 7)
+        families, "lengths_for_motifs", lambda draw: np.full(draw.size, 7)
     )
-    series = families.seasonal_walk(np.random.default_rng(0), 50, 400)
+    series = families.seasonal_walk(
+        families.SeriesDraw(np.random.default_rng(0), 50, 400)
+    )
     steps = series[:, 7:] - series[:, :-7]
     spread = steps.std(axis=1)
     assert all(np.abs(spread - level).min() < 0.02 for level in (0.05, 0.15, 0.3))
@@ -117,7 +123,8 @@ def test_families_depend_on_their_seed_only(name: str) -> None:
     """Families of series are finite and depend on their seed only."""
     family = families.FAMILIES[name]
     first, again, other = (
-        family(np.random.default_rng(seed), 9, 50) for seed in (0, 0, 1)
+        family(families.SeriesDraw(np.random.default_rng(seed), 9, 50))
+        for seed in (0, 0, 1)
     )
     assert first.shape == (9, 50)
     assert np.isfinite(first).all()

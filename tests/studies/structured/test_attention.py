@@ -61,9 +61,7 @@ FORMS: dict[str, ScoringForm] = {
         ranks=(3, 2, 1), scale="mup", norm=True
     ),
     "bilinear train": BilinearTrain(),
-    "bilinear train of two sizes": BilinearTrain(
-        rank=2, out_factors=(2, 8), in_factors=(4, 4), scale="mup"
-    ),
+    "bilinear train of rank 2, mup": BilinearTrain(rank=2, scale="mup"),
 }
 
 

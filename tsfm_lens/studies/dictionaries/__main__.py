@@ -38,10 +38,8 @@ from tsfm_lens.studies.dictionaries.superposition import (
     FEATURES_OF_TOKEN,
     superposed_features,
 )
-from tsfm_lens.studies.recipes.families import FAMILIES
-from tsfm_lens.training.command import HELP, run_command
-
-app = typer.Typer(help=__doc__, context_settings=HELP, add_completion=False)
+from tsfm_lens.studies.recipes.families import FAMILIES, SeriesDraw
+from tsfm_lens.training.command import run_command
 
 MODELS = ("chronos-nano", "bolt-nano", "chronos2-nano")
 LAYER = 1
@@ -77,7 +75,6 @@ class Rows:
         console().print(f"{name}: measured")
 
 
-@app.command()
 def main(
     out: Annotated[Path, typer.Option(help="folder of tables and activations")],
     model: Annotated[
@@ -184,11 +181,8 @@ def training_series(lens: Lens) -> SeriesBatch:
     Returns:
         Twenty of each family, as long as the model's context.
     """
-    rng = np.random.default_rng(0)
-    rows = [
-        family(rng, ROWS_OF_A_FAMILY, lens.cfg.n_ctx) for family in FAMILIES.values()
-    ]
-    return as_series(np.concatenate(rows))
+    draw = SeriesDraw(np.random.default_rng(0), ROWS_OF_A_FAMILY, lens.cfg.n_ctx)
+    return as_series(np.concatenate([family(draw) for family in FAMILIES.values()]))
 
 
 def _means(data: xr.Dataset, prefix: str = "") -> dict[str, float]:
@@ -196,4 +190,4 @@ def _means(data: xr.Dataset, prefix: str = "") -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_command(app)
+    run_command(main)

@@ -20,7 +20,6 @@ from tsfm_lens.core.registry import declarations
 from tsfm_lens.studies.experiments.records import gathered, read_config
 from tsfm_lens.studies.structured.matrices import (
     BlockTensorTrain,
-    LowRank,
     MultiLevelLowRank,
     StructuredMatrix,
 )
@@ -236,7 +235,8 @@ def score_form(fields: ModelFields) -> StructuredMatrix:
     if fields.name == "bilinear-mlr":
         return MultiLevelLowRank(width, width, fields.options["ranks"])
     # of MLR attention between tokens of one finest block
-    return LowRank(width, width, sum(fields.options.get("ranks", [width // heads])))
+    rank = sum(fields.options.get("ranks", [width // heads]))
+    return MultiLevelLowRank(width, width, (rank,))
 
 
 def _sizes(config: TrainConfig) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import lfilter
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.component import Component, writers
@@ -207,7 +207,7 @@ def _by_phase(period: int, length: int, rng: np.random.Generator) -> NDArray[np.
 def _autoregression(length: int, rng: np.random.Generator) -> Array:
     """Draw a series whose local mean comes and goes, of standard deviation 1."""
     steps = rng.standard_normal(length)
-    values = np.array(list(accumulate(steps, lambda level, step: 0.9 * level + step)))
+    values = lfilter([1.0], [1.0, -0.9], steps)
     return np.asarray((values - values.mean()) / values.std())
 
 

@@ -25,7 +25,7 @@ from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace, read_reco
 from tsfm_lens.studies.queue.text import SYMBOLS, Text, check_text, find_text
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.levels import level_record, level_runs
-from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, trained
+from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, open_trainer
 from tsfm_lens.studies.samformer.tasks import cosine_by_epoch, stream
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.studies.structured.forms import (
@@ -256,7 +256,7 @@ def level_run(run: RecipeRun, workplace: Workplace) -> xr.Dataset | None:
         seed=CORPUS_SEED,
         cache=workplace.folder.parent.parent / "corpora",
     )
-    if not trained(run, workplace.folder, corpus, quiet=True):
+    if not open_trainer(run, workplace.folder, corpus).run(quiet=True):
         return None
     return level_record([run], workplace.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
 

@@ -40,13 +40,13 @@ from tsfm_lens.studies.recipes.lowrank import (
     RecipeRun,
     draw_held_out,
     make_run,
+    open_trainer,
 )
 from tsfm_lens.studies.recipes.recipe import (
     MIXES,
     AttentionRank,
     recipe,
 )
-from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.samformer.tasks import stream
 from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.losses import TrainingStage, trapezoid_rate
@@ -150,15 +150,12 @@ def trained_lens(
         seed=CORPUS_SEED,
         cache=workplace.folder.parent.parent / "corpora",
     )
-    folder = workplace.folder / run.folder
-    trainer = Trainer(run.recipe, folder, corpus, device="cpu")
-    if plain_embedding:
+    trainer = open_trainer(run, workplace.folder, corpus)
+    if plain_embedding and trainer.step == 0:
         generator = torch.Generator().manual_seed(run.seed)
         with torch.no_grad():
             weight = trainer.model.get_parameter("shared.weight")
             weight.copy_(torch.randn(weight.shape, generator=generator))
-    if (folder / STATE).exists():
-        trainer.resume()
     if not trainer.run(quiet=True):
         return None
     return load(as_pipeline(trainer.model.eval()), check=False)

@@ -113,12 +113,11 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
     grid.x(**LOG_AXIS)
     grid.y(rangemode="tozero", gridcolor=PALE)
     title_axes(grid, _AGAINST[against], "mean ε-rank")
-    quantity = {"width": "width", "heads": "number of heads"}[against]
     text = (
         "mean over the query matrices of a model, whiskers from the smallest to the"
         " largest"
     )
-    return grid.finalize(f"Ranks of queries by {quantity}", text)
+    return grid.finalize(f"Ranks of queries by {against}", text)
 
 
 @panels("vocabulary_plane")

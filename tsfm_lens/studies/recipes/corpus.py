@@ -16,14 +16,19 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-import torch
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import CheckpointError, unknown_name
 from tsfm_lens.core.io import replacing
-from tsfm_lens.studies.recipes.families import FAMILIES, chaotic, kernelsynth, unit
+from tsfm_lens.studies.recipes.families import (
+    FAMILIES,
+    SeriesDraw,
+    chaotic,
+    kernelsynth,
+    unit,
+)
 from tsfm_lens.training.series_source import LENGTH, Corpus
 
 OVERLAP = 160
@@ -100,43 +105,37 @@ def real_rows(path: Path) -> NDArray[np.float32]:
     return np.stack(rows)
 
 
-def draw_family(
-    name: str, count: int, *, seed: int, device: str = "cpu"
-) -> NDArray[np.float32]:
+def draw_family(name: str, count: int, *, seed: int) -> NDArray[np.float32]:
     """Draw `count` rows of one synthetic family: (count, LENGTH)."""
     # with its name in the seed, a family is the same whatever others are drawn
     rng = np.random.default_rng([seed, *name.encode()])
     if name == "kernelsynth":
         counts = map(len, np.array_split(np.arange(count), len(PERIOD_SCALES)))
         parts = [
-            kernelsynth(rng, rows, LENGTH, device=device, period_scale=scale)
+            kernelsynth(SeriesDraw(rng, rows, LENGTH), scale)
             for rows, scale in zip(counts, PERIOD_SCALES, strict=True)
         ]
         return unit(np.concatenate(parts)).astype(np.float32)
     if name == "chaotic":
-        return unit(chaotic(rng, count, LENGTH)).astype(np.float32)
+        return unit(chaotic(SeriesDraw(rng, count, LENGTH))).astype(np.float32)
     if name in FAMILIES:
         # half of the rows are drawn at half the length, which makes their periods
         # shorter, so that a context holds several of most seasons
-        short = FAMILIES[name](rng, count // 2, LENGTH // 2)
+        short = FAMILIES[name](SeriesDraw(rng, count // 2, LENGTH // 2))
         padded = np.hstack([np.full_like(short, np.nan), short])
-        long = FAMILIES[name](rng, count - count // 2, LENGTH)
+        long = FAMILIES[name](SeriesDraw(rng, count - count // 2, LENGTH))
         return np.vstack([padded, long]).astype(np.float32)
     raise unknown_name("series family", name, [*FAMILIES, "kernelsynth", "chaotic"])
 
 
 def build_corpus(
-    sizes: Mapping[str, int],
-    *,
-    seed: int,
-    real: Path | None = None,
-    device: str = "cpu",
+    sizes: Mapping[str, int], *, seed: int, real: Path | None = None
 ) -> Corpus:
     """Draw every family of `sizes` (name: rows), and add the real series if given."""
     # read first: a wrong file is refused before anything is drawn
     real_parts = {} if real is None else {REAL: real_rows(real)}
     parts = {
-        name: draw_family(name, count, seed=seed, device=device)
+        name: draw_family(name, count, seed=seed)
         for name, count in sorted(sizes.items())
     } | real_parts
     stops = np.cumsum([len(part) for part in parts.values()]).tolist()
@@ -151,7 +150,6 @@ def load_corpus(
     seed: int,
     cache: Path,
     real: Path | None = None,
-    device: str | None = None,
 ) -> Corpus:
     """Read the corpus of these sizes and this seed from the folder `cache`.
 
@@ -164,6 +162,5 @@ def load_corpus(
         console(stderr=True).print(
             f"drawing the series to train on, once, into {path}: minutes"
         )
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        save_corpus(build_corpus(sizes, seed=seed, real=real, device=device), path)
+        save_corpus(build_corpus(sizes, seed=seed, real=real), path)
     return read_corpus(path)

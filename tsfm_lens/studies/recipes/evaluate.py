@@ -31,7 +31,7 @@ from tsfm_lens.studies.recipes.export import Pipeline, open_pipeline
 from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
 from tsfm_lens.training.command import Threads, run_command
 
-LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _MEDIAN = LEVELS.index(0.5)
 WINDOWS = 5  # most forecast windows of a series
 BATCH = 256  # most windows in one call of the pipeline
@@ -84,11 +84,6 @@ def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
             return
         truth = case.values[origin : origin + horizon]
         yield ForecastWindow(case, case.values[:origin], truth)
-
-
-def geometric_mean(values: Sequence[float] | Array) -> float:
-    """Compute the geometric mean of positive numbers."""
-    return float(gmean(values))
 
 
 def interval(values: Sequence[float] | Array) -> tuple[float, float]:
@@ -317,7 +312,7 @@ def skill_table(title: str, skills: pd.DataFrame) -> Table:
     for column in RATIOS:
         values = skills[column].to_numpy()
         low, high = interval(values)
-        cells.append(f"{geometric_mean(values):.3f} ({low:.3f} to {high:.3f})")
+        cells.append(f"{gmean(values):.3f} ({low:.3f} to {high:.3f})")
     table.add_row("geometric mean", "", *cells, style="bold")
     return table
 

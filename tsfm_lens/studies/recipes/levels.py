@@ -18,9 +18,9 @@ from tsfm_lens.studies.recipes.lowrank import (
     HELD_OUT_SEED,
     RecipeRun,
     make_run,
+    open_trainer,
 )
 from tsfm_lens.studies.recipes.recipe import LOW_RANK, TrainingRecipe
-from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.training import read_log
 from tsfm_lens.training.losses import token_step_losses
@@ -46,30 +46,24 @@ def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
     ]
 
 
-def level_record(
-    runs: Sequence[RecipeRun],
-    out: Path,
-    corpus: Corpus,
-    *,
-    per_family: int = PER_FAMILY,
-) -> xr.Dataset:
+def level_record(runs: Sequence[RecipeRun], out: Path, corpus: Corpus) -> xr.Dataset:
     """Compute the losses of the finished runs below ``out``.
 
-    They are on ``per_family`` series of each family, of a seed that no run trained on.
+    They are on :data:`PER_FAMILY` series of each family, drawn by a seed that no run
+    trained on.
     """
     stage = runs[0].recipe.stages[-1].model_copy(update={"smoothing": 0.0})
     held_out = build_corpus(
-        dict.fromkeys(runs[0].recipe.corpus, per_family), seed=HELD_OUT_SEED
+        dict.fromkeys(runs[0].recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED
     )
     series = torch.from_numpy(held_out.values[:, -stage.context - stage.horizon :])
     past, future = series.tensor_split([stage.context], dim=1)
     parts = []
     shares = {}
     for run in runs:
-        trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
-        trainer.resume()
+        model = open_trainer(run, out, corpus).model.eval()
         with torch.no_grad():
-            losses = token_step_losses(trainer.model.eval(), past, future, stage)
+            losses = token_step_losses(model, past, future, stage)
         curve = [line["loss"] for line in read_log(out / run.folder / LOG)]
         part = xr.Dataset({"loss": float(losses.mean()), "curve": ("line", curve)})
         parts.append(part.expand_dims(arm=[run.name], seed=[run.seed]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -93,7 +92,7 @@ N_SPECTRA = 8
 """Checkpoints of which spectra are kept, of the twenty of a run."""
 PER_FAMILY = 16
 ROUNDS = 24
-SCORES = ("mase", "wql", "log_perplexity")
+SCORES = ["mase", "wql"]
 _SOURCE = "after Flow of ranks, section 5 and appendices G and I"
 
 
@@ -125,7 +124,7 @@ def attention_record(runs: Runs, out: Path, corpus: Corpus) -> xr.Dataset:
         dense = lenses[DENSE].run(series, steps, holdout=True, seed=seed)
         scores = [quality(dense, lens).isel(model=1) for lens in lenses.values()]
         found.append(xr.concat(scores, pd.Index(names, name="arm")))
-    data = xr.concat(found, pd.Index(seeds, name="seed"))[[*SCORES, "overlap"]]
+    data = xr.concat(found, pd.Index(seeds, name="seed"))[SCORES]
     # of the coordinates, arms, seeds and series are left
     data = data.reset_coords(drop=True).assign_coords(arm=names)
     data = data.astype(np.float32).transpose("arm", "seed", ...)
@@ -142,14 +141,10 @@ def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
 
     The test is over seeds.
     """
-    values = data[name].values.astype(float)
-    if name == "log_perplexity":
-        rise = values - values[dense]
-    else:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log(values) - np.log(values[dense])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(data[name].values.astype(float))
         # a series that one arm forecasts without error has no ratio
-        rise = np.expm1(over_windows(logs))
+        rise = np.expm1(over_windows(logs - logs[dense]))
     effect = f"{name}_rise"
     data = data.assign({effect: (("arm", "seed"), rise)})
     result = add_estimates(data, effect, floor=0.0, signed=True, over="seed")
@@ -160,7 +155,7 @@ def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
 def _sizes(
     arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Lens
 ) -> xr.Dataset:
-    """Count the numbers in the model, ranks by layer and both ratios."""
+    """Count the numbers in the model, and find ranks by layer and their ratio."""
     dense_matrices = matrices(dense)
     rows = []
     for name, arm in arms.items():
@@ -179,20 +174,18 @@ def _sizes(
             for key, matrix in dense_matrices.items()
             if matrix.stack == "encoder"
         }
-        full = sum(form.numbers for form in forms.values())
         row = {
             "parameters": numbers["all"],
             "attention_parameters": numbers["attention"],
             "rank": ("layer", list(by_layer.values())),
             "rank_ratio": compute_ratio(forms, ranks).ranks,
-            "stored_ratio": numbers["attention"] / full,
         }
         rows.append(xr.Dataset(row))
     return xr.concat(rows, "arm")
 
 
 def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
-    """Measure the CPU time of a training step and of a forward over the dense arm's.
+    """Measure the CPU time of a training step over the dense arm's.
 
     Arms are timed in turn, so that a slow phase of the machine affects all alike.
     """
@@ -202,27 +195,16 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
             for arm in arms.values()
         ]
         times = in_turn(
-            [
-                *(trainer.train_step for trainer in trainers),
-                *(partial(_forward, trainer) for trainer in trainers),
-            ],
+            [trainer.train_step for trainer in trainers],
             rounds=ROUNDS,
             clock=time.process_time,
         )
-    logs = np.log(times).reshape(2, len(arms), ROUNDS)
-    logs = logs - logs[:, list(arms).index(DENSE)][:, None]
-    means, lows, highs = mean_interval(logs)
-    data = {}
-    for row, name in enumerate(("step_time", "forward_time")):
-        data[name] = ("arm", np.exp(means[row]))
-        data[f"{name}_low"] = ("arm", np.exp(lows[row]))
-        data[f"{name}_high"] = ("arm", np.exp(highs[row]))
-    return data
-
-
-@torch.no_grad()
-def _forward(trainer: Trainer) -> None:
-    trainer.task.loss(trainer.step, trainer.recipe.stages[-1])
+    logs = np.log(times)
+    estimates = np.exp(mean_interval(logs - logs[list(arms).index(DENSE)]))
+    names = ("step_time", "step_time_low", "step_time_high")
+    return {
+        name: ("arm", values) for name, values in zip(names, estimates, strict=True)
+    }
 
 
 def spectra_record(runs: Mapping[int, RecipeRun], out: Path) -> xr.Dataset:
@@ -266,33 +248,30 @@ def _last(folder: Path) -> Lens:
 
 
 def _attributes(kind: str, title: str, arm: RecipeRun) -> dict[str, Any]:
-    recipe, stage = arm.recipe, arm.recipe.stages[-1]
+    recipe = arm.recipe
     return {
         "kind": kind,
         "title": title,
         "source": _SOURCE,
         "model": "chronos-nano, cut down",
         "steps": recipe.steps,
-        "rows": stage.rows,
-        "context": stage.context,
-        "horizon": stage.horizon,
+        "rows": recipe.stages[-1].rows,
         "width": recipe.config["d_model"],
         "heads": recipe.config["num_heads"],
         "head_size": recipe.config["d_kv"],
         "encoder_layers": recipe.config["num_layers"],
-        "tokens": recipe.config["vocab_size"],
     }
 
 
-def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool:
-    """Train one run to its end in its folder below `out`.
+def open_trainer(run: RecipeRun, out: Path, corpus: Corpus) -> Trainer:
+    """Open the training of a run in its folder below `out`.
 
-    It resumes from its last saved state if there is one.
+    It goes on from its last saved state if there is one.
     """
     trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
-    if (out / run.folder / STATE).exists():
+    if (trainer.out / STATE).exists():
         trainer.resume()
-    return trainer.run(quiet=quiet)
+    return trainer
 
 
 def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
@@ -326,7 +305,7 @@ def main(
     every = runs(steps=steps, seeds=seeds)
     corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
     for run in every:
-        if not trained(run, out, corpus):
+        if not open_trainer(run, out, corpus).run():
             console().print("stopped; the same command goes on")
             raise typer.Exit(130)
     for name, record in records(every, out, corpus).items():

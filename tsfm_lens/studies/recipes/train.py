@@ -29,7 +29,7 @@ from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.command import Threads, run_command
-from tsfm_lens.training.losses import TrainingStage, patch_loss, token_loss
+from tsfm_lens.training.losses import patch_loss, token_loss
 from tsfm_lens.training.series_source import Corpus, SeriesSource
 from tsfm_lens.training.state import (
     put_back,
@@ -49,26 +49,15 @@ class RecipeTask:
 
     def __init__(self, recipe: TrainingRecipe, corpus: Corpus, device: str) -> None:
         self.recipe = recipe
+        self.name = recipe.name
+        self.identity = recipe.identity
         self.device = device
         self.model = build_model(recipe).to(device)
         self.source = SeriesSource(corpus, seed=recipe.seed, device=device)
 
-    @property
-    def name(self) -> str:
-        """Name of the recipe."""
-        return self.recipe.name
-
-    @property
-    def identity(self) -> str:
-        """Identity of the recipe, as JSON."""
-        return self.recipe.identity
-
-    def loss(self, step: int, stage: TrainingStage | None = None) -> Tensor:
-        """Compute the loss of the batch of a step.
-
-        It is that of the step's own stage unless another is given.
-        """
-        stage = stage or self.recipe.stage(step)
+    def loss(self, step: int) -> Tensor:
+        """Compute the loss of the batch of a step."""
+        stage = self.recipe.stage(step)
         with torch.autocast(
             "cuda", torch.bfloat16, enabled=self.device.startswith("cuda")
         ):

@@ -15,6 +15,7 @@ from tsfm_lens.studies.structured.matrices import (
     check_divisible,
     check_ranks,
     level_blocks,
+    level_features,
     whole,
 )
 
@@ -41,18 +42,16 @@ def bilinear_level_operations(
         {'a': 3248, 'b': 5792, 'c': 1792, 'd': 4864, 'e': 2816}
     """
     ranks = check_ranks(ranks, width)
-    blocks = level_blocks(len(ranks))
-    check_divisible(width, blocks[-1], "a width")
+    check_divisible(width, level_blocks(len(ranks))[-1], "a width")
     squares = tokens**2 * width
     projections = 2 * tokens * width * sum(ranks)
     products = width**2 * share_ranks(ranks)
     # Σ 1 / p_l
     shares = share_ranks([1] * len(ranks))
-    nominal = sum(rank * count for rank, count in zip(ranks, blocks, strict=True))
     return {
         "a": squares + tokens * width**2 + products + width**2 * (shares - 1) / 2,
         "b": len(ranks) * squares + products + tokens * width**2 * shares,
-        "c": Fraction(projections + tokens**2 * nominal),
+        "c": Fraction(projections + tokens**2 * sum(level_features(ranks))),
         "d": Fraction(len(ranks) * squares + projections),
         "e": Fraction(squares + projections),
     }

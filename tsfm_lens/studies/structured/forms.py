@@ -8,7 +8,6 @@ A :class:`ScoringForm` makes the projections, prepares queries and keys, and att
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from tsfm_lens.studies.structured.matrices import (
     check_rank,
     check_ranks,
     level_blocks,
+    level_features,
     whole,
 )
 from tsfm_lens.studies.structured.scores import Reach, reaching_attention
@@ -64,12 +64,6 @@ class StructuredLayer(nn.Module):
     def as_matrix(self, matrix: Tensor) -> AbstractContextManager[None]:
         """Compute with another matrix (head · feature, width) while the block runs."""
         return shadowed([(self, lambda _: lambda x: F.linear(x, matrix.to(x)))])
-
-
-def level_features(ranks: Sequence[int]) -> list[int]:
-    """Return the features of each level of blocks of the width, r_l p_l."""
-    blocks = level_blocks(len(ranks))
-    return [rank * count for rank, count in zip(ranks, blocks, strict=True)]
 
 
 class LevelFactor(StructuredLayer):
@@ -119,13 +113,10 @@ class TrainFactor(StructuredLayer):
         width: int,
         heads: int,
         rank: int = 1,
-        out_factors: tuple[int, int] | None = None,
-        in_factors: tuple[int, int] | None = None,
         *,
         side: str,
     ) -> None:
-        self.a, self.b = balance_factors(width, out_factors, "out_factors")
-        self.c, self.d = balance_factors(width, in_factors, "in_factors")
+        self.a, self.b = self.c, self.d = balance_factors(width)
         self.rank = check_rank(
             whole(rank, "rank"), min(self.a, self.d), "the rank of the slices"
         )
@@ -151,7 +142,7 @@ class TrainFactor(StructuredLayer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringForm(ABC):
+class ScoringForm:
     """Scoring function of attention.
 
     Attributes:
@@ -168,11 +159,15 @@ class ScoringForm(ABC):
         if self.scale not in ("sqrt", "mup", "none"):
             raise unknown_name("scale", self.scale, ("sqrt", "mup", "none"))
 
-    @abstractmethod
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
-        """Return layers for queries and keys, and the features of a head in them."""
+        """Return layers for queries and keys, and the features of a head in them.
+
+        They are dense, with the features of a standard head, unless a form has others.
+        """
+        query, key = (nn.Linear(width, heads * d_head, bias=False) for _ in range(2))
+        return query, key, d_head
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return queries and keys as they enter the dot product.
@@ -225,11 +220,6 @@ class Standard(ScoringForm):
                 f"a window of {self.window} tokens; 0 lets a token see itself, None all"
             )
 
-    def projections(
-        self, width: int, heads: int, d_head: int
-    ) -> tuple[nn.Module, nn.Module, int]:
-        return _dense_layers(width, heads, d_head)
-
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
         return Reach((features,), (max(tokens, 1),), causal, self.window)
 
@@ -257,7 +247,7 @@ class TokenLevels(ScoringForm):
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
-        return _dense_layers(width, heads, sum(check_ranks(self.ranks, width)))
+        return super().projections(width, heads, sum(check_ranks(self.ranks, width)))
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         if not self.level_scale:
@@ -301,13 +291,10 @@ class BilinearTrain(ScoringForm):
     """Scores xᵀ (P_L ⊕L P_R ⊕Rᵀ) x', of full rank (S2-BBTT).
 
     Attributes:
-        rank, out_factors, in_factors: s; (a, b) and (c, d) of the width, balanced if
-            None.
+        rank: s.
     """
 
     rank: int = 1
-    out_factors: tuple[int, int] | None = None
-    in_factors: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -320,8 +307,10 @@ class BilinearTrain(ScoringForm):
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
-        sizes = (width, heads, self.rank, self.out_factors, self.in_factors)
-        query, key = (TrainFactor(*sizes, side=side) for side in ("queries", "keys"))
+        query, key = (
+            TrainFactor(width, heads, self.rank, side=side)
+            for side in ("queries", "keys")
+        )
         return query, key, query.features
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -375,14 +364,6 @@ def mixed(layers: int, pattern: Sequence[ScoringForm]) -> tuple[ScoringForm, ...
     return tuple(
         pattern[layer % len(pattern)] for layer in range(whole(layers, "layers"))
     )
-
-
-def _dense_layers(
-    width: int, heads: int, features: int
-) -> tuple[nn.Module, nn.Module, int]:
-    """Return dense layers for queries and keys, and the features of a head in them."""
-    query, key = (nn.Linear(width, heads * features, bias=False) for _ in range(2))
-    return query, key, features
 
 
 REGRESSORS: dict[str, Callable[..., ScoringForm]] = {

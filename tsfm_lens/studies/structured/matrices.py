@@ -18,8 +18,6 @@ from tsfm_lens.core.errors import InputError
 
 __all__ = [
     "BlockTensorTrain",
-    "LowRank",
-    "LowRankBlockDiagonal",
     "MultiLevelLowRank",
     "StructuredMatrix",
     "left_permutation",
@@ -39,24 +37,19 @@ def level_blocks(levels: int) -> tuple[int, ...]:
     return tuple(2**level for level in range(levels))
 
 
-def balance_factors(
-    width: int, factors: tuple[int, int] | None = None, what: str = "factors"
-) -> tuple[int, int]:
-    """Return given factors of a width, or those nearest to its root.
+def level_features(ranks: Sequence[int]) -> list[int]:
+    """Return the features of each level of blocks of the width, r_l p_l."""
+    blocks = level_blocks(len(ranks))
+    return [rank * count for rank, count in zip(ranks, blocks, strict=True)]
+
+
+def balance_factors(width: int) -> tuple[int, int]:
+    """Return the two factors of a width that are nearest to its root.
 
     Raises:
-        InputError: given ones do not multiply to the width, or none are given for a
-            width that is a prime above 3.
+        InputError: the width is a prime above 3.
     """
     whole(width, "width")
-    if factors is not None:
-        first, second = factors
-        if whole(first, what) * whole(second, what) != width:
-            raise InputError(
-                f"{what} {first} · {second} is {first * second}, expected {width}; the"
-                f" nearest to a square are {balance_factors(width)}"
-            )
-        return factors
     low = next(
         factor for factor in range(int(width**0.5), 0, -1) if width % factor == 0
     )
@@ -143,7 +136,9 @@ class MultiLevelLowRank(StructuredMatrix):
     """Sum over levels of low-rank blocks on the diagonal (S2-MLR).
 
     It is Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ, a finer level over each coarser one, of (out + in)
-    Σ r_l parameters.
+    Σ r_l parameters. One level of one block is a low-rank matrix (S2-LR), as the scores
+    W_Q W_Kᵀ of a head are; one level of p blocks is low-rank block-diagonal (S2-LRBD),
+    and diagonal with rank 1 and p = width.
 
     Attributes:
         ranks, blocks: rank of each block, by level, 0 leaving it out; blocks of each
@@ -219,25 +214,6 @@ class MultiLevelLowRank(StructuredMatrix):
         return finer * below
 
 
-class LowRankBlockDiagonal(MultiLevelLowRank):
-    """One level of low-rank blocks, ⊕_k L_k R_kᵀ (S2-LRBD).
-
-    p = 1 is low rank; p = width with rank 1 is diagonal.
-    """
-
-    def __init__(
-        self, out_features: int, in_features: int, rank: int, blocks: int
-    ) -> None:
-        super().__init__(out_features, in_features, (rank,), (blocks,))
-
-
-class LowRank(LowRankBlockDiagonal):
-    """Low-rank matrix L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is."""
-
-    def __init__(self, out_features: int, in_features: int, rank: int) -> None:
-        super().__init__(out_features, in_features, rank, 1)
-
-
 class BlockTensorTrain(StructuredMatrix):
     """Block tensor train, P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ) (S2-BTT).
 
@@ -246,26 +222,20 @@ class BlockTensorTrain(StructuredMatrix):
     L_β[α, γs + t] R_γ[δ, βs + t]: slices of fixed (β, γ), (a, d), have rank s.
 
     Attributes:
-        rank, out_factors, in_factors: s; (a, b) and (c, d) of the sizes, balanced if
-            None.
+        rank: s.
+        a, b, c, d: factors of the sizes, a b of out and c d of in, each pair as equal
+            as can be.
         left, right: (b, a, c · s) and (c, d, b · s).
 
     Raises:
-        InputError: factors do not multiply to the sizes, or s exceeds min(a, d), from
-            which on any matrix is reached.
+        InputError: a size is a prime, or s exceeds min(a, d), from which on any matrix
+            is reached.
     """
 
-    def __init__(
-        self,
-        out_features: int,
-        in_features: int,
-        rank: int = 1,
-        out_factors: tuple[int, int] | None = None,
-        in_factors: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, out_features: int, in_features: int, rank: int = 1) -> None:
         super().__init__(out_features, in_features)
-        self.a, self.b = balance_factors(out_features, out_factors, "out_factors")
-        self.c, self.d = balance_factors(in_features, in_factors, "in_factors")
+        self.a, self.b = balance_factors(out_features)
+        self.c, self.d = balance_factors(in_features)
         self.rank = check_rank(
             whole(rank, "rank"), min(self.a, self.d), "the rank of the slices"
         )
@@ -290,12 +260,7 @@ class BlockTensorTrain(StructuredMatrix):
         return min(self.out_features, self.in_features, self.c * self.b * self.rank)
 
 
-def nearest_tensor_train(
-    matrix: Tensor,
-    rank: int,
-    out_factors: tuple[int, int] | None = None,
-    in_factors: tuple[int, int] | None = None,
-) -> BlockTensorTrain:
+def nearest_tensor_train(matrix: Tensor, rank: int) -> BlockTensorTrain:
     """Compute the block tensor train nearest to a matrix (out, in).
 
     It is nearest in the Frobenius norm, with slices (a, d) of rank s.
@@ -308,9 +273,8 @@ def nearest_tensor_train(
         >>> train.dense().sum().round().item()
         16.0
     """
-    out = BlockTensorTrain(
-        len(matrix), matrix.shape[1], rank, out_factors, in_factors
-    ).to(matrix)
+    rows, columns = matrix.shape
+    out = BlockTensorTrain(rows, columns, rank).to(matrix)
     slices = matrix.detach().reshape(out.a, out.b, out.c, out.d).permute(1, 2, 0, 3)
     u, sigma, v = torch.linalg.svd(slices, full_matrices=False)
     share = sigma[..., :rank].sqrt()

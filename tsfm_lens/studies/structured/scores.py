@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,6 @@ __all__ = ["Reach", "block_depth", "reaching_attention", "reaching_scores"]
 class Reach:
     """Keys that a query scores, and the number of features for each.
 
-    ``scale`` is a factor on the scores.
-
     Attributes:
         ranks: features of each level; they lie side by side in queries and keys.
         blocks: tokens of a block, by level, each twice the next; levels score the pairs
@@ -37,7 +36,6 @@ class Reach:
     blocks: tuple[int, ...]
     causal: bool = True
     window: int | None = None
-    scale: float = 1.0
     by_depth: bool = False
 
 
@@ -71,27 +69,23 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
     tokens = query.shape[-2]
     queries, keys = (
         F.pad(part, (0, 0, 0, reach.blocks[0] - tokens)).split(list(reach.ranks), -1)
-        for part in (query * reach.scale, key)
+        for part in (query, key)
     )
-    total: Tensor | None = None
-    # from the finest level up, so that a level multiplies within its own blocks only
-    for q, k, block in reversed(list(zip(queries, keys, reach.blocks, strict=True))):
-        count = reach.blocks[0] // block
-        blocks = q.unflatten(-2, (count, block)) @ k.unflatten(-2, (count, block)).mT
-        if total is None:
-            total = blocks
-        else:
-            total = blocks + _in_pairs(total)
-    assert total is not None
+    # (…, block, query, key) of each level, which multiplies within its own blocks only
+    levels = [
+        q.unflatten(-2, (-1, block)) @ k.unflatten(-2, (-1, block)).mT
+        for q, k, block in zip(queries, keys, reach.blocks, strict=True)
+    ]
+    # from the finest level up
+    total = reduce(lambda finer, level: level + _in_pairs(finer), reversed(levels))
     scores = total.squeeze(-3)[..., :tokens, :tokens]
     if reach.by_depth:
         scores = scores / block_depth(tokens, reach.blocks).to(scores.device)
     positions = torch.arange(tokens, device=query.device)
     ahead = positions - positions[:, None]
-    if reach.causal:
-        hidden = ahead > 0
-    else:
-        hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    # no key is as many steps ahead as there are tokens
+    farthest = 0 if reach.causal else tokens
+    hidden = ahead > farthest
     if reach.window is not None:
         hidden = hidden | (ahead.abs() > reach.window)
     # added, since a gradient passes a sum without a copy
@@ -161,6 +155,6 @@ def reaching_attention(
         F.pad(part, (0, size - part.shape[-1])) for part in (query, key, value)
     )
     out = F.scaled_dot_product_attention(
-        query, key, wide_value, is_causal=reach.causal, scale=reach.scale
+        query, key, wide_value, is_causal=reach.causal, scale=1.0
     )
     return out[..., : value.shape[-1]]

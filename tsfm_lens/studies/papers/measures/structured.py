@@ -437,7 +437,7 @@ def windows(context: Context) -> MeasuredValues:
 def families(context: Context) -> MeasuredValues:
     """Check table 1 by the modules themselves."""
     forms = {
-        "low rank, r = 8": structured.LowRank(64, 64, 8),
+        "low rank, r = 8": structured.MultiLevelLowRank(64, 64, (8,)),
         "MLR 16|8|4|4": structured.MultiLevelLowRank(64, 64, (16, 8, 4, 4)),
         "BTT, s = 2": structured.BlockTensorTrain(64, 64, 2),
     }
