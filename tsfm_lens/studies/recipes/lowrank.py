@@ -37,7 +37,6 @@ from tsfm_lens.studies.recipes.recipe import LOW_RANK, AttentionRank, TrainingRe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training.command import Threads, run_command
 from tsfm_lens.training.series_source import Corpus
-from tsfm_lens.training.state import STATE
 
 DENSE = "dense"
 SEEDS = 3
@@ -68,6 +67,10 @@ class RecipeRun(NamedTuple):
     def folder(self) -> str:
         """Name of the run's folder."""
         return f"{self.name.replace(' ', '-')}-{self.seed}"
+
+    def load_corpus(self, corpora: Path) -> Corpus:
+        """Load the series that it is trained on, kept in a folder of corpora."""
+        return load_corpus(self.recipe.corpus, seed=CORPUS_SEED, cache=corpora)
 
 
 def make_run(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
@@ -290,9 +293,7 @@ def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -
     It resumes from its last saved state if there is one.
     """
     trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
-    if (out / run.folder / STATE).exists():
-        trainer.resume()
-    return trainer.run(quiet=quiet)
+    return trainer.finish(quiet=quiet)
 
 
 def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
