@@ -242,6 +242,16 @@ class Training:
             self.model.load_state_dict(self._best_weights)
         return self.ended
 
+    def finish(self, *, quiet: bool = False) -> bool:
+        """Train to the end, from the last saved state if the folder has one.
+
+        Returns:
+            False if a signal came before the end of the run.
+        """
+        if self.out is not None and (self.out / STATE).exists():
+            self.resume()
+        return self.run(quiet=quiet)
+
     @property
     def ended(self) -> bool:
         """End of the run: true when all steps are done, or patience is used up."""

@@ -73,6 +73,11 @@ class Workplace:
     folder: Path
     records: Path
 
+    @property
+    def corpora(self) -> Path:
+        """Folder of the series that recipes are trained on, shared by all cells."""
+        return self.folder.parent.parent / "corpora"
+
 
 @dataclass(frozen=True)
 class QueueCell:

@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 import xarray as xr
@@ -22,11 +23,16 @@ from torch import Tensor, nn
 
 from tsfm_lens.studies.experiments.running import make_optimizer
 from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace, read_record
-from tsfm_lens.studies.queue.text import SYMBOLS, Text, check_text, find_text
-from tsfm_lens.studies.recipes.corpus import load_corpus
+from tsfm_lens.studies.queue.text import (
+    SYMBOLS,
+    Text,
+    check_text,
+    draw_windows,
+    find_text,
+)
 from tsfm_lens.studies.recipes.levels import level_record, level_runs
-from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, open_trainer
-from tsfm_lens.studies.samformer.tasks import cosine_by_epoch, stream
+from tsfm_lens.studies.recipes.lowrank import RecipeRun, open_trainer
+from tsfm_lens.studies.samformer.tasks import cosine_by_epoch
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.studies.structured.forms import (
     ScoringForm,
@@ -39,7 +45,7 @@ from tsfm_lens.studies.structured.models import Encoder, TokenEmbedding
 from tsfm_lens.studies.structured.training import redraw
 from tsfm_lens.studies.train_config import OptimizerFields
 from tsfm_lens.training import Plan, Training, read_log
-from tsfm_lens.training.state import LOG, STATE
+from tsfm_lens.training.state import LOG
 
 ORDER = 4
 SETTINGS: Mapping[str, Any] = PLAN["language"]
@@ -98,9 +104,9 @@ class LanguageTask:
         self.batch = SETTINGS["batch"]
         self.tokens = SETTINGS["tokens"]
         self.training = torch.from_numpy(text.training.astype(np.int64))
-        self.held_out = self._windows(
-            torch.from_numpy(text.held_out.astype(np.int64)), SETTINGS["held_out"], 0, 1
-        )
+        held_out = torch.from_numpy(text.held_out.astype(np.int64))
+        length = self.tokens + 1
+        self.held_out = draw_windows(held_out, SETTINGS["held_out"], length, 0, 1)
         sizes = {name: list(part.shape) for name, part in model.named_parameters()}
         settings = {
             "arm": arm,
@@ -108,18 +114,11 @@ class LanguageTask:
             "text": text.digest,
             "sizes": sizes,
             **SETTINGS["training"],
+            "batch": self.batch,
+            "tokens": self.tokens,
         }
         # a run whose identity differs in any of these is not resumed
-        self.identity = json.dumps(
-            {**settings, "batch": self.batch, "tokens": self.tokens}, sort_keys=True
-        )
-
-    def _windows(self, text: Tensor, count: int, *parts: int) -> Tensor:
-        """Draw windows (window, token), one token longer than what a model reads."""
-        starts = torch.randint(
-            len(text) - self.tokens, (count,), generator=stream(*parts)
-        )
-        return text[starts[:, None] + torch.arange(self.tokens + 1)]
+        self.identity = json.dumps(settings, sort_keys=True)
 
     def _loss(self, windows: Tensor) -> Tensor:
         windows = windows.to(next(self.model.parameters()).device)
@@ -129,7 +128,10 @@ class LanguageTask:
 
     def loss(self, step: int) -> Tensor:
         """Compute the cross-entropy of a batch in nats a symbol."""
-        return self._loss(self._windows(self.training, self.batch, self.seed, 0, step))
+        length = self.tokens + 1
+        return self._loss(
+            draw_windows(self.training, self.batch, length, self.seed, 0, step)
+        )
 
     def evaluate(self) -> dict[str, float]:
         """Compute the cross-entropy on the windows that are held out."""
@@ -208,23 +210,20 @@ def language_run(
     plan = Plan(steps=steps, save_every=every, evaluate_every=every, clip=fields.clip)
     optimizer = make_optimizer(model, fields)
     run = Training(task, optimizer, plan, workplace.folder, rate=rate)
-    if (workplace.folder / STATE).exists():
-        run.resume()
-    if not run.run(quiet=True):
+    if not run.finish(quiet=True):
         return None
     lines = [line for line in read_log(workplace.folder / LOG) if "validation" in line]
-    curve = np.array([line["validation"] for line in lines])
-    counted = operations(forms, width, heads, tokens)
+    curve = pd.DataFrame(lines).set_index("step")["validation"].to_xarray()
     data = xr.Dataset(
         {
-            "validation": curve[-1],
-            "curve": ("step", curve.astype(np.float32)),
-        },
-        coords={"step": [line["step"] for line in lines]},
+            "validation": curve[-1].drop_vars("step"),
+            "curve": curve.astype(np.float32),
+        }
     ).expand_dims(seed=[seed])
-    data = data.assign({f"operations_{name}": n for name, n in counted.items()})
-    numbers = float(sum(part.numel() for part in model.parameters()))
-    data = data.assign(parameters=numbers).expand_dims(arm=[f"{arm}, D = {width}"])
+    for name, counted in operations(forms, width, heads, tokens).items():
+        data[f"operations_{name}"] = counted
+    data["parameters"] = float(sum(part.numel() for part in model.parameters()))
+    data = data.expand_dims(arm=[f"{arm}, D = {width}"])
     data = data.assign_coords(width=("arm", [width]))
     metadata = {n: SETTINGS[n] for n in ("layers", "d_head", "tokens", "batch")}
     return data.assign_attrs(**text.facts, **metadata, steps=steps, ids=IDS[record])
@@ -251,11 +250,7 @@ def level_run(run: RecipeRun, workplace: Workplace) -> xr.Dataset | None:
 
     The levels are nested blocks of tokens.
     """
-    corpus = load_corpus(
-        run.recipe.corpus,
-        seed=CORPUS_SEED,
-        cache=workplace.folder.parent.parent / "corpora",
-    )
+    corpus = run.load_corpus(workplace.corpora)
     if not open_trainer(run, workplace.folder, corpus).run(quiet=True):
         return None
     return level_record([run], workplace.folder, corpus).assign_attrs(ids=IDS[LEVELLED])

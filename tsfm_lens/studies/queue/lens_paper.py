@@ -12,12 +12,13 @@ by a space.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain, combinations, groupby, product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,9 @@ PLAIN = "plain"
 NAIVE = "seasonal naive"
 MODEL = "model"
 TOLERANCE = 0.01
-GROUPS = {"layers": (True, True), "all heads": (True, False), "mlps": (False, True)}
-"""Whether the heads of a layer, and its MLP, go in families of whole layers."""
+BRANCHES = {"m": "mlp", "c": "conv"}
+"""Kinds of branches without heads, by their letters."""
+MLP = "m"
 ABLATIONS, TWINS, LAYERS, HEADS, PATCHES = (
     f"lens_{name}"
     for name in ("ablations", "twin_ablations", "layers", "heads", "patches")
@@ -105,35 +107,38 @@ class SeriesWindows:
     series: tuple[str, ...]
 
     @property
-    def names(self) -> list[str]:
-        """Names of the series, each once."""
-        return list(dict.fromkeys(self.series))
-
-    def by_series(self, values: np.ndarray, *, total: bool = False) -> np.ndarray:
-        """Average or add up values (…, window) over the windows of each series."""
-        reduce = np.sum if total else np.mean
+    def rows(self) -> dict[str, np.ndarray]:
+        """Indices of the windows of each series, by its name."""
         labels = np.array(self.series)
-        parts = [reduce(values[..., labels == name], axis=-1) for name in self.names]
+        return {name: np.flatnonzero(labels == name) for name in self.series}
+
+    def by_series(
+        self, values: np.ndarray, reduce: Callable[..., np.ndarray] = np.mean
+    ) -> np.ndarray:
+        """Average or add up values (…, window) over the windows of each series."""
+        parts = [reduce(values[..., rows], axis=-1) for rows in self.rows.values()]
         return np.stack(parts, axis=-1)
 
     def run(self, lens: Lens) -> Run:
         """Run a model on the windows, with their truth."""
         full = map(np.concatenate, zip(self.contexts.values, self.truth, strict=True))
         batch = SeriesBatch(tuple(full), self.contexts.ids)
-        samples = SETTINGS["samples"] if _draws(lens) else None
         seed = SETTINGS["seeds"][0]
         horizon = self.truth.shape[1]
+        samples = _samples(lens)
         return lens.run(batch, horizon, holdout=True, num_samples=samples, seed=seed)
 
 
-def _draws(lens: Lens) -> bool:
-    return lens.adapter.readout == "token"
+def _samples(lens: Lens) -> int | None:
+    """Return the number of samples of a model that draws its forecasts."""
+    if lens.adapter.readout == "token":
+        return int(SETTINGS["samples"])
+    return None
 
 
 def cut_windows(context: int) -> SeriesWindows:
     """Cut the windows of the plan's series to a model's context."""
     batches = []
-    series: list[str] = []
     columns = []
     for evaluation in _sets():
         indices = range(len(evaluation))
@@ -141,11 +146,11 @@ def cut_windows(context: int) -> SeriesWindows:
         ids = tuple(f"{evaluation.name} {name}" for name in contexts.ids)
         batches.append(SeriesBatch(contexts.values, ids))
         naive = evaluation.seasonal_naive(indices, LEVELS)
-        columns.append((truth, evaluation.scales(indices), naive))
-        series += [evaluation.name.partition("/")[2]] * len(evaluation)
-    truths, scales, naives = map(np.concatenate, zip(*columns, strict=True))
+        series = [evaluation.name.partition("/")[2]] * len(evaluation)
+        columns.append((truth, evaluation.scales(indices), naive, series))
+    truths, scales, naives, names = map(np.concatenate, zip(*columns, strict=True))
     contexts = SeriesBatch.concat(batches)
-    return SeriesWindows(contexts, truths, scales, naives, tuple(series))
+    return SeriesWindows(contexts, truths, scales, naives, tuple(names.tolist()))
 
 
 @cache
@@ -163,22 +168,20 @@ def _sets() -> list[EvaluationSet]:
 
 # --- codes ----------------------------------------------------------------------------
 
-Parts = Mapping[int, tuple[Sequence[int], bool]]
-"""By layer the heads and whether the MLP goes."""
+Parts = Iterable[tuple[int, int | str]]
+"""Pairs of a layer and one of its heads, or its MLP."""
 
 
 def write_code(parts: Parts, letter: str = "h") -> str:
     """Write a set of parts as a code."""
-    texts = []
-    for layer, (heads, mlp) in sorted(parts.items()):
-        letters = ""
-        if heads:
-            letters = letter + "".join(map(str, sorted(heads)))
-        if mlp:
-            letters += "m"
-        if letters:
-            texts.append(f"{layer}:{letters}")
-    return " ".join(texts)
+    pairs = sorted((layer, str(part)) for layer, part in parts)
+    words = []
+    for layer, group in groupby(pairs, itemgetter(0)):
+        letters = "".join(part for _, part in group)
+        if letters != MLP:
+            letters = letter + letters
+        words.append(f"{layer}:{letters}")
+    return " ".join(words)
 
 
 def read_components(lens: Lens, code: str) -> list[Component]:
@@ -186,21 +189,26 @@ def read_components(lens: Lens, code: str) -> list[Component]:
     stack = lens.wiring.output_stack
     found = list[Component]()
     for word in code.split():
-        layer, _, letters = word.partition(":")
+        number, letters = word.split(":")
+        layer = int(number)
         for letter, digits in re.findall(r"([hxmc])(\d*)", letters):
-            if letter in "mc":
-                found.append(
-                    Component(stack.name, int(layer), {"m": "mlp", "c": "conv"}[letter])
-                )
+            if letter in BRANCHES:
+                found.append(Component(stack.name, layer, BRANCHES[letter]))
             else:
-                kinds = list_kinds(stack, int(layer), paired=letter == "h")
-                found += select_heads(stack, int(layer), map(int, digits), kinds)
+                kinds = list_kinds(stack, layer, paired=letter == "h")
+                found += select_heads(stack, layer, map(int, digits), kinds)
     return found
+
+
+def _layer_parts(heads: int) -> dict[str, list[int | str]]:
+    """Return what goes of a layer, by the family."""
+    every = list[int | str](range(heads))
+    return {"layers": [*every, MLP], "all heads": every, "mlps": [MLP]}
 
 
 def _subsets(members: Sequence[int]) -> Iterator[tuple[int, ...]]:
     for size in range(1, len(members) + 1):
-        yield from itertools.combinations(members, size)
+        yield from combinations(members, size)
 
 
 def list_families(model: str) -> list[str]:
@@ -208,10 +216,13 @@ def list_families(model: str) -> list[str]:
     facts = SETTINGS["models"][model]
     if not facts["heads"]:
         return ["layers", "ranges"]
-    heads = [f"heads {layer}" for layer in range(facts["layers"])]
-    own = [f"own {name}" for name in SETTINGS["own_recipes"]]
-    single = [*GROUPS, *heads, "cross heads"]
-    return [*single, "random", "sharp", *SETTINGS["recipes"], *own]
+    return [
+        *_layer_parts(0),
+        *(f"heads {layer}" for layer in range(facts["layers"])),
+        *("cross heads", "random", "sharp"),
+        *SETTINGS["recipes"],
+        *(f"own {name}" for name in SETTINGS["own_recipes"]),
+    ]
 
 
 def write_codes(
@@ -226,16 +237,13 @@ def write_codes(
     heads = range(stack.n_heads)
     if not heads:
         codes = _branch_codes(stack.n_layers, family)
-    elif family in GROUPS:
-        some_heads, mlp = GROUPS[family]
-        part = (heads if some_heads else (), mlp)
-        codes = [write_code(dict.fromkeys(some, part)) for some in _subsets(layers)]
+    elif family in (parts := _layer_parts(stack.n_heads)):
+        codes = [write_code(product(some, parts[family])) for some in _subsets(layers)]
     elif family == "cross heads":
-        pairs = itertools.product(layers, heads)
-        codes = [write_code({layer: ((head,), False)}, "x") for layer, head in pairs]
+        codes = [write_code([pair], "x") for pair in product(layers, heads)]
     elif family.startswith("heads "):
         layer = int(family.split()[1])
-        codes = [write_code({layer: (some, False)}) for some in _subsets(heads)]
+        codes = [write_code(product([layer], some)) for some in _subsets(heads)]
     else:
         return _drawn_codes(lens, family, model, workplace)
     return {code: code for code in codes}
@@ -247,12 +255,18 @@ def _drawn_codes(
     """Return codes of a family that has parts drawn at random."""
     stack = lens.wiring.output_stack
     rng = np.random.default_rng(SETTINGS["draw_seed"])
-    anywhere = partial(_anywhere, rng, stack.n_layers, stack.n_heads)
+    heads = stack.n_heads
+
+    def anywhere(count: int, mlps: int) -> Parts:
+        """Draw heads and MLPs from all layers."""
+        picked = rng.permutation(stack.n_layers * heads)[:count]
+        without = rng.permutation(stack.n_layers)[:mlps]
+        return [*zip(*np.divmod(picked, heads), strict=True), *product(without, MLP)]
+
     if family == "random":
         # as many as one layer has, from anywhere
-        full = _draw_codes("random layer", partial(anywhere, stack.n_heads, 1))
-        only = _draw_codes("random heads", partial(anywhere, stack.n_heads, 0))
-        return {**full, **only}
+        full = _draw_codes("random layer", partial(anywhere, heads, 1))
+        return full | _draw_codes("random heads", partial(anywhere, heads, 0))
     if family == "sharp":
         return _sharp_codes(lens, anywhere)
     if family.startswith("own "):
@@ -261,54 +275,37 @@ def _drawn_codes(
         measured = removable_heads(lens, model, workplace)
     else:
         recipe, measured = read_recipe(family), None
-    chosen, mlps = select_targets(recipe, lens, measured=measured, scale=True)
+    chosen, without = select_targets(recipe, lens, measured=measured, scale=True)
+    mlps = list(product(without, MLP))
 
-    def code(heads: Mapping[int, Sequence[int]]) -> str:
-        layers = range(stack.n_layers)
-        return write_code({n: (heads.get(n, ()), n in mlps) for n in layers})
-
-    def in_place() -> str:
+    def in_place() -> Parts:
         """Draw as many heads of each layer, with the same MLPs (figure 12)."""
-        orders = {layer: rng.permutation(stack.n_heads) for layer in chosen}
-        return code(
-            {n: order[: len(chosen[n])].tolist() for n, order in orders.items()}
-        )
+        drawn = [
+            product([layer], rng.permutation(heads)[: len(some)])
+            for layer, some in chosen.items()
+        ]
+        return [*chain.from_iterable(drawn), *mlps]
 
-    total = sum(map(len, chosen.values()))
+    picked = [(layer, head) for layer, some in chosen.items() for head in some]
     return {
-        "chosen": code(chosen),
+        "chosen": write_code([*picked, *mlps]),
         **_draw_codes("random in place", in_place),
-        **_draw_codes("random anywhere", partial(anywhere, total, len(mlps))),
+        **_draw_codes("random anywhere", partial(anywhere, len(picked), len(mlps))),
     }
 
 
-def _draw_codes(prefix: str, draw: Callable[[], str]) -> dict[str, str]:
+def _draw_codes(
+    prefix: str, draw: Callable[[], Parts], letter: str = "h"
+) -> dict[str, str]:
     """Draw different codes by number; fewer than the plan's where there are no more."""
     count = SETTINGS["draws"]
     codes: dict[str, None] = {}
     for _ in range(50 * count):
         if len(codes) == count:
             break
-        codes[draw()] = None
+        codes[write_code(draw(), letter)] = None
     drawn = filter(None, codes)
     return {f"{prefix} {number}": code for number, code in enumerate(drawn)}
-
-
-def _anywhere(
-    rng: np.random.Generator, layers: int, heads: int, count: int, mlps: int
-) -> str:
-    """Draw heads and MLPs from all layers."""
-    picked = rng.permutation(layers * heads)[:count]
-    without = rng.permutation(layers)[:mlps]
-    return write_code(
-        {
-            layer: (
-                (picked[picked // heads == layer] % heads).tolist(),
-                layer in without,
-            )
-            for layer in range(layers)
-        }
-    )
 
 
 def _branch_codes(layers: int, family: str) -> list[str]:
@@ -331,7 +328,7 @@ def _branch_codes(layers: int, family: str) -> list[str]:
     ]
 
 
-def _sharp_codes(lens: Lens, anywhere: Callable[[int, int], str]) -> dict[str, str]:
+def _sharp_codes(lens: Lens, anywhere: Callable[[int, int], Parts]) -> dict[str, str]:
     """Write the sharpest and most diffuse heads, and as many random ones.
 
     They are those of figures 5 and 20.
@@ -339,22 +336,14 @@ def _sharp_codes(lens: Lens, anywhere: Callable[[int, int], str]) -> dict[str, s
     windows = cut_windows(lens.adapter.context_length)
     entropy = head_entropy(windows.run(lens))
     codes = dict[str, str]()
-
-    def draw(count: int) -> str:
-        return anywhere(count, 0).replace("h", "x")
-
     for count in SETTINGS["sharp_counts"]:
         for text, choose in (
             ("sharpest", sharp_heads),
             ("most diffuse", diffuse_heads),
         ):
-            by_layer: dict[int, tuple[list[int], bool]] = {}
-            for head in choose(entropy, count):
-                by_layer.setdefault(head.layer, ([], False))[0].append(
-                    int(head.head or 0)
-                )
-            codes[f"{text} {count}"] = write_code(by_layer, "x")
-        codes |= _draw_codes(f"random {count}", partial(draw, count))
+            chosen = [(part.layer, part.head or 0) for part in choose(entropy, count)]
+            codes[f"{text} {count}"] = write_code(chosen, "x")
+        codes |= _draw_codes(f"random {count}", partial(anywhere, count, 0), "x")
     return codes
 
 
@@ -376,20 +365,20 @@ def removable_heads(
         )
     error: xr.DataArray = xr.apply_ufunc(np.log, record["MASE"].mean("seed"))
     # relative change of the geometric mean over series
-    change: xr.DataArray = xr.apply_ufunc(
-        np.expm1, (error - error.sel(variant=PLAIN)).mean("series")
-    )
+    logarithm = (error - error.sel(variant=PLAIN)).mean("series")
+    change = np.expm1(logarithm.to_series())
     best: dict[int, list[int]] = {
         layer: [] for layer in range(lens.wiring.output_stack.n_layers)
     }
     for by_layer in rankings(lens, ["stable_rank"]).values():
         for layer, order in by_layer.items():
-            # from the most heads down: the first count within the tolerance decides
-            for count in range(len(order), len(best[layer]), -1):
-                name = f"heads {layer} | {write_code({layer: (order[:count], False)})}"
-                if float(change.sel(variant=name)) < TOLERANCE:
-                    best[layer] = list(order[:count])
-                    break
+            within = [
+                heads
+                for heads in (order[:count] for count in range(1, len(order) + 1))
+                if change[f"heads {layer} | {write_code(product([layer], heads))}"]
+                < TOLERANCE
+            ]
+            best[layer] = max([best[layer], *within], key=len)
     return best
 
 
@@ -416,18 +405,16 @@ def ablated(model: str, family: str, seed: int, workplace: Workplace) -> xr.Data
     if family == "layers":
         recipes = {PLAIN: PLAIN, NAIVE: NAIVE}
         names |= recipes
-    data = _renamed(scores[[*EVERY, DISTANCE]], variant=names)
+    data = _renamed(scores[[*EVERY, DISTANCE]], "variant", names)
     if recipes:
         more = scores[[name for name in METRICS if name not in EVERY]]
-        data = data.merge(_renamed(more, recipe=recipes))
-    data = data.expand_dims(seed=[seed])
-    return data.assign_attrs(_attrs(ABLATIONS), model=model)
+        data = data.merge(_renamed(more, "recipe", recipes))
+    return data.expand_dims(seed=[seed]).assign_attrs(_attrs(ABLATIONS), model=model)
 
 
-def _renamed(scores: xr.Dataset, **names: Mapping[str, str]) -> xr.Dataset:
+def _renamed(scores: xr.Dataset, dim: str, codes: Mapping[str, str]) -> xr.Dataset:
     """Select codes, and replace their dimension by one of names."""
-    ((dim, codes),) = names.items()
-    chosen = scores.sel(code=list(codes.values())).drop_vars("code").rename(code=dim)
+    chosen = scores.sel(code=list(codes.values())).rename(code=dim)
     return chosen.assign_coords({dim: list(codes)})
 
 
@@ -448,7 +435,7 @@ def compute_scores(lens: Lens, codes: Sequence[str], seed: int) -> xr.Dataset:
         windows.truth.shape[1],
         variants,
         quantiles=LEVELS,
-        num_samples=SETTINGS["samples"] if _draws(lens) else None,
+        num_samples=_samples(lens),
         seed=seed,
         non_finite="keep",
     )
@@ -458,30 +445,23 @@ def compute_scores(lens: Lens, codes: Sequence[str], seed: int) -> xr.Dataset:
         more: dict[str, Any] = {"mean": result.mean[index]}
         if result.samples is not None:
             more["samples"] = result.samples[index]
-        row = _metrics(windows, quantiles, **more)
         distances = forecast_distances(
             middle[index], middle[0], steps=SETTINGS["compared_steps"]
         )
-        rows.append({**row, DISTANCE: windows.by_series(distances[DISTANCE])})
-    naive = _metrics(windows, windows.naive)
-    rows.append({**naive, DISTANCE: np.full(len(windows.names), np.nan)})
-    columns = {
-        name: (("code", "series"), np.array([row[name] for row in rows], np.float32))
-        for name in rows[0]
-    }
-    return xr.Dataset(
-        columns, coords={"code": [PLAIN, *codes, NAIVE], "series": windows.names}
-    )
+        distance = windows.by_series(distances[DISTANCE])
+        row = _metrics(windows, quantiles, **more)
+        rows.append(row.assign({DISTANCE: ("series", distance)}))
+    rows.append(_metrics(windows, windows.naive))
+    data = xr.concat(rows, "code").assign_coords(code=[PLAIN, *codes, NAIVE])
+    return data.assign_coords(series=list(windows.rows)).astype(np.float32)
 
 
-def _metrics(
-    windows: SeriesWindows, quantiles: np.ndarray, **more: Any
-) -> dict[str, np.ndarray]:
+def _metrics(windows: SeriesWindows, quantiles: np.ndarray, **more: Any) -> xr.Dataset:
     """Compute the metrics of each series from the sums of its windows."""
     sums = window_scores(windows.truth, quantiles, LEVELS, windows.scale, **more)
-    return pooled(
-        {name: windows.by_series(sums[name], total=True) for name in SUMS}, METRICS
-    )
+    totals = {name: windows.by_series(sums[name], np.sum) for name in SUMS}
+    metrics = pooled(totals, METRICS)
+    return xr.Dataset({name: ("series", metrics[name]) for name in METRICS})
 
 
 def twins_ablated(model: str, number: int, workplace: Workplace) -> xr.Dataset:
@@ -491,11 +471,11 @@ def twins_ablated(model: str, number: int, workplace: Workplace) -> xr.Dataset:
     """
     lens = _open(model, number)
     stack = lens.wiring.output_stack
-    heads = range(stack.n_heads)
-    parts = itertools.product(
-        [(heads, True), (heads, False), ((), True)], range(stack.n_layers)
-    )
-    codes = [write_code({layer: part}) for part, layer in parts]
+    codes = [
+        write_code(product([layer], parts))
+        for parts in _layer_parts(stack.n_heads).values()
+        for layer in range(stack.n_layers)
+    ]
     scores = compute_scores(lens, codes, SETTINGS["seeds"][0])[[DISTANCE]]
     scores = scores.sel(code=codes).rename(code="variant")
     return scores.expand_dims(model=[model], twin=[number]).assign_attrs(_attrs(TWINS))
@@ -546,24 +526,26 @@ def layers_measured(model: str, number: int, workplace: Workplace) -> xr.Dataset
     windows = cut_windows(lens.adapter.context_length)
     full = windows.run(lens)
     parts = []
-    for first in range(0, len(windows.series), 8):
-        run = full.select(list(range(first, min(first + 8, len(windows.series)))))
+    rows = np.arange(len(windows.series))
+    for some in np.split(rows, rows[8::8]):
+        run = full.select(some.tolist())
         read = logit_lens(run)
-        ranks = entropic_rank(run)
         part = layer_gain(read)[["error"]]
         if "entropy" in read:
             part["logit_entropy"] = read["entropy"].mean("step")
-        part["write_entropy"] = ranks["entropy"]
+        part["write_entropy"] = entropic_rank(run)["entropy"]
         parts.append(part.reset_coords(drop=True))
     joined = xr.concat(parts, dim="series", join="outer", combine_attrs="override")
-    joined = joined.transpose(..., "series")
-    arrays = {
-        name: (values.dims, windows.by_series(values.values).astype(np.float32))
-        for name, values in joined.items()
-    }
-    coords = {name: joined[name].values for name in ("layer", "metric")}
-    data = xr.Dataset(arrays, coords={**coords, "series": windows.names})
-    return _of_subject(data, LAYERS, model, number)
+    dims = [["series"]]
+    data: xr.Dataset = xr.apply_ufunc(
+        windows.by_series,
+        joined.drop_vars("series", errors="ignore"),
+        input_core_dims=dims,
+        output_core_dims=dims,
+        exclude_dims={"series"},
+    )
+    data = data.assign_coords(series=list(windows.rows)).drop_attrs()
+    return _of_subject(data.astype(np.float32), LAYERS, model, number)
 
 
 def heads_measured(model: str, number: int, workplace: Workplace) -> xr.Dataset:
@@ -574,24 +556,20 @@ def heads_measured(model: str, number: int, workplace: Workplace) -> xr.Dataset:
     lens = _open(model, number)
     windows = cut_windows(lens.adapter.context_length)
     run = windows.run(lens)
-    labels = np.array(windows.series)
-    rows = [np.flatnonzero(labels == name).tolist() for name in windows.names]
-    entropy = [head_entropy(run.select(row))["entropy"].values for row in rows]
-    spectra = head_spectra(lens, kind="cross_attn", products=["QK"])["stable_rank"].sel(
-        product="QK"
-    )
+    entropy = [
+        head_entropy(run.select(rows.tolist()))["entropy"].values
+        for rows in windows.rows.values()
+    ]
+    spectra = head_spectra(lens, kind="cross_attn", products=["QK"])
     data = xr.Dataset(
         {
-            "entropy": (("series", "layer", "head"), np.array(entropy, np.float32)),
-            "stable_rank": (("layer", "head"), spectra.values.astype(np.float32)),
+            "entropy": (("series", "layer", "head"), np.array(entropy)),
+            "stable_rank": spectra["stable_rank"].isel(product=0, drop=True),
         },
-        coords={
-            "series": windows.names,
-            "layer": spectra["layer"].values,
-            "head": spectra["head"].values,
-        },
+        coords={"series": list(windows.rows)},
     )
-    if _draws(lens):
+    data = data.drop_attrs().astype(np.float32)
+    if _samples(lens):
         data = data.merge(_induction(lens, **SETTINGS["induction"]))
     return _of_subject(data, HEADS, model, number)
 
@@ -632,10 +610,8 @@ def patches_measured(model: str, workplace: Workplace) -> xr.Dataset:
     batch = SeriesBatch((np.concatenate([contexts.values[0], truth[0]]),), ("Lorenz",))
     run = lens.run(batch, horizon, holdout=True)
     maps = autoregressive_attention(run, keys="window")
-    columns = {name: maps[name] for name in ("attention", "key_start", "key_stop")}
-    data = xr.Dataset(
-        {name: (values.dims, values.values) for name, values in columns.items()}
-    )
+    kept = maps.reset_coords()[["attention", "key_start", "key_stop"]]
+    data = xr.Dataset(kept.drop_vars(list(kept.coords)).data_vars).drop_attrs()
     data["attention"] = data["attention"].astype(np.float32)
     data["key_special"] = ("key", (maps["key_special"].values != "").astype(np.int8))
     data.attrs = {**_attrs(PATCHES), "series": "Lorenz"}
@@ -650,7 +626,7 @@ def lens_cells() -> Iterator[QueueCell]:
     models = SETTINGS["models"]
     headed = [model for model in models if models[model]["heads"]]
     of_twins = {LAYERS: layers_measured, HEADS: heads_measured, TWINS: twins_ablated}
-    for number, model, record in itertools.product(
+    for number, model, record in product(
         range(-1, SETTINGS["twins"]), headed, of_twins
     ):
         if record != TWINS or number >= 0:
@@ -661,7 +637,7 @@ def lens_cells() -> Iterator[QueueCell]:
             yield _cell(PATCHES, model, partial(patches_measured, model), model)
         for family in list_families(model):
             both = facts["drawn"] and family in SETTINGS["two_seeds"]
-            for seed in SETTINGS["seeds"] if both else SETTINGS["seeds"][:1]:
+            for seed in SETTINGS["seeds"][: 1 + both]:
                 # a record for each model, as the models have different variants
                 cell = _cell(
                     ABLATIONS,

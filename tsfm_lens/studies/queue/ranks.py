@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,17 @@ from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
 from tsfm_lens.probes.weights import weight_matrices
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS
 from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace, read_record
-from tsfm_lens.studies.queue.text import Text, check_text, decoded, python_text
+from tsfm_lens.studies.queue.text import (
+    Text,
+    check_text,
+    decoded,
+    draw_windows,
+    python_text,
+)
 from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
-from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.history import initial_model
 from tsfm_lens.studies.recipes.lowrank import (
-    CORPUS_SEED,
     RecipeRun,
     draw_held_out,
     make_run,
@@ -47,10 +52,8 @@ from tsfm_lens.studies.recipes.recipe import (
     AttentionRank,
     recipe,
 )
-from tsfm_lens.studies.samformer.tasks import stream
 from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.losses import TrainingStage, trapezoid_rate
-from tsfm_lens.training.state import STATE
 
 ORDER = 3
 SETTINGS: Mapping[str, Any] = PLAN["ranks"]
@@ -82,15 +85,9 @@ def measure_spectra(run: Run) -> xr.Dataset:
     The weights are W_Q, its heads, and the first matrix of the MLP.
     """
     lens, stack = run.lens, run.lens.wiring.stacks[0]
-    values: dict[tuple[str, bool], list[np.ndarray]] = {}
-    for matrix in weight_matrices(
-        lens, stack=stack.name, parts=["W_Q", "W_in"], per_head=True
-    ):
-        singular = torch.linalg.svdvals(matrix.weight.double().cpu()).numpy()
-        values.setdefault((matrix.part, bool(matrix.head)), []).append(
-            singular / singular[0]
-        )
-    heads = np.stack(values["W_Q", True]).reshape(stack.n_layers, stack.n_heads, -1)
+    queries = relative_spectra(layer_weights(lens, "W_Q"))
+    heads = relative_spectra(layer_weights(lens, "W_Q", per_head=True))
+    inputs = relative_spectra(layer_weights(lens, "W_in"))
     embedded = embedding_ranks(run, epsilon=EPSILON)
     angles = row_angles(lens).isel(layer=0)
     spectrum = embedded["singular_value"].transpose("family", "mode")
@@ -109,17 +106,34 @@ def measure_spectra(run: Run) -> xr.Dataset:
         measured["neighbour_ratio"] = vocabulary_plane(lens)["neighbour_ratio"]
     data = xr.Dataset(
         {
-            "query_spectrum": (("layer", "mode"), np.stack(values["W_Q", False])),
-            "head_spectrum": (("layer", "head", "head_mode"), heads),
-            "mlp_spectrum": (("layer", "mode"), np.stack(values["W_in", False])),
-            **{name: (part.dims, part.values) for name, part in measured.items()},
+            "query_spectrum": (("layer", "mode"), queries),
+            "head_spectrum": (
+                ("layer", "head", "head_mode"),
+                heads.reshape(stack.n_layers, stack.n_heads, -1),
+            ),
+            "mlp_spectrum": (("layer", "mode"), inputs),
+            **{name: part.variable for name, part in measured.items()},
         },
         coords={
             "family": embedded["family"].values.astype(str),
             "epsilon": list(EPSILON),
         },
     )
-    return data.astype(np.float32)
+    return data.drop_attrs().astype(np.float32)
+
+
+def layer_weights(lens: Lens, part: str, *, per_head: bool = False) -> Tensor:
+    """Return the matrices of a part of the encoder's layers, or of their heads."""
+    stack = lens.wiring.stacks[0].name
+    found = weight_matrices(lens, stack=stack, parts=[part], per_head=per_head)
+    weights = [matrix.weight for matrix in found if bool(matrix.head) == per_head]
+    return torch.stack(weights).double().cpu()
+
+
+def relative_spectra(weights: Tensor) -> np.ndarray:
+    """Compute singular values of matrices, of the largest of each."""
+    values = torch.linalg.svdvals(weights).numpy()
+    return values / values[:, :1]
 
 
 def _input_ranks(run: Run) -> xr.DataArray:
@@ -145,11 +159,7 @@ def trained_lens(
     ``plain_embedding`` draws a token model's embedding as that of T5, in place of
     features of the bins' ranks.
     """
-    corpus = load_corpus(
-        run.recipe.corpus,
-        seed=CORPUS_SEED,
-        cache=workplace.folder.parent.parent / "corpora",
-    )
+    corpus = run.load_corpus(workplace.corpora)
     trainer = open_trainer(run, workplace.folder, corpus)
     if plain_embedding and trainer.step == 0:
         generator = torch.Generator().manual_seed(run.seed)
@@ -261,29 +271,20 @@ def vocabulary_run(rank: int, seed: int, workplace: Workplace) -> xr.Dataset | N
     """
     steps = SETTINGS[VOCABULARIES]["steps"]
     run = make_run(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
-    before = _queries(initial_model(run.recipe))
+    before = layer_weights(initial_model(run.recipe), "W_Q")
     lens = trained_lens(run, workplace)
     if lens is None:
         return None
-    after = _queries(lens)
-    columns = {}
-    for name, weights in (
-        ("query_spectrum", after),
-        ("moved_spectrum", after - before),
-    ):
-        values = np.linalg.svd(weights, compute_uv=False)
-        columns[name] = (("layer", "mode"), (values / values[:, :1]).astype(np.float32))
+    after = layer_weights(lens, "W_Q")
+    spectra = {"query_spectrum": after, "moved_spectrum": after - before}
+    columns = {
+        name: (("layer", "mode"), relative_spectra(weights).astype(np.float32))
+        for name, weights in spectra.items()
+    }
     data = xr.Dataset(columns).expand_dims(vocabulary=[rank], seed=[seed])
     return data.assign_attrs(
         ids=IDS[VOCABULARIES], steps=steps, width=run.recipe.config["d_model"]
     )
-
-
-def _queries(lens: Lens) -> np.ndarray:
-    """Return W_Q of every layer of the encoder, (layer, row, column)."""
-    stack = lens.wiring.stacks[0].name
-    matrices = weight_matrices(lens, stack=stack, parts=["W_Q"])
-    return np.stack([matrix.weight.double().cpu().numpy() for matrix in matrices])
 
 
 # --- models of text -------------------------------------------------------------------
@@ -324,23 +325,21 @@ class TextTask:
         self.training, self.held_out = map(
             torch.from_numpy, encoded_text(plan["tokens"])
         )
-        sizes = [list(part.shape) for part in model.parameters()]
         metadata = {
             "text": python_text().digest,
             "seed": seed,
-            "sizes": sizes,
+            "sizes": [list(part.shape) for part in model.parameters()],
             "steps": plan["steps"],
+            **self.stage,
         }
-        self.identity = json.dumps({**metadata, **self.stage}, sort_keys=True)
+        self.identity = json.dumps(metadata, sort_keys=True)
 
     def pairs(self, ids: Tensor, count: int, *parts: int) -> tuple[Tensor, Tensor]:
         """Draw contexts (row, token), with the end of a sequence, and what follows."""
         context = self.stage["context"]
-        horizon = self.stage["horizon"]
-        starts = torch.randint(
-            len(ids) - context - horizon, (count,), generator=stream(*parts)
-        )
-        rows = ids[starts[:, None] + torch.arange(context + horizon)]
+        length = context + self.stage["horizon"]
+        # the last token is in no window
+        rows = draw_windows(ids[:-1], count, length, *parts)
         bounds = torch.full((count, 1), SPECIAL.index("</s>"))
         return (
             torch.cat([rows[:, :context], bounds], dim=1),
@@ -373,8 +372,8 @@ def trained_text(
     """Train a T5 on text and open it, with its task; None if it was stopped."""
     plan = SETTINGS[PAIRS]
     config = recipe("chronos-nano").config | _sizes(width)
-    of_chronos = ("chronos_config", "architectures")
-    config = {key: value for key, value in config.items() if key not in of_chronos}
+    for of_chronos in ("chronos_config", "architectures"):
+        config.pop(of_chronos, None)
     torch.manual_seed(seed)
     model = T5ForConditionalGeneration(T5Config(**config))
     task = TextTask(model, seed)
@@ -395,9 +394,7 @@ def trained_text(
     )
     folder = workplace.folder / "text"
     run = Training(task, optimizer, Plan(steps=steps, clip=1.0), folder, rate=rate)
-    if (folder / STATE).exists():
-        run.resume()
-    if run.run(quiet=True):
+    if run.finish(quiet=True):
         return (load(model.eval(), check=False), task)
     return None
 
@@ -484,16 +481,18 @@ def at_ratio(
     """
     low = -12.0
     high = 0.0
-    best: tuple[float, float, dict[str, int]] = (np.inf, 0.0, {})
+    tried = []
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         ranks = compress.ranks_by_epsilon(spectra, 10**middle)
         share = compress.compute_ratio(forms, ranks).ranks
-        # the share is a step function of ε, so the last halving need not be the nearest
-        if abs(share - ratio) < best[0]:
-            best = abs(share - ratio), 10**middle, ranks
-        low, high = (middle, high) if share > ratio else (low, middle)
-    return best[1:]
+        tried.append((abs(share - ratio), 10**middle, ranks))
+        if share > ratio:
+            low = middle
+        else:
+            high = middle
+    # the share is a step function of ε, so the last halving need not be the nearest
+    return min(tried, key=itemgetter(0))[1:]
 
 
 def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
@@ -534,20 +533,25 @@ def _token_scores(lens: Lens, batch: Mapping[str, Tensor]) -> tuple[float, Tenso
 def rank_cells() -> Iterator[QueueCell]:
     """List the cells, seed by seed, kind by kind."""
     pairs = SETTINGS[PAIRS]
-    for seed, width, kind in product(
-        pairs["seeds"], pairs["widths"], ("text", "series")
-    ):
-        function = partial(pair_run, kind, width, seed)
-        yield _cell(PAIRS, f"{kind}, d = {width}", seed, function)
-    for record in (BOLT, SCHEDULES):
-        for seed, arm in product(SETTINGS[record]["seeds"], SETTINGS[record]["arms"]):
-            yield _cell(record, arm, seed, partial(bolt_run, record, arm, seed))
-    vocabularies = SETTINGS[VOCABULARIES]
-    for seed, rank in product(vocabularies["seeds"], vocabularies["ranks"]):
-        function = partial(vocabulary_run, rank, seed)
-        yield _cell(VOCABULARIES, f"rank {rank}", seed, function)
-
-
-def _cell(record: str, *parts: Any) -> QueueCell:
-    seconds = SETTINGS[record]["seconds"]
-    return QueueCell.seeded(ORDER, record, *parts, seconds=seconds)
+    runs = {
+        PAIRS: {
+            f"{kind}, d = {width}": partial(pair_run, kind, width)
+            for width, kind in product(pairs["widths"], ("text", "series"))
+        },
+        **{
+            record: {
+                arm: partial(bolt_run, record, arm) for arm in SETTINGS[record]["arms"]
+            }
+            for record in (BOLT, SCHEDULES)
+        },
+        VOCABULARIES: {
+            f"rank {rank}": partial(vocabulary_run, rank)
+            for rank in SETTINGS[VOCABULARIES]["ranks"]
+        },
+    }
+    for record, functions in runs.items():
+        plan = SETTINGS[record]
+        for seed, (title, function) in product(plan["seeds"], functions.items()):
+            run = partial(function, seed)
+            more = {"seconds": plan["seconds"]}
+            yield QueueCell.seeded(ORDER, record, title, seed, run, **more)

@@ -18,10 +18,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 import xarray as xr
+from torch import Tensor
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import replacing
+from tsfm_lens.studies.samformer.tasks import stream
 
 SYMBOLS = "\n" + "".join(map(chr, range(32, 127)))
 """The 96 characters of the text; what has another is left out."""
@@ -76,7 +79,7 @@ def python_text() -> Text:
     Docstrings are read module by module.
     """
     documents = [_encoded(document) for document in _documents()]
-    parts = [documents[index] for index in range(len(documents)) if index % HELD_OUT]
+    parts = [part for index, part in enumerate(documents) if index % HELD_OUT]
     source = (
         f"docstrings and help topics of Python {platform.python_version()}, PSF licence"
     )
@@ -125,11 +128,14 @@ def _documents() -> Iterator[str]:
 
 
 def _encoded(document: str) -> np.ndarray:
-    numbers = {symbol: number for number, symbol in enumerate(SYMBOLS)}
-    return np.array(
-        [numbers[symbol] for symbol in document if symbol in numbers],
-        dtype=np.uint8,
-    )
+    found = map(SYMBOLS.find, document)
+    return np.array([number for number in found if number >= 0], dtype=np.uint8)
+
+
+def draw_windows(ids: Tensor, count: int, length: int, *parts: int) -> Tensor:
+    """Draw windows (window, token) of a text, by the parts of a seed."""
+    starts = torch.randint(len(ids) - length + 1, (count,), generator=stream(*parts))
+    return ids[starts[:, None] + torch.arange(length)]
 
 
 def decoded(symbols: np.ndarray) -> str:

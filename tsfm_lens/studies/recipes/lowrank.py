@@ -68,6 +68,10 @@ class RecipeRun(NamedTuple):
         """Name of the run's folder."""
         return f"{self.name.replace(' ', '-')}-{self.seed}"
 
+    def load_corpus(self, corpora: Path) -> Corpus:
+        """Load the series that it is trained on, kept in a folder of corpora."""
+        return load_corpus(self.recipe.corpus, seed=CORPUS_SEED, cache=corpora)
+
 
 def make_run(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
     """Return a run of :data:`BASE` with some changes, of ``steps`` steps."""
