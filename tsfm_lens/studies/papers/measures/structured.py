@@ -254,14 +254,15 @@ def forecasts() -> MeasuredValues:
     else:
         result.judge("better_336", gain(two, 336), of)
         result.judge("grows", gain(four, 336) - gain(four, 192), of)
-    for arm, of_seeds in errors.items():
+    by_horizon = sorted(errors, key=lambda arm: int(arm.rpartition(" ")[2]))
+    for arm in by_horizon:
         form, _, horizon = arm.rpartition(", ")
         if form == "standard":
-            result.mean(f"absolute error, {arm}", of_seeds, POSITIVE)
+            result.mean(f"absolute error, {arm}", errors[arm], POSITIVE)
         else:
             result.mean(
                 f"absolute error over that of standard attention, less 1, {arm}",
-                of_seeds / errors[f"standard, {horizon}"] - 1,
+                errors[arm] / errors[f"standard, {horizon}"] - 1,
                 (-1.0, math.inf),
             )
     return result
