@@ -41,7 +41,9 @@ def test_verdicts_join_inputs_and_routes(rows: pd.DataFrame) -> None:
         (rows["verdict"] == "holds")
         == (holds | rows[["inputs", "routes"]].isna()).all(axis=1)
     ).all()
-    assert holds["routes"].any()
+    # in part where the routes of a wider model recover less than the whole effect
+    true = rows[rows["explanation"] == "true"]
+    assert true["routes"].isin(["holds", "holds in part"]).all()
     # what claims the opposite effect claims it of the routes, too
     assert (rows[rows["explanation"] == "signs flipped"]["routes"] == "fails").all()
 
