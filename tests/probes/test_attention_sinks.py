@@ -200,12 +200,16 @@ def masked(key: int) -> Any:
     return edit
 
 
-@pytest.mark.parametrize("name", archetypes(ATTENDING))
+# a language model takes no series of numbers
+@pytest.mark.parametrize(
+    "name", archetypes([name for name in ATTENDING if name != "t5"])
+)
 def test_changes_are_those_of_hooks(name: str) -> None:
     """Values and patterns that hooks change inside the attention give the same."""
     lens = lens_of(name)
     # around zero, as all values of a high level are in one bin of a small model
-    series = [values - values.mean() for values in waves(3)]
+    # models of long patches need several tokens
+    series = [values - values.mean() for values in waves(3, steps=256)]
     run = lens.run(series, 3, rollout=False)
     found = probes.attention_sinks(run, least=1.01)
     sinks = found.isel(component=found["sink"].values != "none")
