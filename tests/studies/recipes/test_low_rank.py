@@ -25,10 +25,9 @@ from tsfm_lens.studies.recipes.export import as_pipeline, export
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
 from tsfm_lens.studies.recipes.lowrank import (
     DENSE,
-    RecipeRun,
     draw_held_out,
-    open_trainer,
     records,
+    run_folder,
 )
 from tsfm_lens.studies.recipes.models import attention_ranks, build_model
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
@@ -38,7 +37,6 @@ from tsfm_lens.studies.structured.matrices import level_blocks
 from tsfm_lens.studies.structured.scores import Reach, reaching_scores, spread
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import Corpus
-from tsfm_lens.training.state import STATE
 
 D = 16
 D_HEAD = 4
@@ -237,31 +235,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def few(token_recipe: TrainingRecipe) -> list[RecipeRun]:
+def few(token_recipe: TrainingRecipe) -> list[TrainingRecipe]:
     """A dense arm and one by head."""
     base = token_recipe.model_copy(update={"corpus": {"motif_smooth": 6}, "steps": 4})
-    low = base.model_copy(
-        update={"name": "constant", "attention_rank": AttentionRank(rank=2)}
-    )
     return [
-        RecipeRun(recipe.name, 0, recipe)
-        for recipe in (base.model_copy(update={"name": DENSE}), low)
+        base.changed(name=DENSE),
+        base.changed(name="constant", attention_rank={"rank": 2}),
     ]
 
 
 @pytest.fixture
-def found(few: list[RecipeRun], corpus: Corpus, folder: Path) -> dict[str, xr.Dataset]:
+def found(
+    few: list[TrainingRecipe], corpus: Corpus, folder: Path
+) -> dict[str, xr.Dataset]:
     for arm in few:
-        assert open_trainer(arm, folder, corpus).run(quiet=True)
+        run(arm, run_folder(folder, arm), corpus)
     return records(few, folder, corpus)
 
 
 def test_records_are_of_svds(
-    found: dict[str, xr.Dataset], few: list[RecipeRun], folder: Path, corpus: Corpus
+    found: dict[str, xr.Dataset],
+    few: list[TrainingRecipe],
+    folder: Path,
+    corpus: Corpus,
 ) -> None:
     attention, spectra = (found[name] for name in ("attention", "spectra"))
     assert attention["arm"].values.tolist() == [DENSE, "constant"]
-    held = [sizes(initial_model(arm.recipe)) for arm in few[:2]]
+    held = [sizes(initial_model(arm)) for arm in few[:2]]
     assert attention["parameters"].values.tolist() == [item["all"] for item in held]
     assert float(attention["rank_ratio"][1]) == 2 / 4
     logs = np.log(attention["mase"].values.astype(float))
@@ -270,7 +270,7 @@ def test_records_are_of_svds(
     assert not attention["mase_rise"][0].any()
     assert attention.sizes["series"] == len(draw_held_out(few[0]))
     begun = (
-        initial_model(few[0].recipe)
+        initial_model(few[0])
         .adapter.model.encoder.block[0]
         .layer[0]
         .SelfAttention.q.weight
@@ -329,21 +329,20 @@ def test_arms_are_trained_alike_and_measured(
     )
     monkeypatch.setattr(levels, "LEVELS", {"standard": (), "MLR 2+2": (2, 2)})
     monkeypatch.setattr(levels, "PER_FAMILY", 2)
-    arms = levels.level_runs(seeds=2)
-    assert [(arm.name, arm.seed) for arm in arms[:3]] == [
-        ("standard", 0),
-        ("MLR 2+2", 0),
-        ("standard", 1),
+    arms = [levels.level_run(arm, seed) for seed in range(2) for arm in levels.LEVELS]
+    parts = [
+        levels.level_record(arm, tmp_path / f"{arm.name} {arm.seed}", corpus)
+        for arm in arms
     ]
-    for arm in arms:
-        assert open_trainer(arm, tmp_path, corpus).run(quiet=True)
-    found = levels.level_record(arms, tmp_path, corpus)
+    found = xr.combine_by_coords(parts)
     assert found["loss"].shape == (2, 2)
     assert np.isfinite(found["loss"]).all()
     # half the features see all keys, half those of their half
-    assert found["score_share"].values.tolist() == [1.0, 0.75]
-    again = levels.level_record(arms[:1], tmp_path, corpus)
-    assert float(again["loss"][0, 0]) == float(found["loss"][0, 0])
+    shares = found["score_share"].sel(arm=["standard", "MLR 2+2"])
+    assert shares.values.tolist() == [1.0, 0.75]
+    # a run that has ended stays as it is
+    again = levels.level_record(arms[0], tmp_path / "levels standard 0", corpus)
+    xr.testing.assert_identical(again, parts[0])
 
 
 def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
@@ -354,12 +353,3 @@ def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
         torch.equal(weight, full.state_dict()[name])
         for name, weight in dense.state_dict().items()
     )
-
-
-def test_an_ended_arm_stays(
-    few: list[RecipeRun], corpus: Corpus, tmp_path: Path
-) -> None:
-    assert open_trainer(few[1], tmp_path, corpus).run(quiet=True)
-    before = (tmp_path / few[1].folder / STATE).read_bytes()
-    assert open_trainer(few[1], tmp_path, corpus).run(quiet=True)
-    assert (tmp_path / few[1].folder / STATE).read_bytes() == before

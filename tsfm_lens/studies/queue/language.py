@@ -30,8 +30,8 @@ from tsfm_lens.studies.queue.text import (
     draw_windows,
     find_text,
 )
-from tsfm_lens.studies.recipes.levels import level_record, level_runs
-from tsfm_lens.studies.recipes.lowrank import RecipeRun, open_trainer
+from tsfm_lens.studies.recipes.levels import LEVELS, level_record, level_run
+from tsfm_lens.studies.recipes.lowrank import load_series
 from tsfm_lens.studies.samformer.tasks import cosine_by_epoch
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.studies.structured.forms import (
@@ -245,23 +245,25 @@ def language_cells() -> Iterator[QueueCell]:
             yield QueueCell.seeded(order, record, title, seed, function, **more)
 
 
-def level_run(run: RecipeRun, workplace: Workplace) -> xr.Dataset | None:
+def trained_levels(
+    arm: str, seed: int, steps: int, workplace: Workplace
+) -> xr.Dataset | None:
     """Train one small Chronos whose encoder scores by levels; None if it was stopped.
 
     The levels are nested blocks of tokens.
     """
-    corpus = run.load_corpus(workplace.corpora)
-    if not open_trainer(run, workplace.folder, corpus).run(quiet=True):
+    run = level_run(arm, seed, steps)
+    corpus = load_series(run, workplace.corpora)
+    data = level_record(run, workplace.folder, corpus)
+    if data is None:
         return None
-    return level_record([run], workplace.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
+    return data.assign_attrs(ids=IDS[LEVELLED])
 
 
 def level_cells() -> Iterator[QueueCell]:
     """List the runs of Chronos by levels."""
     plan = PLAN["last"][LEVELLED]
-    for run in level_runs(steps=plan["steps"], seeds=plan["seeds"]):
-        function = partial(level_run, run)
-        more = {"seconds": plan["seconds"]}
-        yield QueueCell.seeded(
-            LAST_ORDER, LEVELLED, run.name, run.seed, function, **more
-        )
+    more = {"seconds": plan["seconds"]}
+    for seed, arm in product(range(plan["seeds"]), LEVELS):
+        function = partial(trained_levels, arm, seed, plan["steps"])
+        yield QueueCell.seeded(LAST_ORDER, LEVELLED, arm, seed, function, **more)

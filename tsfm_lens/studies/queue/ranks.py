@@ -28,7 +28,6 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
-from tsfm_lens.probes.weights import weight_matrices
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS
 from tsfm_lens.studies.queue.driver import PLAN, QueueCell, Workplace, read_record
 from tsfm_lens.studies.queue.text import (
@@ -42,18 +41,15 @@ from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
 from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.history import initial_model
 from tsfm_lens.studies.recipes.lowrank import (
-    RecipeRun,
     draw_held_out,
+    layer_weights,
+    load_series,
     make_run,
-    open_trainer,
 )
-from tsfm_lens.studies.recipes.recipe import (
-    MIXES,
-    AttentionRank,
-    recipe,
-)
+from tsfm_lens.studies.recipes.recipe import MIXES, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training import Plan, Training
-from tsfm_lens.training.losses import TrainingStage, trapezoid_rate
+from tsfm_lens.training.losses import trapezoid_rate
 
 ORDER = 3
 SETTINGS: Mapping[str, Any] = PLAN["ranks"]
@@ -122,14 +118,6 @@ def measure_spectra(run: Run) -> xr.Dataset:
     return data.drop_attrs().astype(np.float32)
 
 
-def layer_weights(lens: Lens, part: str, *, per_head: bool = False) -> Tensor:
-    """Return the matrices of a part of the encoder's layers, or of their heads."""
-    stack = lens.wiring.stacks[0].name
-    found = weight_matrices(lens, stack=stack, parts=[part], per_head=per_head)
-    weights = [matrix.weight for matrix in found if bool(matrix.head) == per_head]
-    return torch.stack(weights).double().cpu()
-
-
 def relative_spectra(weights: Tensor) -> np.ndarray:
     """Compute singular values of matrices, of the largest of each."""
     values = torch.linalg.svdvals(weights).numpy()
@@ -152,37 +140,38 @@ def _named(data: xr.Dataset, arm: str, seed: int, record: str) -> xr.Dataset:
 
 
 def trained_lens(
-    run: RecipeRun, workplace: Workplace, *, plain_embedding: bool = False
+    run: TrainingRecipe, workplace: Workplace, *, plain_embedding: bool = False
 ) -> Lens | None:
     """Train a recipe to its end and open it; None if it was stopped.
 
     ``plain_embedding`` draws a token model's embedding as that of T5, in place of
     features of the bins' ranks.
     """
-    corpus = run.load_corpus(workplace.corpora)
-    trainer = open_trainer(run, workplace.folder, corpus)
-    if plain_embedding and trainer.step == 0:
+    corpus = load_series(run, workplace.corpora)
+    trainer = Trainer(run, workplace.folder, corpus, device="cpu")
+    if plain_embedding:
         generator = torch.Generator().manual_seed(run.seed)
         with torch.no_grad():
             weight = trainer.model.get_parameter("shared.weight")
             weight.copy_(torch.randn(weight.shape, generator=generator))
-    if not trainer.run(quiet=True):
+    # a state that it goes on from has all weights
+    if not trainer.finish(quiet=True):
         return None
     return load(as_pipeline(trainer.model.eval()), check=False)
 
 
-def _run_held_out(lens: Lens, run: RecipeRun, n_series: int | None = None) -> Run:
+def _run_held_out(lens: Lens, run: TrainingRecipe, n_series: int | None = None) -> Run:
     """Run a model on held-out series, of which so many are taken evenly."""
     series = draw_held_out(run)
     if n_series is not None:
         rows = np.linspace(0, len(series) - 1, n_series).astype(int)
         series = series.select(rows.tolist())
     samples = 20 if lens.adapter.readout == "token" else None
-    horizon = run.recipe.stages[-1].horizon
+    horizon = run.stages[-1].horizon
     return lens.run(series, horizon, holdout=True, num_samples=samples, seed=0)
 
 
-def bolt_recipe(record: str, arm: str, seed: int) -> RecipeRun:
+def bolt_recipe(record: str, arm: str, seed: int) -> TrainingRecipe:
     """Return a run of a small Chronos-Bolt.
 
     It has a width, a patch and a number of heads, or a schedule of ranks.
@@ -196,10 +185,7 @@ def bolt_recipe(record: str, arm: str, seed: int) -> RecipeRun:
             "input_patch_stride": sizes["patch"],
         },
     }
-    rank = None
-    if "attention_rank" in sizes:
-        rank = AttentionRank(**sizes["attention_rank"])
-    changes = {"attention_rank": rank, "encoder_bias": ()}
+    changes = {"attention_rank": sizes.get("attention_rank"), "encoder_bias": ()}
     return _run_of("bolt-nano", arm, seed, plan, config, **changes)
 
 
@@ -215,17 +201,16 @@ def _run_of(
     plan: Mapping[str, Any],
     config: Mapping[str, Any],
     **changes: Any,
-) -> RecipeRun:
+) -> TrainingRecipe:
     """Return a run of a recipe with other sizes, on the families of copies alone."""
     full = recipe(name)
     chronos = full.config["chronos_config"] | config["chronos_config"]
     steps = plan["steps"]
-    stage = TrainingStage(start=0, mix=MIXES["copy"], **plan["stage"])
     update = {
         "name": arm,
         "seed": seed,
         "config": {**full.config, **config, "chronos_config": chronos},
-        "stages": (stage,),
+        "stages": [{"start": 0, "mix": MIXES["copy"], **plan["stage"]}],
         "steps": steps,
         "warmup": steps // 12,
         "decay": steps // 4,
@@ -233,7 +218,7 @@ def _run_of(
         "restarts": (),
         **changes,
     }
-    return RecipeRun(arm, seed, full.model_copy(update=update))
+    return full.changed(**update)
 
 
 def bolt_run(record: str, arm: str, seed: int, workplace: Workplace) -> Any:
@@ -271,7 +256,7 @@ def vocabulary_run(rank: int, seed: int, workplace: Workplace) -> xr.Dataset | N
     """
     steps = SETTINGS[VOCABULARIES]["steps"]
     run = make_run(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
-    before = layer_weights(initial_model(run.recipe), "W_Q")
+    before = layer_weights(initial_model(run), "W_Q")
     lens = trained_lens(run, workplace)
     if lens is None:
         return None
@@ -283,7 +268,7 @@ def vocabulary_run(rank: int, seed: int, workplace: Workplace) -> xr.Dataset | N
     }
     data = xr.Dataset(columns).expand_dims(vocabulary=[rank], seed=[seed])
     return data.assign_attrs(
-        ids=IDS[VOCABULARIES], steps=steps, width=run.recipe.config["d_model"]
+        ids=IDS[VOCABULARIES], steps=steps, width=run.config["d_model"]
     )
 
 
@@ -437,7 +422,7 @@ def pair_run(
     return _named(data, f"{kind}, d = {width}", seed, PAIRS)
 
 
-def _series_recipe(width: int, seed: int) -> RecipeRun:
+def _series_recipe(width: int, seed: int) -> TrainingRecipe:
     """Return the run of Chronos at the sizes of the model of text."""
     plan = SETTINGS[PAIRS]
     chronos = {
@@ -454,12 +439,12 @@ def _series_recipe(width: int, seed: int) -> RecipeRun:
     return _run_of("chronos-nano", f"series {width}", seed, plan, config, **changes)
 
 
-def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
+def _series_batch(lens: Lens, run: TrainingRecipe) -> dict[str, Tensor]:
     """Return the tokens of held-out series as the native model takes them.
 
     Series with missing values are left out.
     """
-    stage = run.recipe.stages[-1]
+    stage = run.stages[-1]
     rows = torch.from_numpy(np.stack(draw_held_out(run).values)).float()
     rows = rows[torch.isfinite(rows).all(1)]
     tokenizer = lens.adapter.native.tokenizer

@@ -7,20 +7,15 @@ arms (:mod:`tsfm_lens.studies.queue.language`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 import xarray as xr
 
-from tsfm_lens.studies.recipes.corpus import build_corpus
-from tsfm_lens.studies.recipes.lowrank import (
-    HELD_OUT_SEED,
-    RecipeRun,
-    make_run,
-    open_trainer,
-)
+from tsfm_lens.studies.recipes.lowrank import draw_held_out, make_run
 from tsfm_lens.studies.recipes.recipe import LOW_RANK, TrainingRecipe
+from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.training import read_log
 from tsfm_lens.training.losses import token_step_losses
@@ -28,55 +23,38 @@ from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import LOG
 
 LEVELS: dict[str, list[int]] = LOW_RANK["levels"]
-"""Ranks of the levels by arm."""
+"""Ranks of the levels by arm; the standard one is dense."""
 PER_FAMILY = 64
 
 
-def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
-    """List every run, seed by seed.
-
-    The standard one is the dense run of training at low rank.
-    """
-    return [
-        make_run(f"levels {name}", seed, steps, attention_levels=tuple(ranks))._replace(
-            name=name
-        )
-        for seed in range(seeds)
-        for name, ranks in LEVELS.items()
-    ]
+def level_run(arm: str, seed: int, steps: int | None = None) -> TrainingRecipe:
+    """Return the run of an arm."""
+    return make_run(f"levels {arm}", seed, steps, attention_levels=LEVELS[arm])
 
 
-def level_record(runs: Sequence[RecipeRun], out: Path, corpus: Corpus) -> xr.Dataset:
-    """Compute the losses of the finished runs below ``out``.
+def level_record(run: TrainingRecipe, out: Path, corpus: Corpus) -> xr.Dataset | None:
+    """Train a run in the folder ``out`` and compute its loss; None if it was stopped.
 
-    They are on :data:`PER_FAMILY` series of each family, drawn by a seed that no run
+    The loss is on :data:`PER_FAMILY` series of each family, drawn by a seed that no run
     trained on.
     """
-    stage = runs[0].recipe.stages[-1].model_copy(update={"smoothing": 0.0})
-    held_out = build_corpus(
-        dict.fromkeys(runs[0].recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED
-    )
-    series = torch.from_numpy(held_out.values[:, -stage.context - stage.horizon :])
+    trainer = Trainer(run, out, corpus, device="cpu")
+    if not trainer.finish(quiet=True):
+        return None
+    stage = run.stages[-1].model_copy(update={"smoothing": 0.0})
+    series = torch.from_numpy(np.stack(draw_held_out(run, PER_FAMILY).values)).float()
     past, future = series.tensor_split([stage.context], dim=1)
-    parts = []
-    shares = {}
-    for run in runs:
-        model = open_trainer(run, out, corpus).model.eval()
-        with torch.no_grad():
-            losses = token_step_losses(model, past, future, stage)
-        curve = [line["loss"] for line in read_log(out / run.folder / LOG)]
-        part = xr.Dataset({"loss": float(losses.mean()), "curve": ("line", curve)})
-        parts.append(part.expand_dims(arm=[run.name], seed=[run.seed]))
-        shares[run.name] = _score_share(run.recipe)
-    data = xr.merge(parts, join="outer", compat="no_conflicts").reindex(
-        arm=list(shares)
-    )
-    first = runs[0].recipe
-    return data.assign_coords(score_share=("arm", list(shares.values()))).assign_attrs(
+    with torch.no_grad():
+        losses = token_step_losses(trainer.model.eval(), past, future, stage)
+    curve = [line["loss"] for line in read_log(out / LOG)]
+    data = xr.Dataset({"loss": float(losses.mean()), "curve": ("line", curve)})
+    arm = run.name.removeprefix("levels ")
+    data = data.expand_dims(arm=[arm], seed=[run.seed])
+    return data.assign_coords(score_share=("arm", [_score_share(run)])).assign_attrs(
         kind="level_training",
         title="Chronos with scores by levels of tokens",
-        steps=first.steps,
-        rows=first.stages[-1].rows,
+        steps=run.steps,
+        rows=stage.rows,
         context=stage.context,
         horizon=stage.horizon,
         series=len(series),

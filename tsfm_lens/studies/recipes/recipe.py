@@ -119,6 +119,10 @@ class TrainingRecipe(BaseModel):
         """JSON of the recipe without defaults: a new option changes no old JSON."""
         return self.model_dump_json(exclude_defaults=True)
 
+    def changed(self, **changes: Any) -> TrainingRecipe:
+        """Return the recipe with other fields."""
+        return TrainingRecipe.model_validate(self.model_dump() | changes)
+
     def stage(self, step: int) -> TrainingStage:
         """Return the stage that `step` belongs to."""
         return [stage for stage in self.stages if stage.start <= step][-1]
