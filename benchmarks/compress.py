@@ -56,13 +56,11 @@ def quality(
     drawn = synthetic_cases(count=cases)
     own, rest = compress.measure.split_sources(bundled(), HORIZON)
     calibration = compress.calibration_run(lens.run(own, HORIZON, holdout=True))
-    seasons = tuple(case.season for case in drawn)
-    synthetic = SeriesBatch(tuple(case.values for case in drawn), seasonalities=seasons)
     samples = None
     if lens.emits == "token":
         samples = SAMPLES
     run = lens.run(
-        SeriesBatch.concat([rest, synthetic]),
+        SeriesBatch.concat([rest, drawn]),
         HORIZON,
         holdout=True,
         num_samples=samples,

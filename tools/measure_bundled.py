@@ -6,14 +6,13 @@ python tools/measure_bundled.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from tsfm_lens.data import bundled_info
+from tsfm_lens.data import SeriesBatch, bundled, bundled_info
 from tsfm_lens.studies.method_scores.page import markdown, replace_section
-from tsfm_lens.studies.recipes.evaluate import SkillCase, real_cases, window_errors
+from tsfm_lens.studies.recipes.evaluate import window_errors
 from tsfm_lens.studies.recipes.export import open_pipeline
 from tsfm_lens.zoo import checkpoint_path
 
@@ -24,13 +23,13 @@ MODELS = ("chronos-nano", "bolt-nano", "chronos2-nano")
 NAIVE = "seasonal naive"
 
 
-def measure(model: str, cases: Sequence[SkillCase]) -> pd.DataFrame:
+def measure(model: str, series: SeriesBatch) -> pd.DataFrame:
     """Measure MASE over 24 steps, with a row per series.
 
     Columns are (method, windows): of seasonal naive and of the model, over the last
     window and as the mean over all.
     """
-    errors = window_errors(open_pipeline(checkpoint_path(model)), cases)
+    errors = window_errors(open_pipeline(checkpoint_path(model)), series)
     errors = errors[["naive MASE", "MASE"]].set_axis([NAIVE, model], axis="columns")
     by_series = errors.groupby("series", sort=False)
     # windows go from the end of a series backwards
@@ -55,9 +54,7 @@ def write_row(name: str, errors: pd.Series) -> list[str]:
 
 def main() -> None:
     """Measure and write."""
-    errors = pd.concat(
-        [measure(model, real_cases()) for model in MODELS], axis="columns"
-    )
+    errors = pd.concat([measure(model, bundled()) for model in MODELS], axis="columns")
     # every model is compared on the same windows
     errors = errors.loc[:, ~errors.columns.duplicated()]
     rows = [write_row(str(name), numbers) for name, numbers in errors.iterrows()]

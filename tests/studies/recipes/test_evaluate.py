@@ -21,13 +21,12 @@ from chronos import (
 from scipy.stats import gmean
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.studies.recipes import evaluate
-from tsfm_lens.studies.recipes.evaluate import (
-    measure,
-    real_cases,
-)
+from tsfm_lens.studies.recipes.evaluate import measure
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES
+from tsfm_lens.sweep import EvaluationSet, Window
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo import checkpoint_path
 
@@ -40,40 +39,37 @@ class LastSeason:
     def predict_quantiles(
         self, inputs: list[Any], *, prediction_length: int, quantile_levels: list[float]
     ) -> Any:
-        rows = [
-            evaluate.naive_quantiles(context.double().numpy(), 4, prediction_length)
-            for context in inputs
-        ]
-        return torch.from_numpy(np.stack(rows)), None
+        label = np.zeros((1, prediction_length))
+        windows = tuple(
+            Window("a", index, context[None].double().numpy(), label)
+            for index, context in enumerate(inputs)
+        )
+        data = EvaluationSet("a", windows, prediction_length, seasonality=4)
+        rows = data.seasonal_naive(range(len(data)), quantile_levels)
+        return torch.from_numpy(rows).mT, None
 
 
-def test_naive_quantiles_repeat_seasons_and_widen() -> None:
-    context = np.array([1.0, 5.0, 2.0, 6.0, 2.0, np.nan])
-    quantiles = evaluate.naive_quantiles(context, 2, 5)
-    # the gap takes the value before it
-    np.testing.assert_allclose(quantiles[:, 4], [2, 2, 2, 2, 2])
-    width = quantiles[:, 8] - quantiles[:, 0]
-    np.testing.assert_allclose(width / width[0], np.sqrt([1, 1, 2, 2, 3]))
+def make_series(name: str, values: np.ndarray, season: int) -> SeriesBatch:
+    return SeriesBatch((values,), (name,), seasonality=season)
 
 
 def test_windows_see_no_future() -> None:
     """Windows do not overlap, and none sees the future."""
-    case = evaluate.SkillCase("ramp", np.arange(100.0), 4)
-    tasks = list(evaluate.windows(case, 10))
-    assert len(tasks) == 5
-    np.testing.assert_array_equal(
-        np.concatenate([task.truth for task in tasks[::-1]]), np.arange(50.0, 100.0)
+    (found,) = evaluate.evaluation_sets(make_series("ramp", np.arange(100.0), 4), 10)
+    assert len(found) == 5
+    labels = [window.label[0] for window in found.windows[::-1]]
+    np.testing.assert_array_equal(np.concatenate(labels), np.arange(50.0, 100.0))
+    assert all(
+        window.context[0, -1] == window.label[0, 0] - 1 for window in found.windows
     )
-    assert all(task.context[-1] == task.truth[0] - 1 for task in tasks)
 
 
 def test_seasonal_naive_models_have_ratio_one() -> None:
     values = np.random.default_rng(0).normal(size=120)
-    cases = [
-        evaluate.SkillCase("noise", values, 4),
-        evaluate.SkillCase("walk", values.cumsum(), 4),
-    ]
-    results = evaluate.measure(LastSeason(), cases, horizon=12)
+    series = SeriesBatch(
+        (values, values.cumsum()), ("noise", "walk"), seasonalities=(4, 4)
+    )
+    results = evaluate.measure(LastSeason(), series, horizon=12)
     assert results.index.tolist() == ["noise", "walk"]
     ratios = results[["/ seasonal naive", "CRPS / seasonal naive"]]
     assert_close(ratios, np.ones((2, 2)), depth=100, dtype=np.float32)
@@ -85,7 +81,7 @@ def test_tuning_sees_no_test(
     monkeypatch.setattr(
         evaluate,
         "measure",
-        lambda pipeline, cases, **options: measure(LastSeason(), cases[:1]),
+        lambda pipeline, series, **options: measure(LastSeason(), series.select([0])),
     )
     values = np.random.default_rng(0).normal(size=200)
     real = tmp_path / "real.npz"
@@ -106,40 +102,32 @@ def test_forecasts_that_are_not_finite_fail(
     """A forecast that is not finite is an error: its series is not left out."""
 
     def damaged(
-        pipeline: object, tasks: list[Any], *, horizon: int, **options: object
-    ) -> list[np.ndarray]:
-        return [
-            np.where(np.arange(9) == 2, np.nan, np.zeros((horizon, 9))) for _ in tasks
-        ]
+        pipeline: object, windows: list[Window], *, horizon: int, **options: object
+    ) -> np.ndarray:
+        quantiles = np.zeros((len(windows), 9, horizon))
+        quantiles[:, 2] = np.nan
+        return quantiles
 
     monkeypatch.setattr(evaluate, "forecasts", damaged)
-    cases = [evaluate.SkillCase("one", np.random.default_rng(0).normal(size=60), 4)]
+    series = make_series("one", np.random.default_rng(0).normal(size=60), 4)
     with pytest.raises(
         InputError,
         match="forecast of 'one' has 12 of 108 quantiles that are not finite",
     ):
-        evaluate.measure(LastSeason(), cases, horizon=12)
+        evaluate.measure(LastSeason(), series, horizon=12)
     # a context without a value has no forecast, and no error to measure it by
-    unseen = evaluate.SkillCase(
-        "unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4
-    )
-    assert evaluate.measure(LastSeason(), [unseen], horizon=12).empty
+    unseen = make_series("unseen", np.repeat([np.nan, 1.0], [33, 12]), 4)
+    assert evaluate.measure(LastSeason(), unseen, horizon=12).empty
 
 
 def test_impossible_horizons_get_the_longest() -> None:
     """A horizon that no series has is answered with the longest possible one."""
     # two seasons and a step stay as context
     longest = 100 - 49
-    assert [
-        len(
-            list(
-                evaluate.windows(
-                    evaluate.SkillCase("a", np.zeros(100), 24), longest + more
-                )
-            )
-        )
-        for more in (0, 1)
-    ] == [1, 0]
+    series = make_series("a", np.zeros(100), 24)
+    (found,) = evaluate.evaluation_sets(series, longest)
+    assert len(found) == 1
+    assert evaluate.evaluation_sets(series, longest + 1) == []
     with pytest.raises(
         InputError,
         match=(
@@ -177,7 +165,7 @@ def test_checkpoints_are_small_and_match_recipes(name: str) -> None:
 def test_bolt_nano_beats_seasonal_naive() -> None:
     """On real series bolt-nano beats the seasonal naive forecast."""
     pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("bolt-nano")))
-    skills = measure(pipeline, real_cases(), horizon=24)
+    skills = measure(pipeline, bundled(), horizon=24)
     assert gmean(skills["/ seasonal naive"]) < 0.95
 
 
@@ -190,9 +178,7 @@ def test_first_report_is_of_series_that_its_model_forecasts() -> None:
     )
     model = settings["MODEL"]
     names = settings["SERIES"].removeprefix("bundled:").split(",")
-    errors = measure_bundled.measure(
-        model, [case for case in real_cases() if case.name in names]
-    )
+    errors = measure_bundled.measure(model, bundled(*names))
     assert set(errors.index) == set(names)
     card = measure_bundled.PAGE.read_text()
     for name, row in errors.iterrows():

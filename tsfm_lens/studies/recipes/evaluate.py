@@ -8,8 +8,7 @@ part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,16 +18,16 @@ import torch
 import typer
 from chronos import ChronosPipeline
 from rich.table import Table
-from scipy.special import ndtri
 from scipy.stats import gmean
 
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import CheckpointError, InputError
-from tsfm_lens.data import bundled, bundled_names
-from tsfm_lens.data.seasonal import filled, last_season, seasonal_error
+from tsfm_lens.data import SeriesBatch, bundled
+from tsfm_lens.data.seasonal import filled
 from tsfm_lens.studies.recipes.corpus import open_arrays
 from tsfm_lens.studies.recipes.export import Pipeline, open_pipeline
 from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
+from tsfm_lens.sweep.data.evaluation import EvaluationSet, Window, rolling_windows
 from tsfm_lens.training.command import Threads, run_command
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -40,50 +39,36 @@ PATHS = 5_120
 SHORTEST = 32  # fewest steps of a context
 REPLICATES = 2000  # bootstrap samples of an interval
 
-
-@dataclass(frozen=True)
-class SkillCase:
-    """One series to forecast.
-
-    Attributes:
-        name: label of the series in the table of skill.
-        values: of the series, (time,).
-        season: length of its season in steps.
-    """
-
-    name: str
-    values: Array
-    season: int
-
-
-RATIOS = ["/ seasonal naive", "/ last value", "CRPS / seasonal naive"]
+RATIOS = {
+    "/ seasonal naive": ("MASE", "naive MASE"),
+    "/ last value": ("MASE", "last MASE"),
+    "CRPS / seasonal naive": ("CRPS", "naive CRPS"),
+}
 """Columns of a table of skill: errors over those of naive forecasts, below 1 where the
 model is better.
 """
 
 
-@dataclass(frozen=True)
-class ForecastWindow:
-    """One forecast task: a context (time,) and the true values after it (step,)."""
-
-    case: SkillCase
-    context: Array
-    truth: Array
-
-
-def _least_context(case: SkillCase) -> int:
+def _spare_steps(series: SeriesBatch) -> Array:
+    """Count the steps of each series beyond the shortest context."""
     # more than two seasons, so that the seasonal error averages over more than one
-    return max(SHORTEST, 2 * case.season + 1)
+    shortest = np.maximum(SHORTEST, 2 * np.array(series.seasonalities) + 1)
+    return np.array(series.lengths) - shortest
 
 
-def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
-    """Yield up to five windows, `horizon` apart, from the series' end backwards."""
-    for index in range(1, WINDOWS + 1):
-        origin = len(case.values) - index * horizon
-        if origin < _least_context(case):
-            return
-        truth = case.values[origin : origin + horizon]
-        yield ForecastWindow(case, case.values[:origin], truth)
+def evaluation_sets(series: SeriesBatch, horizon: int) -> list[EvaluationSet]:
+    """Cut up to five windows, `horizon` apart, from the end of each series.
+
+    The latest window of a series is its first. Series too short for one are left out.
+    """
+    counts = np.minimum(WINDOWS, _spare_steps(series) // horizon)
+    columns = (series.ids, series.values, series.seasonalities, counts)
+    sets = []
+    for name, values, season, count in zip(*columns, strict=True):
+        if count > 0:
+            windows = tuple(rolling_windows(name, values[None], horizon, count))
+            sets.append(EvaluationSet(name, windows[::-1], horizon, seasonality=season))
+    return sets
 
 
 def interval(values: Sequence[float] | Array) -> tuple[float, float]:
@@ -97,48 +82,25 @@ def interval(values: Sequence[float] | Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def quantile_loss(quantiles: Array, truth: Array) -> float:
-    """Compute the mean over levels and steps of twice the pinball loss.
-
-    Quantiles are (step, level), the truth is (step,).
-    """
-    error = truth[:, None] - quantiles
-    levels = np.array(LEVELS)
-    return float(np.nanmean(2 * np.maximum(levels * error, (levels - 1) * error)))
-
-
-def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
-    """Forecast (step, level) by the seasonal naive method with Gaussian quantiles.
-
-    Their width grows with the square root of the number of seasons ahead, as the
-    seasonal differences of the steps between add up.
-    """
-    last, deviation = last_season(filled(context), season, horizon)
-    seasons_ahead = np.arange(horizon) // season + 1
-    width = deviation * np.sqrt(seasons_ahead)
-    return last[:, None] + width[:, None] * ndtri(LEVELS)
-
-
 @torch.no_grad()
 def forecasts(
     pipeline: Pipeline,
-    tasks: Sequence[ForecastWindow],
+    windows: Sequence[Window],
     *,
     horizon: int,
     samples: int | None = None,
-) -> list[Array]:
-    """Forecast the quantiles (step, level) of each task with the native pipeline."""
+) -> Array:
+    """Forecast quantiles (window, level, step) with the native pipeline."""
     torch.manual_seed(0)
-    options = {} if samples is None else {"num_samples": samples}
-    quantiles_of_tasks: list[Array] = []
-    # a pipeline that draws no samples has no num_samples, and counts as one path
-    model = getattr(pipeline, "model", None)
-    settings = getattr(model, "config", None)
-    paths: int = samples or getattr(settings, "num_samples", None) or 1
-    batch = max(1, min(BATCH, PATHS // paths))
-    contexts = [torch.tensor(task.context, dtype=torch.float32) for task in tasks]
-    for start in range(0, len(tasks), batch):
-        quantiles, _ = pipeline.predict_quantiles(
+    options = {}
+    batch = BATCH
+    if isinstance(pipeline, ChronosPipeline):
+        options["num_samples"] = samples or pipeline.model.config.num_samples
+        batch = max(1, min(BATCH, PATHS // options["num_samples"]))
+    contexts = [torch.tensor(window.context[0]).float() for window in windows]
+    quantiles: list[Array] = []
+    for start in range(0, len(windows), batch):
+        parts, _ = pipeline.predict_quantiles(
             contexts[start : start + batch],
             prediction_length=horizon,
             quantile_levels=list(LEVELS),
@@ -146,18 +108,14 @@ def forecasts(
         )
         # Chronos-2 gives a list with a leading axis of variates
         shape = (horizon, len(LEVELS))
-        quantiles_of_tasks += [
-            part.double().numpy(force=True).reshape(shape) for part in quantiles
+        quantiles += [
+            part.double().numpy(force=True).reshape(shape).T for part in parts
         ]
-    return quantiles_of_tasks
+    return np.stack(quantiles)
 
 
-def measure(
-    pipeline: Pipeline,
-    cases: Sequence[SkillCase],
-    **options: Any,
-) -> pd.DataFrame:
-    """Measure skill on cases, with the options of :func:`window_errors`.
+def measure(pipeline: Pipeline, series: SeriesBatch, **options: Any) -> pd.DataFrame:
+    """Measure skill on series, with the options of :func:`window_errors`.
 
     Naive forecasts must have errors other than 0, as skill divides by them.
 
@@ -165,18 +123,15 @@ def measure(
         One row per series with means over its windows: "MASE" and the columns of
         :data:`RATIOS`.
     """
-    errors = window_errors(pipeline, cases, **options)
+    errors = window_errors(pipeline, series, **options)
     means = errors.groupby("series", sort=False).mean()
-    skills = means[["MASE"]].copy()
-    skills[RATIOS[0]] = means["MASE"] / means["naive MASE"]
-    skills[RATIOS[1]] = means["MASE"] / means["last MASE"]
-    skills[RATIOS[2]] = means["CRPS"] / means["naive CRPS"]
-    return skills
+    skills = {name: means[own] / means[naive] for name, (own, naive) in RATIOS.items()}
+    return pd.DataFrame({"MASE": means["MASE"], **skills})
 
 
 def window_errors(
     pipeline: Pipeline,
-    cases: Sequence[SkillCase],
+    series: SeriesBatch,
     *,
     horizon: int = 24,
     samples: int | None = None,
@@ -189,30 +144,35 @@ def window_errors(
     Returns:
         One row per window, indexed by series, the latest window of each first.
     """
-    tasks = [task for case in cases for task in windows(case, horizon)]
-    rows = []
-    predictions = forecasts(pipeline, tasks, horizon=horizon, samples=samples)
-    for task, quantiles in zip(tasks, predictions, strict=True):
-        if np.isfinite(task.context).any() and not np.isfinite(quantiles).all():
+    sets = evaluation_sets(series, horizon)
+    windows = [window for one in sets for window in one.windows]
+    quantiles = forecasts(pipeline, windows, horizon=horizon, samples=samples)
+    for window, levels in zip(windows, quantiles, strict=True):
+        if np.isfinite(window.context).any() and not np.isfinite(levels).all():
             raise InputError(
-                f"the forecast of {task.case.name!r} has"
-                f" {int((~np.isfinite(quantiles)).sum())} of {quantiles.size} quantiles"
-                f" that are not finite, after {len(task.context)} steps; is the"
+                f"the forecast of {window.item!r} has"
+                f" {int((~np.isfinite(levels)).sum())} of {levels.size} quantiles"
+                f" that are not finite, after {window.context.size} steps; is the"
                 " checkpoint damaged?"
             )
-        season = task.case.season
-        scale = seasonal_error(task.context, season)
-        naive = naive_quantiles(task.context, season, horizon)
-        last = filled(task.context)[-1]
-        points = (quantiles[:, _MEDIAN], naive[:, _MEDIAN], last)
-        mases = [np.nanmean(np.abs(point - task.truth)) / scale for point in points]
-        losses = [
-            quantile_loss(levels, task.truth) / scale for levels in (quantiles, naive)
-        ]
-        rows.append((task.case.name, *mases, *losses))
-    columns = ["series", "MASE", "naive MASE", "last MASE", "CRPS", "naive CRPS"]
-    errors = pd.DataFrame(rows, columns=columns).set_index("series")
-    return errors.replace([np.inf, -np.inf], np.nan).dropna()
+    naive = [one.seasonal_naive(range(len(one)), LEVELS) for one in sets]
+    last = [filled(window.context[0])[-1] for window in windows]
+    truth = np.stack([window.label for window in windows])
+    scales = np.concatenate([one.scales(range(len(one))) for one in sets])
+    above = np.array(LEVELS)[:, None]
+    errors = {}
+    for name, forecast in (
+        ("", quantiles),
+        ("naive ", np.concatenate(naive)),
+        ("last ", np.reshape(last, (-1, 1, 1))),
+    ):
+        error = truth - forecast
+        # (window, level, step); that of the median is the absolute error
+        losses = 2 * np.maximum(above * error, (above - 1) * error)
+        errors[f"{name}MASE"] = np.nanmean(losses[:, _MEDIAN], axis=-1) / scales
+        errors[f"{name}CRPS"] = np.nanmean(losses, axis=(1, 2)) / scales
+    names = pd.Index([window.item for window in windows], name="series")
+    return pd.DataFrame(errors, names).dropna()
 
 
 VALIDATION_SEED = 20_261_120
@@ -240,7 +200,7 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
     return (cycle - cycle.mean()) / (cycle.std() + FLOOR)
 
 
-def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase]:
+def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> SeriesBatch:
     """Draw held-out seasonal series.
 
     They have three shapes of season, a drift, a level, and noise of 5 to 40 % of the
@@ -248,7 +208,7 @@ def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
     """
     length = 512
     rng = np.random.default_rng(seed)
-    cases = []
+    rows: dict[str, tuple[Array, int]] = {}
     for row in range(count):
         kind = ("rough", "smooth", "wave")[row % 3]
         season = int(rng.choice(CALENDAR_PERIODS))
@@ -257,47 +217,34 @@ def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
         noise = noise_scale * rng.standard_normal(length)
         level = rng.choice([0.0, 3.0, 10.0])
         values = level + drift + np.resize(_cycle(rng, kind, season), length) + noise
-        cases.append(
-            SkillCase(
-                f"{row}: {kind} season of {season}, noise {noise_scale}", values, season
-            )
-        )
-    return cases
+        name = f"{row}: {kind} season of {season}, noise {noise_scale}"
+        rows[name] = (values, season)
+    return _batch(rows)
 
 
-def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
+def _batch(rows: Mapping[str, tuple[Array, int]]) -> SeriesBatch:
+    """Return series, with the steps of their seasons, as a batch."""
+    values, seasons = zip(*rows.values(), strict=True)
+    return SeriesBatch(values, tuple(rows), seasonalities=seasons)
+
+
+def validation_cases(path: Path, split: str = "validation") -> SeriesBatch:
     """Read the real series of one of :data:`REAL_SPLITS`.
 
     The file is one of `tools/build_training_series.py`.
     """
     with open_arrays(path) as arrays:
-        names = sorted(
-            key.removeprefix(f"{split}/")
-            for key in arrays
-            if key.startswith(f"{split}/")
+        rows = {}
+        for key in sorted(arrays):
+            part, _, name = key.partition("/")
+            if part == split:
+                rows[name] = (arrays[key], int(arrays[f"season/{name}"]))
+    if not rows:
+        raise CheckpointError(
+            f"{path} has no array {split}/…: make it again with"
+            " tools/build_training_series.py"
         )
-        if not names:
-            raise CheckpointError(
-                f"{path} has no array {split}/…: make it again with"
-                " tools/build_training_series.py"
-            )
-        return [
-            SkillCase(
-                name,
-                arrays[f"{split}/{name}"].astype(np.float64),
-                int(arrays[f"season/{name}"]),
-            )
-            for name in names
-        ]
-
-
-def real_cases() -> list[SkillCase]:
-    """Return every bundled real series: the test set."""
-    return [
-        SkillCase(series_id, values, max(1, batch.seasonality))
-        for batch in map(bundled, bundled_names())
-        for series_id, values in zip(batch.ids, batch.values, strict=True)
-    ]
+    return _batch(rows)
 
 
 def skill_table(title: str, skills: pd.DataFrame) -> Table:
@@ -380,17 +327,17 @@ def main(
     else:
         sets = {
             "test: synthetic seasons": synthetic_cases(),
-            "test: bundled real series": real_cases(),
+            "test: bundled real series": bundled(),
         }
-    for title, cases in sets.items():
-        longest = max(len(case.values) - _least_context(case) for case in cases)
+    for title, series in sets.items():
+        longest = _spare_steps(series).max()
         if horizon > longest:
             raise InputError(
                 f"--horizon {horizon}: no series of {title!r} is long enough; expected"
                 f" at most {longest}"
             )
-    for title, cases in sets.items():
-        skills = measure(pipeline, cases, horizon=horizon, samples=samples)
+    for title, series in sets.items():
+        skills = measure(pipeline, series, horizon=horizon, samples=samples)
         console().print(skill_table(title, skills))
 
 
