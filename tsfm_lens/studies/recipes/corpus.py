@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -24,9 +24,8 @@ from tsfm_lens.core.errors import CheckpointError, unknown_name
 from tsfm_lens.core.io import replacing
 from tsfm_lens.studies.recipes.families import (
     FAMILIES,
+    WHOLE,
     SeriesDraw,
-    chaotic,
-    kernelsynth,
     unit,
 )
 from tsfm_lens.training.series_source import LENGTH, Corpus
@@ -34,45 +33,17 @@ from tsfm_lens.training.series_source import LENGTH, Corpus
 OVERLAP = 160
 """Steps of a piece; the pieces of a long real series decide its number of rows."""
 
-PERIOD_SCALES = (1.0, 1.0, 0.5, 2.0)
-"""Factors on the periods of KernelSynth, each for a quarter of its rows.
-
-Contexts are shorter than in the paper of KernelSynth.
-"""
-
 REAL = "real"
 
 
-def save_corpus(corpus: Corpus, path: Path) -> None:
-    """Write a corpus as one file.
-
-    An old file is replaced only once the new one is complete.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    names, bounds = zip(*corpus.rows.items(), strict=True)
-    # numpy adds .npz to a name without it, but not to an open file
-    with replacing(path) as part, part.open("wb") as file:
-        np.savez(file, values=corpus.values, names=names, bounds=bounds)
-
-
-def read_corpus(path: Path) -> Corpus:
-    """Read a file of :func:`save_corpus`."""
-    with open_arrays(path) as arrays:
-        bounds = map(tuple, arrays["bounds"].tolist())
-        rows = dict(zip(arrays["names"].tolist(), bounds, strict=True))
-        return Corpus(arrays["values"], rows)
-
-
-@contextmanager
-def open_arrays(path: Path) -> Iterator[NpzFile]:
-    """Open a file of `tools/build_training_series.py` or :func:`save_corpus`."""
+def open_arrays(path: Path) -> NpzFile:
+    """Open a file of `tools/build_training_series.py` or :func:`load_corpus`."""
     advice = f"make it with tools/build_training_series.py {path}"
     try:
-        arrays = np.load(path)
+        arrays: NpzFile = np.load(path)
     except (OSError, ValueError, BadZipFile, EOFError) as error:
         raise CheckpointError(f"{path} holds no series (.npz): {advice}") from error
-    with arrays:
-        yield arrays
+    return arrays
 
 
 def real_rows(path: Path) -> NDArray[np.float32]:
@@ -109,15 +80,8 @@ def draw_family(name: str, count: int, *, seed: int) -> NDArray[np.float32]:
     """Draw `count` rows of one synthetic family: (count, LENGTH)."""
     # with its name in the seed, a family is the same whatever others are drawn
     rng = np.random.default_rng([seed, *name.encode()])
-    if name == "kernelsynth":
-        counts = map(len, np.array_split(np.arange(count), len(PERIOD_SCALES)))
-        parts = [
-            kernelsynth(SeriesDraw(rng, rows, LENGTH), scale)
-            for rows, scale in zip(counts, PERIOD_SCALES, strict=True)
-        ]
-        return unit(np.concatenate(parts)).astype(np.float32)
-    if name == "chaotic":
-        return unit(chaotic(SeriesDraw(rng, count, LENGTH))).astype(np.float32)
+    if name in WHOLE:
+        return unit(WHOLE[name](SeriesDraw(rng, count, LENGTH))).astype(np.float32)
     if name in FAMILIES:
         # half of the rows are drawn at half the length, which makes their periods
         # shorter, so that a context holds several of most seasons
@@ -125,23 +89,32 @@ def draw_family(name: str, count: int, *, seed: int) -> NDArray[np.float32]:
         padded = np.hstack([np.full_like(short, np.nan), short])
         long = FAMILIES[name](SeriesDraw(rng, count - count // 2, LENGTH))
         return np.vstack([padded, long]).astype(np.float32)
-    raise unknown_name("series family", name, [*FAMILIES, "kernelsynth", "chaotic"])
+    raise unknown_name("series family", name, [*FAMILIES, *WHOLE])
 
 
-def build_corpus(
+def draw_parts(
     sizes: Mapping[str, int], *, seed: int, real: Path | None = None
-) -> Corpus:
+) -> dict[str, Any]:
     """Draw every family of `sizes` (name: rows), and add the real series if given."""
     # read first: a wrong file is refused before anything is drawn
     real_parts = {} if real is None else {REAL: real_rows(real)}
-    parts = {
+    return {
         name: draw_family(name, count, seed=seed)
         for name, count in sorted(sizes.items())
     } | real_parts
+
+
+def join_parts(parts: Mapping[str, Any]) -> Corpus:
+    """Return a corpus of the rows of families, by name."""
     stops = np.cumsum([len(part) for part in parts.values()]).tolist()
     bounds = zip([0, *stops], stops, strict=False)
     rows = dict(zip(parts, bounds, strict=True))
     return Corpus(np.concatenate(list(parts.values())), rows)
+
+
+def build_corpus(sizes: Mapping[str, int], **options: Any) -> Corpus:
+    """Draw a corpus, with the options of :func:`draw_parts`."""
+    return join_parts(draw_parts(sizes, **options))
 
 
 def load_corpus(
@@ -156,11 +129,16 @@ def load_corpus(
     If it is not there, it is drawn and saved.
     """
     digest = real and hashlib.sha256(real.read_bytes()).hexdigest()
-    contents = repr((sorted(sizes.items()), seed, LENGTH, PERIOD_SCALES, digest))
+    contents = repr((sorted(sizes.items()), seed, LENGTH, digest))
     path = cache / f"corpus-{hashlib.sha256(contents.encode()).hexdigest()[:12]}.npz"
     if not path.exists():
         console(stderr=True).print(
             f"drawing the series to train on, once, into {path}: minutes"
         )
-        save_corpus(build_corpus(sizes, seed=seed, real=real), path)
-    return read_corpus(path)
+        parts = draw_parts(sizes, seed=seed, real=real)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # numpy adds .npz to a name without it, but not to an open file
+        with replacing(path) as part, part.open("wb") as file:
+            np.savez(file, **parts)
+    with open_arrays(path) as arrays:
+        return join_parts(dict(arrays))

@@ -26,7 +26,7 @@ from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.data.seasonal import filled
 from tsfm_lens.studies.recipes.corpus import open_arrays
 from tsfm_lens.studies.recipes.export import Pipeline, open_pipeline
-from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
+from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array, unit
 from tsfm_lens.sweep.data.evaluation import EvaluationSet, Window, rolling_windows
 from tsfm_lens.training.command import Threads, run_command
 
@@ -69,17 +69,6 @@ def evaluation_sets(series: SeriesBatch, horizon: int) -> list[EvaluationSet]:
             windows = tuple(rolling_windows(name, values[None], horizon, count))
             sets.append(EvaluationSet(name, windows[::-1], horizon, seasonality=season))
     return sets
-
-
-def interval(values: Sequence[float] | Array) -> tuple[float, float]:
-    """Compute the 95 % bootstrap interval over series of the geometric mean.
-
-    It has 2,000 draws, and percentiles of them as bounds.
-    """
-    logs = np.log(values)
-    sample = np.random.default_rng(0).integers(len(logs), size=(REPLICATES, len(logs)))
-    low, high = np.percentile(np.exp(logs[sample].mean(axis=1)), [2.5, 97.5])
-    return float(low), float(high)
 
 
 @torch.no_grad()
@@ -184,8 +173,6 @@ REAL_SPLITS = ("validation", "records")
 nature, by month and quarter.
 """
 
-FLOOR = 1e-9  # added to a deviation, which may be 0, before dividing by it
-
 
 def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
     """Draw (season,) one standardised season, "rough", "smooth" or "wave"."""
@@ -197,7 +184,7 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
         cycle = walk - walk[-1] * np.linspace(0, 1, season)
     else:
         cycle = rng.standard_normal(season)
-    return (cycle - cycle.mean()) / (cycle.std() + FLOOR)
+    return unit(cycle[None])[0]
 
 
 def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> SeriesBatch:
@@ -228,7 +215,7 @@ def _batch(rows: Mapping[str, tuple[Array, int]]) -> SeriesBatch:
     return SeriesBatch(values, tuple(rows), seasonalities=seasons)
 
 
-def validation_cases(path: Path, split: str = "validation") -> SeriesBatch:
+def validation_cases(path: Path, split: str) -> SeriesBatch:
     """Read the real series of one of :data:`REAL_SPLITS`.
 
     The file is one of `tools/build_training_series.py`.
@@ -250,16 +237,18 @@ def validation_cases(path: Path, split: str = "validation") -> SeriesBatch:
 def skill_table(title: str, skills: pd.DataFrame) -> Table:
     """Tabulate errors series by series, and their geometric means over series.
 
-    The means have 95 % intervals.
+    The means have 95 % intervals, percentiles of 2,000 bootstrap draws of series.
     """
     table = Table("series", *skills.columns, title=title)
     for name, numbers in skills.iterrows():
         table.add_row(str(name), *(f"{number:.3f}" for number in numbers))
-    cells = []
-    for column in RATIOS:
-        values = skills[column].to_numpy()
-        low, high = interval(values)
-        cells.append(f"{gmean(values):.3f} ({low:.3f} to {high:.3f})")
+    ratios = skills[list(RATIOS)].to_numpy()
+    count = len(ratios)
+    sample = np.random.default_rng(0).integers(count, size=(REPLICATES, count))
+    means = np.exp(np.log(ratios)[sample].mean(axis=1))
+    bounds = np.percentile(means, [2.5, 97.5], axis=0)
+    columns = zip(gmean(ratios), *bounds, strict=True)
+    cells = [f"{mean:.3f} ({low:.3f} to {high:.3f})" for mean, low, high in columns]
     table.add_row("geometric mean", "", *cells, style="bold")
     return table
 

@@ -439,7 +439,7 @@ FAMILIES: Mapping[str, Family] = {
         white_noise,
     )
 }
-"""Generators that need no cached corpus, by name."""
+"""Generators of which a corpus has half of the rows at half the length, by name."""
 
 
 PERIODS = (
@@ -491,26 +491,36 @@ def compose(bank: Tensor, indices: np.ndarray, sums: np.ndarray) -> Tensor:
     return covariance
 
 
-def kernelsynth(draw: SeriesDraw, period_scale: float = 1.0) -> Array:
+PERIOD_SCALES = (1.0, 1.0, 0.5, 2.0)
+"""Factors on the periods of KernelSynth, each for a quarter of its rows.
+
+Contexts are shorter than in the paper of KernelSynth.
+"""
+
+
+def kernelsynth(draw: SeriesDraw) -> Array:
     """Draw series of Gaussian processes, whose kernels are composed of the bank's.
 
     Covariances that do not factor are drawn anew.
     """
     rng = draw.rng
-    bank = kernel_bank(draw.length, period_scale)
     series: list[Array] = []
-    while len(series) < draw.count:
-        kernels = int(rng.integers(1, MAX_KERNELS + 1))
-        covariance = compose(
-            bank, rng.integers(len(bank), size=kernels), rng.random(kernels) < 0.5
-        )
-        # jitter relative to the variance: a product of linear kernels reaches 1e8
-        diagonal = covariance.diagonal()
-        diagonal += JITTER * max(float(diagonal.mean()), 1e-12)
-        factor, failure = torch.linalg.cholesky_ex(covariance)
-        if not failure:
-            normal = torch.from_numpy(rng.standard_normal(draw.length))
-            series.append((factor @ normal).numpy())
+    quarters = np.array_split(np.arange(draw.count), len(PERIOD_SCALES))
+    for scale, rows in zip(PERIOD_SCALES, quarters, strict=True):
+        bank = kernel_bank(draw.length, scale)
+        last = len(series) + len(rows)
+        while len(series) < last:
+            kernels = int(rng.integers(1, MAX_KERNELS + 1))
+            covariance = compose(
+                bank, rng.integers(len(bank), size=kernels), rng.random(kernels) < 0.5
+            )
+            # jitter relative to the variance: a product of linear kernels reaches 1e8
+            diagonal = covariance.diagonal()
+            diagonal += JITTER * max(float(diagonal.mean()), 1e-12)
+            factor, failure = torch.linalg.cholesky_ex(covariance)
+            if not failure:
+                normal = torch.from_numpy(rng.standard_normal(draw.length))
+                series.append((factor @ normal).numpy())
     return np.reshape(series, (draw.count, draw.length))
 
 
@@ -591,3 +601,7 @@ def chaotic(draw: SeriesDraw) -> Array:
             logistic_series(third),
         ]
     )
+
+
+WHOLE: Mapping[str, Family] = {"kernelsynth": kernelsynth, "chaotic": chaotic}
+"""Generators whose rows have their full length in a corpus, and unit deviation."""
