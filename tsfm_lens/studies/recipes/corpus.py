@@ -17,6 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tsfm_lens.core.console import console
@@ -65,15 +66,13 @@ def real_rows(path: Path) -> NDArray[np.float32]:
             # fill the corpus
             n_rows = math.ceil(4 * n_pieces**0.5)
             starts = np.linspace(0, len(series) - LENGTH, n_rows).astype(int)
-            rows.extend(
-                series[start : start + LENGTH].astype(np.float32) for start in starts
-            )
+            rows.append(sliding_window_view(series, LENGTH)[starts].astype(np.float32))
     if not rows:
         raise CheckpointError(
             f"{path} holds no array training/…: make it with"
             f" tools/build_training_series.py {path}"
         )
-    return np.stack(rows)
+    return np.concatenate(rows)
 
 
 def draw_family(name: str, count: int, *, seed: int) -> NDArray[np.float32]:

@@ -43,13 +43,10 @@ def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
 
     Its widths are those at the end of training.
     """
-    if seed is None:
-        seed = recipe.seed
-    variant = recipe.model_copy(update={"seed": seed})
-    return _open(
-        build_model(variant, recipe.steps),
-        f"{recipe.name} (initial weights, seed {seed})",
-    )
+    if seed is not None:
+        recipe = recipe.changed(seed=seed)
+    name = f"{recipe.name} (initial weights, seed {recipe.seed})"
+    return _open(build_model(recipe, recipe.steps), name)
 
 
 class TrainingHistory(Mapping[int, Lens]):

@@ -52,7 +52,6 @@ EMBEDDING_NOISE = 0.1
 def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
     """Return the rank of every attention matrix, or of each of its heads, by name."""
     by_head = target.sketch == "by head"
-    layers = {stack.name: stack.n_layers for stack in lens.wiring.stacks}
     ranks = {}
     for name, matrix in matrices(lens).items():
         full = matrix.form(by_head=by_head).full
@@ -61,7 +60,8 @@ def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
             raise InputError(
                 f"rank {target.rank} of {part}{name}; expected 1 to {full}"
             )
-        schedule = rank_schedule(target.rank, target.growth, layers[matrix.stack], full)
+        layers = lens.wiring.stack(matrix.stack).n_layers
+        schedule = rank_schedule(target.rank, target.growth, layers, full)
         ranks[name] = int(schedule[matrix.layer])
     return ranks
 

@@ -15,17 +15,14 @@ BETAS = (0.9, 0.98)
 
 
 def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """Return weights of the linear layers that are trained.
-
-    Those that an embedding shares are left out.
-    """
+    """Return weights of the linear layers but those that an embedding shares."""
     # tensors are told apart by what they are, not by their values
     tables, linear = (
         {part.weight for part in model.modules() if isinstance(part, kind)}
         for kind in (nn.Embedding, nn.Linear)
     )
     matrices = linear - tables
-    return [w for w in model.parameters() if w in matrices and w.requires_grad]
+    return [weight for weight in model.parameters() if weight in matrices]
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -43,8 +40,7 @@ class MuonAdamW(torch.optim.Optimizer):
         # type, is left uninitialised
         matrices = layer_matrices(model)
         of_muon = set(matrices)
-        free = [weight for weight in model.parameters() if weight.requires_grad]
-        rest = [weight for weight in free if weight not in of_muon]
+        rest = [weight for weight in model.parameters() if weight not in of_muon]
         options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
         self.adamw = torch.optim.AdamW(rest, **options, betas=BETAS)
         self.muon = torch.optim.Muon(

@@ -20,9 +20,9 @@ from tsfm_lens.training.losses import TrainingStage, trapezoid_rate
 
 
 class Phase(BaseModel):
-    """Another phase of training, with its own rise and fall of the learning rate.
+    """Phase of training, with its own rise and fall of the learning rate.
 
-    From step `at` on the rate rises again, up to `learning_rate`, and falls over its
+    From step `at` on the rate rises, up to `learning_rate`, and falls over its
     last `decay` steps. With `from_mean` the phase starts from the mean of the weights
     that it finds and those that the phase before started from. `config` holds the
     entries of the model's configuration that grow: the model is widened to them.
@@ -30,7 +30,7 @@ class Phase(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    at: int = Field(gt=0)
+    at: int = Field(ge=0)
     learning_rate: float = Field(gt=0)
     decay: int = Field(ge=0)
     optimizer: Literal["AdamW", "Muon"] = "AdamW"
@@ -102,9 +102,9 @@ class TrainingRecipe(BaseModel):
                 f"stages start at {starts}; expected 0 first, then each after the one"
                 " before"
             )
-        if restarts != sorted(set(restarts)):
+        if [0, *restarts] != sorted({0, *restarts}):
             raise ValueError(
-                f"restarts at {restarts}; expected each after the one before"
+                f"restarts at {restarts}; expected each after step 0 and the one before"
             )
         widens = any(restart.config for restart in self.restarts)
         if self.attention_rank is not None and widens:
@@ -127,36 +127,34 @@ class TrainingRecipe(BaseModel):
         """Return the stage that `step` belongs to."""
         return [stage for stage in self.stages if stage.start <= step][-1]
 
-    def phases_within(self) -> tuple[Phase, ...]:
-        """Return the phases after the first that the steps of the run reach."""
-        return tuple(restart for restart in self.restarts if restart.at < self.steps)
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases that the steps of the run reach."""
+        first = Phase(at=0, learning_rate=self.learning_rate, decay=self.decay)
+        return (first, *(part for part in self.restarts if part.at < self.steps))
 
-    def phase(self, step: int) -> Phase | None:
-        """Return the restart whose phase `step` is in; None in the first phase."""
-        earlier = [None, *(part for part in self.restarts if part.at <= step)]
-        return earlier[-1]
+    def phase(self, step: int) -> Phase:
+        """Return the phase that `step` is in."""
+        return [phase for phase in self.phases() if phase.at <= step][-1]
 
     def select_config(self, step: int) -> dict[str, Any]:
         """Return the configuration of the model that takes `step`."""
         config = dict(self.config)
-        for restart in self.restarts:
-            if restart.at <= step:
-                config |= restart.config
+        for phase in self.phases():
+            if phase.at <= step:
+                config |= phase.config
         return config
 
     def rate(self, step: int) -> float:
         """Compute the learning rate at `step`."""
-        phase = self.phase(min(step, self.steps - 1))
-        later = [restart.at for restart in self.phases_within() if restart.at > step]
-        # the recipe itself has the rate of the first phase
-        fields = phase or self
+        phase = self.phase(step)
+        later = [other.at for other in self.phases() if other.at > step]
         return trapezoid_rate(
             step,
-            fields.learning_rate,
-            first=phase.at if phase else 0,
+            phase.learning_rate,
+            first=phase.at,
             last=min(later, default=self.steps),
             warmup=self.warmup,
-            decay=fields.decay,
+            decay=phase.decay,
         )
 
 

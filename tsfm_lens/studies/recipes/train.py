@@ -76,7 +76,7 @@ class RecipeTask:
 
 def _plan(recipe: TrainingRecipe) -> Plan:
     steps = np.geomspace(max(1, recipe.steps // 400), recipe.steps, CHECKPOINTS - 1)
-    starts = [restart.at for restart in recipe.phases_within()]
+    _, *starts = [phase.at for phase in recipe.phases()]
     later = [
         np.linspace(first, last, LATER_CHECKPOINTS)
         for first, last in pairwise([*starts, recipe.steps])
@@ -91,15 +91,16 @@ def _plan(recipe: TrainingRecipe) -> Plan:
 
 
 def _optimizer(
-    model: PreTrainedModel, recipe: TrainingRecipe, phase: Phase | None
+    model: PreTrainedModel, recipe: TrainingRecipe, phase: Phase
 ) -> torch.optim.Optimizer:
-    """Make a fresh optimiser of a phase; None is the first."""
+    """Make a fresh optimiser of a phase."""
     rate = recipe.learning_rate
     decay = recipe.weight_decay
-    if phase is not None and phase.optimizer == "Muon":
+    # weights that are not trained have no gradient, and both leave them as they are
+    if phase.optimizer == "Muon":
         return MuonAdamW(model, lr=rate, weight_decay=decay)
-    free = [weight for weight in model.parameters() if weight.requires_grad]
-    return torch.optim.AdamW(free, lr=rate, weight_decay=decay, betas=BETAS)
+    weights = model.parameters()
+    return torch.optim.AdamW(weights, lr=rate, weight_decay=decay, betas=BETAS)
 
 
 class Trainer(Training):
@@ -116,25 +117,22 @@ class Trainer(Training):
         *,
         device: str | None = None,
     ) -> None:
-        for restart in recipe.phases_within():
-            if restart.config:
+        for phase in recipe.phases():
+            if phase.config:
                 # refuse now, not after hours, a later phase that cannot grow
-                widened(
-                    build_model(recipe, restart.at - 1),
-                    restart.config,
-                    seed=recipe.seed,
-                )
+                before = build_model(recipe, phase.at - 1)
+                widened(before, phase.config, seed=recipe.seed)
         task = RecipeTask(
             recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu")
         )
         super().__init__(
             task,
-            _optimizer(task.model, recipe, None),
+            _optimizer(task.model, recipe, recipe.phase(0)),
             _plan(recipe),
             out,
             rate=recipe.rate,
         )
-        self._phase_of: int | None = None
+        self._phase_of = 0
 
     @property
     def recipe(self) -> TrainingRecipe:
@@ -154,11 +152,10 @@ class Trainer(Training):
 
     def _begin_if_due(self) -> None:
         phase = self.recipe.phase(self.step)
-        if phase is None or phase.at == self._phase_of:
+        if phase.at == self._phase_of:
             return
         if phase.from_mean:
-            earlier = self.recipe.phase(phase.at - 1)
-            before = earlier.at if earlier else 0
+            before = self.recipe.phase(phase.at - 1).at
             checkpoints = snapshot_files(self.out)
             if before not in checkpoints:
                 raise CheckpointError(
@@ -175,9 +172,9 @@ class Trainer(Training):
             )
         self._enter_phase(phase)
 
-    def _enter_phase(self, phase: Phase | None) -> None:
+    def _enter_phase(self, phase: Phase) -> None:
         self.optimizer = _optimizer(self.model, self.recipe, phase)
-        self._phase_of = phase.at if phase else None
+        self._phase_of = phase.at
 
 
 def _check_no_run(out: Path) -> None:
@@ -220,9 +217,9 @@ def main(
     torch.set_num_threads(threads)
     recipe = find_recipe(name)
     if steps is not None:
-        recipe = recipe.model_copy(update={"steps": steps})
+        recipe = recipe.changed(steps=steps)
     if seed is not None:
-        recipe = recipe.model_copy(update={"seed": seed})
+        recipe = recipe.changed(seed=seed)
     # refuse errors now: the series take minutes to draw
     check_writable(out)
     if resume:
