@@ -24,8 +24,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from tsfm_lens import compress
+from tsfm_lens.core.ranks import relative_spectrum
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS
@@ -120,8 +120,7 @@ def measure_spectra(run: Run) -> xr.Dataset:
 
 def relative_spectra(weights: Tensor) -> np.ndarray:
     """Compute singular values of matrices, of the largest of each."""
-    values = torch.linalg.svdvals(weights).numpy()
-    return values / values[:, :1]
+    return relative_spectrum(torch.linalg.svdvals(weights).numpy())
 
 
 def _input_ranks(run: Run) -> xr.DataArray:
@@ -455,21 +454,19 @@ def _series_batch(lens: Lens, run: TrainingRecipe) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def at_ratio(
-    spectra: Mapping[str, np.ndarray],
-    forms: Mapping[str, compress.BlockShape],
-    ratio: float,
-) -> tuple[float, dict[str, int]]:
+def at_ratio(lens: Lens, ratio: float) -> tuple[float, dict[str, int]]:
     """Find the ε at which the share of ranks is nearest to a ratio, and the ranks.
 
     The search halves an interval of log₁₀ ε.
     """
+    matrices = compress.matrices(lens)
+    forms = {name: matrix.form() for name, matrix in matrices.items()}
     low = -12.0
     high = 0.0
     tried = []
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        ranks = compress.ranks_by_epsilon(spectra, 10**middle)
+        ranks = compress.chosen_ranks(lens, epsilon=10**middle)
         share = compress.compute_ratio(forms, ranks).ranks
         tried.append((abs(share - ratio), 10**middle, ranks))
         if share > ratio:
@@ -485,16 +482,10 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
 
     It is truncated to the shares of ranks of table 2.
     """
-    matrices = compress.matrices(lens)
-    forms = {name: matrix.form() for name, matrix in matrices.items()}
-    spectra = {}
-    for name, matrix in matrices.items():
-        weight = parameters(lens.adapter.model, matrix.path)[0].detach()
-        spectra[name] = torch.linalg.svdvals(weight.double()).cpu().numpy()
     full, likeliest = _token_scores(lens, batch)
     rows = [(full, 1.0, 0.0)]
     for ratio in RATIOS:
-        epsilon, ranks = at_ratio(spectra, forms, ratio)
+        epsilon, ranks = at_ratio(lens, ratio)
         loss, rest = _token_scores(compress.factorised(lens, ranks), batch)
         both = (likeliest[..., None] == rest[..., None, :]).any(-1).sum(-1)
         rows.append((loss, float((both / (2 * TOP - both)).float().mean()), epsilon))
