@@ -82,6 +82,18 @@ def test_muon_takes_matrices_of_layers_only(
     assert rest == {id(weight) for weight in trainer.model.parameters()} - matrices
 
 
+def test_phases_of_muon_need_a_torch_that_has_it(
+    token_recipe: TrainingRecipe,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    plan = muon_leg(token_recipe)
+    expect_error(r"Muon.*2\.9", Trainer, plan, tmp_path / "run", corpus)
+    assert not (tmp_path / "run").exists()
+
+
 def three_legs(
     recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None
 ) -> TrainingRecipe:

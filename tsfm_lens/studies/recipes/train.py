@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tsfm_lens.core.errors import CheckpointError
+from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.core.io import check_writable
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.export import export
@@ -117,9 +117,14 @@ class Trainer(Training):
         *,
         device: str | None = None,
     ) -> None:
+        # refuse now, not after hours, a later phase that cannot begin
         for phase in recipe.phases():
+            if phase.optimizer == "Muon" and not hasattr(torch.optim, "Muon"):
+                raise InputError(
+                    f"{recipe.name} has a phase of Muon, which torch has from 2.9 on;"
+                    f" this is torch {torch.__version__}, expected a newer one"
+                )
             if phase.config:
-                # refuse now, not after hours, a later phase that cannot grow
                 before = build_model(recipe, phase.at - 1)
                 widened(before, phase.config, seed=recipe.seed)
         task = RecipeTask(
