@@ -90,7 +90,10 @@ def seeded() -> None:
     """The same random numbers in every test, whatever ran before."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
-    torch.manual_seed(0)
+    # torch.manual_seed notes the whole stack for each kind of device that is not in use
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -149,6 +152,15 @@ def models_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     briefly = partial(compress.cost, shapes=[(1, 64)], rounds=1)
     monkeypatch.setattr(compress, "cost", briefly)
+
+
+@pytest.fixture
+def inputs_explained_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An explanation has its first section, as all are computed in tests/explain."""
+    from tsfm_lens.report import explanation
+
+    first = partial(explanation.explain, sections=explanation.SECTIONS[:1])
+    monkeypatch.setattr(explanation, "explain", first)
 
 
 @pytest.fixture(scope="session")

@@ -118,6 +118,7 @@ def measurements_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FIGURES", registry._FIGURES.copy())
 
 
+@pytest.mark.usefixtures("inputs_explained_alone")
 @pytest.mark.parametrize(
     "page",
     [

@@ -29,6 +29,7 @@ def test_pictures_show_what_the_model_does() -> None:
     assert series["truth"] is not None
 
 
+@pytest.mark.usefixtures("inputs_explained_alone")
 def test_figures_of_the_first_code_are_those_it_draws() -> None:
     """The figures below README's code have the titles of what it draws today."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")

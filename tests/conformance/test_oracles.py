@@ -258,9 +258,15 @@ def wrong_patch(right: Callable) -> Callable:
 
 
 def wrong_rows(right: Callable) -> Callable:
-    return lambda *args: (
-        None if (rows := right(*args)) is None else rows.flip(0).roll(1)
-    )
+    def wrong(rows: Any, count: int, *rest: Any) -> Any:
+        found = right(rows, count, *rest)
+        if found is None:
+            return None
+        if isinstance(found, slice):
+            found = torch.arange(count)[found]
+        return found.flip(0).roll(1)
+
+    return wrong
 
 
 FAULTS = [

@@ -20,15 +20,19 @@ from tsfm_lens.core.estimates import add_estimates
 from tsfm_lens.models import Run
 from tsfm_lens.testing import ProbeCheck, probe_checks
 
+OF_NO_MODEL = ("memory", "figures", "sentences")
+"""Checks of what is the same for all models."""
+
 
 def list_checks() -> Iterator[Any]:
-    """All checks; how many series run at once on the second model of a measurement,
-    which the engine decides for all measurements alike, by `make exhaustive`.
+    """All checks; on the second model of a measurement some by `make exhaustive`: how
+    many series run at once, which the engine decides for all measurements alike, and
+    what is drawn, since figures know no model.
     """
     first = {}
     for check in probe_checks():
         kind, model = check.trial.entry.kind, check.trial.model
-        again = first.setdefault(kind, model) != model and check.name == "memory"
+        again = first.setdefault(kind, model) != model and check.name in OF_NO_MODEL
         marks = [pytest.mark.exhaustive] if again else []
         yield pytest.param(check, marks=marks, id=str(check))
 

@@ -373,15 +373,6 @@ def _join(
     """
     tokens_per_row = max(len(spans) for spans in work.encoded.spans.values())
     tokens_per_variant = max(len(work.encoded.batch), work.rows) * tokens_per_row
-    # of each block, by the first two fields of a start there
-    n_parameters = {
-        (index, layer): sum(
-            parameter.numel()
-            for parameter in lens.registry.modules[stack.block(layer)].parameters()
-        )
-        for index, stack in enumerate(lens.wiring.stacks)
-        for layer in range(stack.n_layers)
-    }
     # from the earliest on: what a start leaves unchanged, a later one does as well, so
     # that all members of a group can use the modules of its first start
     merged: list[tuple[Start, list[int]]] = []
@@ -390,7 +381,7 @@ def _join(
             earlier_start, joined = merged[-1]
             parameters_between = sum(
                 count
-                for block, count in n_parameters.items()
+                for block, count in lens.registry.block_parameters.items()
                 if earlier_start[:2] <= block <= start[:2]
             )
             multiplications = len(members) * tokens_per_variant * parameters_between

@@ -6,12 +6,12 @@ Read :func:`show_messages_once`. Only repetitions of a message are hidden.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from tsfm_lens.models.lens import Lens
@@ -87,18 +87,15 @@ def _loggers(lens: Lens) -> list[logging.Logger]:
         type(part).__module__.partition(".")[0]
         for part in (lens.native, lens.adapter.model)
     }
-    folders = [
-        folder
+    folders = tuple(
+        os.path.join(folder, "")
         for name in packages
         for folder in getattr(sys.modules.get(name), "__path__", ())
-    ]
+    )
     return [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
         # the dictionary also has placeholders, for parents that nobody has asked for
         if isinstance(logger, logging.Logger)
-        and (
-            name.partition(".")[0] in packages
-            or any(Path(name).is_relative_to(folder) for folder in folders)
-        )
+        and (name.partition(".")[0] in packages or name.startswith(folders))
     ]

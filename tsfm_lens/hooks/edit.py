@@ -270,13 +270,16 @@ class _EditHook:
         )
         index: Index = ()
         if rows is not None:
+            if not isinstance(rows, slice):
+                rows = _as_slice(rows.to(value.device))
             # rows lie along axis 2 in patterns between series, else along the first
-            index = (*[slice(None)] * axis, _as_slice(rows.to(value.device)))
+            index = (*[slice(None)] * axis, rows)
         part = value[index] if index else value
         if rows is not None and axis != 0 and state.block_rows is not None:
             # several variants run as rows of one batch: in attention between series,
             # show the edit only the keys of its own variant's series
-            first = int(rows[0]) // state.block_rows * state.block_rows
+            first = rows.start if isinstance(rows, slice) else int(rows[0])
+            first = first // state.block_rows * state.block_rows
             variant_keys = slice(first, first + state.block_rows)
             new = part.clone()
             new[..., variant_keys] = edit.change(part[..., variant_keys], state)
@@ -306,7 +309,7 @@ def _as_slice(index: Tensor) -> slice | Tensor:
 
 def _row_index(
     rows: Rows, n_rows: int, registry: HookRegistry, point: Point
-) -> Tensor | None:
+) -> slice | Tensor | None:
     """Return the rows of the activation for the chosen series.
 
     A series may have several rows: sample paths, or quantile paths.
@@ -330,10 +333,15 @@ def _row_index(
             " be told apart"
         )
     n_series = units * variates if rows_are_tokens else units
+    rows_of_unit = n_rows // units
+    if isinstance(rows, slice) and rows_of_unit == 1 and not rows_are_tokens:
+        # as a sweep gives them for every variant, pass and point
+        chosen = range(n_series)[rows]
+        if len(chosen) and chosen.step == 1:
+            return slice(chosen.start, chosen.stop)
     index = as_index(rows, n_series, f"{point.name}: rows")
     if rows_are_tokens:
         index = torch.unique(index // variates)
-    rows_of_unit = n_rows // units
     if rows_of_unit == 1:
         return index
     if not registry.wiring.sample_major or not state.sizes:

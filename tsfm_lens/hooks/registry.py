@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Literal
@@ -124,6 +124,18 @@ class HookRegistry:
             block = self.wiring.stack(point.stack).block(point.layer)
             return point.mix(self.modules[block])
         return (1.0, 1.0)
+
+    @cached_property
+    def block_parameters(self) -> dict[tuple[int, int], int]:
+        """Number of parameters of each block, by its stack's position and its layer."""
+        return {
+            (index, layer): sum(
+                parameter.numel()
+                for parameter in self.modules[stack.block(layer)].parameters()
+            )
+            for index, stack in enumerate(self.wiring.stacks)
+            for layer in range(stack.n_layers)
+        }
 
     @property
     def in_use(self) -> list[str]:

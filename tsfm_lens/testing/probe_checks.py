@@ -122,14 +122,11 @@ class ProbeTrial:
         return entry.function(*pair, **entry.example)
 
     def _results(self, batch: SeriesBatch, **options: Any) -> Results:
-        """Return the results of a run, with the options of all that it needs."""
+        """Return the results of a run, each with the options of its example."""
         run = _run(self.lens, batch, **options)
-        takes = self.entry.takes
-        # further measurements that this one, or its figures, are made of; these are
-        # computed with their example options as well
-        sources = set(takes if isinstance(takes, tuple) else ())
-        sources.update(*(figure.beside for figure in self.entry.figures))
-        return Results(run, {kind: find(kind).example for kind in sources})
+        # of all kinds, since a measurement and its figures may be made of others
+        examples = {kind: entry.example for kind, entry in measurements().items()}
+        return Results(run, examples)
 
     @property
     def of_all_series(self) -> bool:
