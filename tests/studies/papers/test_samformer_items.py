@@ -305,7 +305,7 @@ def mixer_runs(gains: Mapping[str, float], done: Callable[[str], bool]) -> xr.Da
     below = dict(zip(MIXERS, (0.0, -1.0, -1.0, -0.5), strict=True))
     cells = [
         cell
-        for cell in planned.planned_cells("samformer_runs")
+        for cell in planned.planned_cells()
         if cell.group.split(" ", 2)[2] in MIXERS
     ]
     arms = list(dict.fromkeys(cell.group for cell in cells))
