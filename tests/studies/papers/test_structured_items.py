@@ -263,17 +263,6 @@ def test_transfer_of_rates_is_recognised(
     fig = figures.learning_rates(data)
     widths = [trace.name for trace in fig.data if trace.name]
     assert widths == ["16", "32", "64"] * 3
-    # a seed that lacks a rate is left out, and so is a parametrisation without a whole
-    # one
-    data["mse"][0, :, :, 1:] = np.nan
-    data["mse"][2, 0] = np.nan
-    found = reproduce("S2-F5")
-    assert ours(found, text.format("standard parametrisation")) == 0.25
-    assert not [
-        name
-        for name in found["quantity"].values
-        if str(name).startswith("lowest error, μP, MLR")
-    ]
 
 
 def test_rates_are_told_apart_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

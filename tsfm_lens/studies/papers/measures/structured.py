@@ -289,21 +289,15 @@ def rates() -> MeasuredValues:
     }
     result = MeasuredValues(settings=settings)
     changes = {}
-    for kind, of_kind in by_name(
+    for kind, errors in by_name(
         data["mse"].transpose(..., "width", "seed", "rate"), "parametrisation"
     ).items():
-        # seeds with all rates of all widths
-        known = np.isfinite(of_kind).all((0, 2))
-        errors = of_kind[:, known]
         best = data["rate"].values[errors.argmin(-1)]
-        changes[kind] = np.full(len(known), np.nan)
-        changes[kind][known] = abs(np.log(best[-1]) - np.log(best[0]))
-        if known.any():
-            text = f"best rate at the largest width over that at the smallest, {kind}"
-            result.mean(text, best[-1] / best[0], POSITIVE)
-            lowest = zip(data["width"].values, errors.min(-1), strict=True)
-            text = f"lowest error, {kind}, width {{}}"
-            result.means(text, dict(lowest), POSITIVE)
+        changes[kind] = abs(np.log(best[-1]) - np.log(best[0]))
+        text = f"best rate at the largest width over that at the smallest, {kind}"
+        result.mean(text, best[-1] / best[0], POSITIVE)
+        lowest = zip(data["width"].values, errors.min(-1), strict=True)
+        result.means(f"lowest error, {kind}, width {{}}", dict(lowest), POSITIVE)
     margins = changes["standard parametrisation"] - changes["μP"]
     of = "logarithm by which the best rate changes, less that by μP"
     result.judge("transfers", margins, of)
