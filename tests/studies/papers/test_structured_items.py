@@ -17,9 +17,9 @@ from reproductions import ours, parts, row, settings, verdict
 from tsfm_lens.studies import experiments, recipes
 from tsfm_lens.studies.experiments import figures, grids
 from tsfm_lens.studies.papers import reproduce as papers
-from tsfm_lens.studies.papers.measures import planned
 from tsfm_lens.studies.papers.measures import structured as measures
-from tsfm_lens.studies.queue.driver import Queue
+from tsfm_lens.studies.queue.driver import Queue, read_record
+from tsfm_lens.studies.queue.trainings import last_cells
 from tsfm_lens.studies.structured.training import oracle_errors
 from tsfm_lens.testing import assert_close
 
@@ -66,18 +66,22 @@ def runs(last: dict[str, float], seeds: int = SEEDS) -> xr.Dataset:
     )
 
 
-WAITING = "1 of 9 planned runs are done"
+LONGER = (measures.SINGLE, measures.ENCODERS)
 
 
 def planted(
     monkeypatch: pytest.MonkeyPatch,
     data: xr.Dataset,
-    queued: xr.Dataset | None = None,
+    longer: xr.Dataset | None = None,
 ) -> None:
-    """Let items be answered from planted runs, and from planted ones of the queue."""
-    waiting = WAITING if queued is None else ""
-    monkeypatch.setattr(measures, "record", lambda name: data)
-    monkeypatch.setattr(measures, "queued", lambda name: (queued, waiting))
+    """Let items be answered from planted runs, and from longer ones of the queue."""
+
+    def record(name: str) -> xr.Dataset:
+        if name not in LONGER:
+            return data
+        return experiments.record(name) if longer is None else longer
+
+    monkeypatch.setattr(measures, "record", record)
 
 
 @pytest.mark.parametrize(
@@ -114,19 +118,18 @@ def test_low_ranks_fail_where_they_do(
 
 
 @pytest.mark.parametrize("true", [True, False])
-def test_claims_on_heads_and_forms(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    eight, low, form = (0.8, 0.9, 0.4) if true else (0.3, 0.2, 0.5)
-    last = dict.fromkeys(("8 heads, BTT", "1 head, MLR 1+1", "1 head, BTT"), form)
+def test_claims_on_forms(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    low, form = (0.9, 0.4) if true else (0.2, 0.5)
     last = {
         "1 head, rank 16": 0.4,
         "1 head, rank 2": low,
         "1 head, rank 4": low,
-        "8 heads, rank 2": eight,
-    } | last
+        "1 head, MLR 1+1": form,
+        "1 head, BTT": form,
+    }
     planted(monkeypatch, runs(last))
     found = reproduce("S2-F3")
-    for claim in ("eight_fail", "structured", "structured_eight"):
-        assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
+    assert verdict(found, "structured") == ("holds" if true else "does not hold")
     # every form stands beside the low rank of as many numbers
     assert [
         "MLR 1+1, against rank 2" in part for part in parts(found, "structured")
@@ -260,17 +263,6 @@ def test_transfer_of_rates_is_recognised(
     fig = figures.learning_rates(data)
     widths = [trace.name for trace in fig.data if trace.name]
     assert widths == ["16", "32", "64"] * 3
-    # a seed that lacks a rate is left out, and so is a parametrisation without a whole
-    # one
-    data["mse"][0, :, :, 1:] = np.nan
-    data["mse"][2, 0] = np.nan
-    found = reproduce("S2-F5")
-    assert ours(found, text.format("standard parametrisation")) == 0.25
-    assert not [
-        name
-        for name in found["quantity"].values
-        if str(name).startswith("lowest error, μP, MLR")
-    ]
 
 
 def test_rates_are_told_apart_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,14 +322,10 @@ def test_eight_heads_are_judged_by_the_longer_runs(
     assert verdict(found, "structured_eight") == outcome
     # ranks within one head are of the smaller runs
     assert verdict(reproduce("S2-ICL"), "low_fails") == "holds"
-    planted(monkeypatch, runs(SMALL))
-    found = reproduce("S2-F3")
-    assert verdict(found, "eight_fail") == "does not hold"
-    assert WAITING in found.attrs["note"]
 
 
 @pytest.mark.parametrize("planted_gain", GAINS)
-def test_longer_horizons_are_judged_once_all_are_trained(
+def test_longer_horizons_are_judged_by_the_longer_runs(
     planted_gain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gain, outcome = GAINS[planted_gain], planted_gain.removeprefix("equal, ")
@@ -346,11 +334,6 @@ def test_longer_horizons_are_judged_once_all_are_trained(
         {"test_mae": (("arm", "seed"), np.full((2, SEEDS), 0.5))},
         {"arm": [f"{form}, T = 96" for form in forms[:2]], "seed": range(SEEDS)},
     )
-    planted(monkeypatch, small)
-    found = reproduce("S2-ETT")
-    for claim in ("better_336", "grows"):
-        assert verdict(found, claim) == "undecided"
-        assert WAITING in str(row(found, claim)["why"].values)
     # the first form gains at 336, the second more at 336 than at 192
     logs = np.stack([0 * gain, 0 * gain, 3 - gain, 0 * gain, -gain, 3 - 2 * gain])
     arms = [f"{form}, T = {horizon}" for horizon in (192, 336) for form in forms]
@@ -370,7 +353,7 @@ def test_longer_horizons_are_judged_once_all_are_trained(
 
 
 @pytest.mark.parametrize("planted_gain", GAINS)
-def test_losses_by_levels_are_judged_once_all_are_trained(
+def test_losses_by_levels_are_judged(
     planted_gain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gain, outcome = GAINS[planted_gain], planted_gain.removeprefix("equal, ")
@@ -390,32 +373,19 @@ def test_losses_by_levels_are_judged_once_all_are_trained(
     assert verdict(reproduce("S2-F15"), "reaches") == outcome
 
 
-def test_a_record_is_read_once_the_queue_has_all_its_runs(
+def test_items_are_answered_from_runs_of_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of the queue itself, few steps each: until the last is done, what is open is
-    said with its hours; then the items are answered from them.
-    """
+    """Runs of the queue itself, few steps each, answer the item."""
     few = partial(grids.in_context_arms, epoch=2, held_out=8)
     monkeypatch.setattr(grids, "in_context_arms", few)
     plan = {"seeds": [0, 1], "arms": list(SINGLE), "epochs": 2, "seconds": 1800}
-    monkeypatch.setitem(measures.PLAN["last"], "in_context_single", plan)
-    monkeypatch.setattr(planned, "RECORDS", tmp_path)
-    cells = planned.planned_cells("in_context_single")
-    assert planned.queued("in_context_single") == (
-        None,
-        "not testable yet: 0 of 6 planned runs are done, and the others need some 3.0"
-        " hours of one core",
-    )
-    Queue(cells[:5], tmp_path, tmp_path / "state").work(lambda line: None)
-    data, waiting = planned.queued("in_context_single")
-    assert data is None
-    assert "5 of 6 planned runs" in waiting
-    assert "5 of 6 planned runs" in reproduce("S2-F3").attrs["note"]
+    monkeypatch.setitem(measures.PLAN["last"], measures.SINGLE, plan)
+    cells = [cell for cell in last_cells(Path()) if cell.record == measures.SINGLE]
     Queue(cells, tmp_path, tmp_path / "state").work(lambda line: None)
-    data, waiting = planned.queued("in_context_single")
+    data = read_record(tmp_path / f"{measures.SINGLE}.nc")
     assert data is not None
-    assert not waiting
+    planted(monkeypatch, runs(SMALL), data)
     found = reproduce("S2-F3")
     text = f"error after the last pair, 4 steps with tokens of x or y, {SINGLE[1]}"
     last = data["by_pairs"].sel(arm=f"{SINGLE[1]}, D = 16").isel(pairs=-1)

@@ -46,8 +46,9 @@ def test_compressed_layers_act_on_projected_inputs(
 ) -> None:
     """The compressed layer is the layer on the projected input."""
     vocabulary, weights, rng = drawn(*sizes)
-    rank = int(rng.integers(1, weights.width + 1))
-    tokens = rng.normal(size=(weights.width, 6))
+    width = len(vocabulary)
+    rank = int(rng.integers(1, width + 1))
+    tokens = rng.normal(size=(width, 6))
     less = rank_theory.compressed(weights, vocabulary, rank)
     onto = rank_theory.projector(vocabulary, rank)
     large = float(weights.value_norms.max() * np.linalg.norm(tokens, 2))

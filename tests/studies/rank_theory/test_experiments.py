@@ -28,9 +28,7 @@ SLACK = rounding("float64", 1.0, depth=1000)
 
 @pytest.fixture(scope="module")
 def by_rank() -> xr.Dataset:
-    return rank_theory.compression_by_rank(
-        width=64, n_tokens=256, n_ranks=16, scalings=list(rank_theory.SCALINGS), draws=4
-    )
+    return rank_theory.compression_by_rank(width=64, n_tokens=256, n_ranks=16, draws=4)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def test_errors_grow_with_the_dropped_values(
         for item in (weights, rank_theory.compressed(weights, vocabulary, rank))
     )
     expected = np.linalg.norm(full - less)
-    found = float(by_rank["error"].sel(scaling="theorem", draw=0, rank=rank))
+    found = float(by_rank["error"].sel(draw=0, rank=rank))
     assert_close(found, expected, depth=3000, magnitude=float(np.linalg.norm(full)))
     assert_close(
         by_rank["next_singular_value"].values[5],

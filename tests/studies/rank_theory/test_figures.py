@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from tsfm_lens.viz.printing import COLUMNS
 
 SMALL: dict[str, Callable[[], xr.Dataset]] = {
     "compression_rank": lambda: rank_theory.compression_by_rank(
-        width=16, n_tokens=32, n_ranks=8, draws=2, scalings=("theorem", "unit")
+        width=16, n_tokens=32, n_ranks=8, draws=2
     ),
     "compression_width": lambda: rank_theory.compression_by_width(
         widths=(8, 16), rank=3, n_tokens=32, draws=3
@@ -42,30 +41,21 @@ SMALL: dict[str, Callable[[], xr.Dataset]] = {
 }
 
 
-def named(fig: Any, start: str) -> list[Any]:
-    return [trace for trace in fig.data if (trace.name or "").startswith(start)]
-
-
 def test_errors_by_rank_keep_their_bounds(
     results: dict[str, xr.Dataset],
 ) -> None:
     """Errors by rank are root mean squares and lie under their bounds."""
     ds = results["compression_rank"]
     fig = figures.compression_rank_lines(ds)
-    for scaling in ("theorem", "unit"):
-        (dots,) = named(
-            fig,
-            f"{scaling}: slope {float(ds['slope'].sel(scaling=scaling).mean()):.2f}",
-        )
-        trimmed = np.sort(ds["next_singular_value"])
-        np.testing.assert_array_equal(dots.x, trimmed)
-        error = np.sqrt((ds["error"].sel(scaling=scaling) ** 2).mean("draw"))
-        expected = error.sortby(ds["next_singular_value"])
-        assert_close(dots.y, expected.values, depth=20)
-    (line,) = named(fig, "slope 1")
+    dots, line, bounds = fig.data
+    assert dots.name == f"slope {float(ds['slope'].mean()):.2f}"
+    for trace, name in ((dots, "error"), (bounds, "bound")):
+        cut = ds["next_singular_value"]
+        np.testing.assert_array_equal(trace.x, np.sort(cut))
+        expected = np.sqrt((ds[name] ** 2).mean("draw")).sortby(cut)
+        assert_close(trace.y, expected.values, depth=20)
+    assert line.name == "slope 1"
     assert_close(line.y[1] / line.y[0], line.x[1] / line.x[0], depth=50)
-    bounds = [trace.name for trace in fig.data if "bound" in (trace.name or "")]
-    assert len(bounds) == 2
 
 
 RUNNER = CliRunner()

@@ -119,25 +119,22 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
         'Regression in context'
     """
     x_name = "rank_ratio"
-    if "width" in ds.coords and len(np.unique(ds["width"])) > 1:
+    if len(np.unique(ds["width"])) > 1:
         x_name = "width"
-    group = "arm"
-    if "group" in ds.coords:
-        group = "group"
     table = ds["by_pairs"].to_dataframe().reset_index()
     at_end = table["pairs"] == table["pairs"].max()
-    largest = table[x_name] == table.groupby(group)[x_name].transform("max")
+    largest = table[x_name] == table.groupby("group")[x_name].transform("max")
     titles = ("after the last pair", "by pairs seen")
     drawn = sheet([320], (1, 1), titles=titles, column_gap=0.12, min_width=760)
     last, by_pairs = drawn
-    add_points(last, table[at_end], x_name, "by_pairs", group)
-    add_curves(by_pairs, table[largest], "pairs", "by_pairs", group)
+    add_points(last, table[at_end], x_name, "by_pairs", "group")
+    add_curves(by_pairs, table[largest], "pairs", "by_pairs", "group")
     text = "least squares, expected"
     add_reference(by_pairs, text, ds["pairs"].values, ds["oracle"].values)
     last.x(_X_TITLES[x_name], **LOG_AXIS)
     by_pairs.x("pairs seen before, by the largest of each")
     drawn.y("squared error, of 1 without learning", rangemode="tozero")
-    inputs = f"d = {ds.attrs.get('inputs', '?')}"
+    inputs = f"d = {ds.attrs['inputs']}"
     remark = (
         f"{_seeds(ds['by_pairs'].isel(pairs=-1))}, {CONFIDENCE_TEXT} intervals of means"
     )
@@ -197,5 +194,5 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     cost = "multiply-adds of the scores / of standard ones"
     drawn.x(cost, rangemode="tozero")
     drawn.y("cross-entropy in nats a step")
-    steps = f"{ds.attrs.get('steps', '?')} steps"
+    steps = f"{ds.attrs['steps']} steps"
     return drawn.finalize("Loss by what the scores cost", steps, _seeds(ds["loss"]))

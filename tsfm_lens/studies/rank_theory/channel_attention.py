@@ -10,6 +10,9 @@ import numpy as np
 
 from tsfm_lens.core.errors import InputError
 
+EPSILON = 1e-5
+"""What RevIN adds to a variance."""
+
 __all__ = [
     "nuclear_norm",
     "nuclear_norm_bound",
@@ -89,33 +92,24 @@ def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> 
 
 
 def revin_linear(
-    x: np.ndarray,
-    weight: np.ndarray,
-    gamma: np.ndarray | float = 1.0,
-    beta: np.ndarray | float = 0.0,
-    eps: float = 1e-5,
+    x: np.ndarray, weight: np.ndarray, gamma: np.ndarray, beta: np.ndarray
 ) -> np.ndarray:
     """Compute a linear map between RevIN and its inverse, in closed form (S1-P9).
 
     It is Ŷ = X W + ξ, (channel, step).
 
-    X is (channel, time), W (time, step); γ and β are one for all channels or
-    (channel,).
+    X is (channel, time), W (time, step), γ and β (channel,); ε is that of RevIN.
 
     Example:
         >>> x, weight = np.array([[1.0, 3.0]]), np.array([[0.0], [1.0]])
-        >>> rank_theory.revin_linear(x, weight).round(6).tolist()
+        >>> rank_theory.revin_linear(x, weight, np.ones(1), np.zeros(1)).tolist()
         [[3.0]]
     """
-    return x @ weight + revin_offset(x, weight, gamma, beta, eps)
+    return x @ weight + revin_offset(x, weight, gamma, beta)
 
 
 def revin_offset(
-    x: np.ndarray,
-    weight: np.ndarray,
-    gamma: np.ndarray | float = 1.0,
-    beta: np.ndarray | float = 0.0,
-    eps: float = 1e-5,
+    x: np.ndarray, weight: np.ndarray, gamma: np.ndarray, beta: np.ndarray
 ) -> np.ndarray:
     """Compute ξ, RevIN's addition to a linear map, (channel, step) (S1-P9).
 
@@ -123,8 +117,8 @@ def revin_offset(
 
     Example:
         >>> x, weight = np.array([[1.0, 3.0]]), np.array([[0.5], [1.0]])
-        >>> rank_theory.revin_offset(x, weight).tolist()
+        >>> rank_theory.revin_offset(x, weight, np.ones(1), np.zeros(1)).tolist()
         [[-1.0]]
     """
-    level = x.mean(axis=1) - np.divide(beta, gamma) * np.sqrt(x.var(axis=1) + eps)
+    level = x.mean(axis=1) - beta / gamma * np.sqrt(x.var(axis=1) + EPSILON)
     return np.outer(level, 1 - weight.sum(axis=0))

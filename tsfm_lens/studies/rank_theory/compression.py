@@ -85,11 +85,6 @@ class AttentionWeights:
         return self.query.shape[0]
 
     @property
-    def width(self) -> int:
-        """Rows of the input, d."""
-        return self.query.shape[2]
-
-    @property
     def head_width(self) -> int:
         """Rows of one head's output, d_h."""
         return self.query.shape[1]

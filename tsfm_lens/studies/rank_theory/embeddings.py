@@ -190,15 +190,13 @@ class GatedEmbedding(Embedding):
     beta: float = 1.0
 
     @classmethod
-    def random(
-        cls, dimension: int, *, beta: float = 1.0, seed: int = 0
-    ) -> GatedEmbedding:
-        """Draw both vectors uniformly between −1 and 1.
+    def random(cls, dimension: int, *, seed: int = 0) -> GatedEmbedding:
+        """Draw both vectors uniformly between −1 and 1, with β of 1.
 
         Then |w_i| ≤ 1 and |w_i v_i| ≤ 1, as the bound requires.
         """
         gate, value = np.random.default_rng(seed).uniform(-1, 1, size=(2, dimension))
-        return cls(gate, value, beta)
+        return cls(gate, value)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
         gated = self.gate[:, None] * columns

@@ -107,24 +107,23 @@ def compression_by_rank(
     width: int = 512,
     n_tokens: int = 4096,
     n_ranks: int = 40,
-    scalings: Sequence[str] = ("theorem",),
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
     """Measure the error of a layer cut to a rank, over σ_{d̃+1} (S0-J1a).
 
-    ``n_ranks`` are so many ranks from 1 to d − 1, evenly; ``scalings`` of the random
-    weights are of ``SCALINGS``.
+    ``n_ranks`` are so many ranks from 1 to d − 1, evenly; the random weights are those
+    of the theorem.
 
     Returns:
         Dataset of kind "theory_compression_rank". ``error`` ‖Y − Ỹ‖_F and its ``bound``
-        are (scaling, draw, rank); ``next_singular_value`` σ_{d̃+1} and ``rate`` √d
-        σ_{d̃+1} are (rank). ``slope`` (scaling, draw) is that of log error over log
-        σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` that at all ranks.
+        are (draw, rank); ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1} are
+        (rank). ``slope`` (draw) is that of log error over log σ_{d̃+1} at ranks up to
+        3/4 of the width, ``slope_of_all`` that at all ranks.
 
     Example:
         >>> errors = rank_theory.compression_by_rank(width=32, n_tokens=128, n_ranks=8)
-        >>> 0.8 < float(errors["slope"][0, 0]) < 1.2
+        >>> 0.8 < float(errors["slope"][0]) < 1.2
         True
     """
     singular = np.exp(np.linspace(0, -5, width))
@@ -132,25 +131,24 @@ def compression_by_rank(
     # there
     even = np.linspace(1, width - 1, n_ranks).round().astype(int)
     ranks = np.unique(even).tolist()
-    errors, bounds = np.empty((2, len(scalings), draws, len(ranks)))
+    errors, bounds = np.empty((2, draws, len(ranks)))
     for draw, child in enumerate(children(seed, draws)):
         vocabulary = of_spectrum(singular, n_tokens, np.random.default_rng(child))
-        for row, scaling in enumerate(scalings):
-            # the input's own seed would give the weights the numbers of the input
-            weights = AttentionWeights.random(width, scaling=scaling, seed=child + 1)
-            errors[row, draw] = compression_errors(vocabulary, weights, ranks)
-            bounds[row, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
+        # the input's own seed would give the weights the numbers of the input
+        weights = AttentionWeights.random(width, seed=child + 1)
+        errors[draw] = compression_errors(vocabulary, weights, ranks)
+        bounds[draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
     following = singular[ranks]
     inner = np.array(ranks) <= 0.75 * width
     data = {
-        "error": (("scaling", "draw", "rank"), errors),
-        "bound": (("scaling", "draw", "rank"), bounds),
-        "slope": (("scaling", "draw"), fit_slope(following[inner], errors[..., inner])),
-        "slope_of_all": (("scaling", "draw"), fit_slope(following, errors)),
+        "error": (("draw", "rank"), errors),
+        "bound": (("draw", "rank"), bounds),
+        "slope": ("draw", fit_slope(following[inner], errors[:, inner])),
+        "slope_of_all": ("draw", fit_slope(following, errors)),
         "next_singular_value": ("rank", following),
         "rate": ("rank", np.sqrt(width) * following),
     }
-    coords = {"scaling": list(scalings), "draw": range(draws), "rank": ranks}
+    coords = {"draw": range(draws), "rank": ranks}
     return labelled(
         data,
         coords,

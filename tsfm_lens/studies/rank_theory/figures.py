@@ -65,21 +65,20 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     """
     squares = ds[["error", "bound"]] ** 2
     table = frame(squares.mean("draw") ** 0.5, "error", "bound")
-    next_values = ds["next_singular_value"].to_series()
-    table["cut"] = table["rank"].map(next_values)
-    slopes = ds["slope"].mean("draw").to_series()
-    table["weights"] = [
-        f"{name}: slope {slopes[name]:.2f}" for name in table["scaling"]
-    ]
-    table["bounds"] = table["scaling"] + ": bound, with √L"
+    cut = ds["next_singular_value"].values
+    table = table.assign(
+        cut=cut,
+        errors=f"slope {float(ds['slope'].mean()):.2f}",
+        bounds="bound, with √L",
+    )
     drawn = curve_sheet(
         table,
         "cut",
         "error",
-        "weights",
+        "errors",
         log="xy",
         axes=("first singular value that is cut off", "error (Frobenius norm)"),
-        reference=("slope 1", *_power(next_values.to_numpy(), table["error"], 1.0)),
+        reference=("slope 1", *_power(cut, table["error"], 1.0)),
         mode="markers",
     )
     panel = drawn.panel()

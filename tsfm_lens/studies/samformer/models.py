@@ -395,10 +395,10 @@ class LinearForecaster(NormalisedForecaster):
         return self.readout(x)
 
 
-def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
-    """Compute the expected squared error of least squares, σ² (1 + L / (n − L − 1)).
+def oracle_loss(length: int, rows: int) -> float:
+    """Compute the expected squared error of least squares, 1 + L / (n − L − 1).
 
-    There are n rows for L unknowns.
+    There are n rows for L unknowns, with noise of variance 1.
 
     Raises:
         InputError: n is not above L + 1, where the expectation is infinite.
@@ -412,7 +412,7 @@ def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
             f"{rows} rows for {length} unknowns: the expected error is finite from"
             f" {length + 2} rows on"
         )
-    return noise**2 * (1 + length / (rows - length - 1))
+    return 1 + length / (rows - length - 1)
 
 
 class MixerBlock(nn.Module):

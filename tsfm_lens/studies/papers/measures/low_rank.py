@@ -30,12 +30,10 @@ def _add_scores(
 ) -> None:
     """Add WQL and MASE over those of the full model, with their intervals."""
     for name in ("wql", "mase"):
-        middle = "size" if f"{name}_rise_size" in scores else "estimate"
-        value, low, high = (
-            1 + float(scores[f"{name}_rise_{end}"]) for end in (middle, "low", "high")
+        ratio = (
+            1 + float(scores[f"{name}_rise_{end}"]) for end in ("size", "low", "high")
         )
-        bounds = (low, high) if low < high else ()
-        result.add(f"{kind}{name.upper()}{suffix}", value, *bounds)
+        result.add(f"{kind}{name.upper()}{suffix}", *ratio)
 
 
 @measure("S0-F7")

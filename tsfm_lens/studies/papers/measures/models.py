@@ -72,10 +72,7 @@ def _settings(run: Run) -> dict[str, str]:
         "horizon": str(run.horizon),
     }
     if adapter.readout == "token":
-        default = getattr(adapter, "samples", 0) or getattr(
-            getattr(adapter, "settings", None), "num_samples", 0
-        )
-        settings["samples"] = str(default)
+        settings["samples"] = str(adapter.samples)
     settings["seeds"] = "none needed, nothing that is measured is drawn"
     settings["intervals over"] = f"{len(run.batch)} windows"
     return settings

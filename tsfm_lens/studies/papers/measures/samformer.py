@@ -206,16 +206,9 @@ def _split(arm: str) -> tuple[Cell, str]:
 
 
 def benchmark_runs() -> xr.Dataset:
-    """Load the runs of the queue, and further models of the record made before it."""
-    runs = record("samformer_runs")
-    earlier = record("benchmarks")
-    models = {_split(arm)[1] for arm in runs["arm"].values}
-    more = [arm for arm in earlier["arm"].values if _split(arm)[1] not in models]
-    if not more:
-        return runs
-    # a seed that both have is the same training
+    """Load the runs of the paper's models, and those of further ones."""
     return xr.concat(
-        [runs, earlier.sel(arm=more)],
+        [record("samformer_runs"), record("benchmarks")],
         "arm",
         data_vars="all",
         join="outer",
@@ -274,7 +267,7 @@ def _by_data(
         ClaimPart("", of_data, of, data=dataset, equal_within=equal_within)
         for dataset, of_data in margins.items()
     ]
-    verdict = judge_parts("run", *parts or [ClaimPart("", np.empty(0), of)])
+    verdict = judge_parts("run", *parts)
     tests = [
         Tested("", of, UNDECIDED, why=waiting[test.data], data=test.data)
         if test.data in waiting
@@ -362,18 +355,11 @@ def sharpness() -> MeasuredValues:
     return result
 
 
-@from_record("S1-F6")
-def attention() -> MeasuredValues:
-    """Measure figures 6 and 12."""
-    return answer("S1-F6", benchmark_runs().mean("window"))
-
-
-@from_record("S1-F7")
-def nuclear_norms() -> MeasuredValues:
-    """Measure figure 7."""
-    data = benchmark_runs()
-    middle = data["end_nuclear_norm"].median("window")
-    return answer("S1-F7", data.assign(middle=middle))
+@from_record("S1-F6", item="S1-F6", reduce=xr.Dataset.mean)
+@from_record("S1-F7", item="S1-F7", reduce=xr.Dataset.median)
+def attention(*, item: str, reduce: Callable[..., xr.Dataset]) -> MeasuredValues:
+    """Measure figures 6, 7 and 12: attention at the end, reduced over windows."""
+    return answer(item, reduce(benchmark_runs(), "window"))
 
 
 @from_record("S1-F11")

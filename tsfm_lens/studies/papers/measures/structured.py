@@ -30,7 +30,6 @@ from tsfm_lens.studies.papers.context import (
     from_record,
     measure,
 )
-from tsfm_lens.studies.papers.measures.planned import queued
 from tsfm_lens.studies.papers.values import by_name
 from tsfm_lens.studies.papers.verdicts import (
     POSITIVE,
@@ -38,7 +37,6 @@ from tsfm_lens.studies.papers.verdicts import (
     Verdict,
     exactly,
     judge_parts,
-    undecided,
 )
 from tsfm_lens.studies.queue.driver import PLAN
 from tsfm_lens.studies.queue.language import LEVELLED
@@ -82,15 +80,12 @@ def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
 def _result(data: xr.Dataset, claims: dict[str, Verdict]) -> MeasuredValues:
     errors = _errors(data)
     metadata = data.attrs
-    tokens = "one of x or y"
-    if metadata.get("tokens") == "pairs":
-        tokens = "one of x and the pair before"
     settings = {
         "inputs": metadata["inputs"],
         "width": np.unique(data["width"]),
         "layers": metadata["layers"],
         "steps": f"{metadata['steps']:,}",
-        "tokens": tokens,
+        "tokens": "one of x and the pair before",
         "seeds": describe_seeds(
             data, [np.isfinite(of_seeds).sum() for of_seeds in errors.values()]
         ),
@@ -98,10 +93,7 @@ def _result(data: xr.Dataset, claims: dict[str, Verdict]) -> MeasuredValues:
     }
     result = MeasuredValues(settings=settings, claims=claims)
     result.means("error after the last pair, {}", errors, POSITIVE)
-    longer, waiting = single_tokens()
-    if longer is None:
-        result.notes = (f"with single tokens and more steps: {waiting}",)
-        return result
+    longer = single_tokens()
     text = f"{longer.attrs['steps']:,} steps with tokens of x or y"
     errors = _errors(longer)
     result.means(f"error after the last pair, {text}, {{}}", errors, POSITIVE)
@@ -113,33 +105,25 @@ def _result(data: xr.Dataset, claims: dict[str, Verdict]) -> MeasuredValues:
     return result
 
 
-def single_tokens() -> tuple[xr.Dataset | None, str]:
-    """Load the longer runs with the paper's tokens, or say which of them are open.
-
-    The result is that of :func:`queued`, with the ranks and sizes of its arms.
-    """
-    data, waiting = queued(SINGLE)
-    if data is not None:
-        data = with_forms(data, single_token_arms())
-    return data, waiting
+def single_tokens() -> xr.Dataset:
+    """Load the longer runs, of the paper's tokens, with ranks and sizes of arms."""
+    return with_forms(record(SINGLE), single_token_arms())
 
 
 def _full_rank(data: xr.Dataset) -> str:
     return f"1 head, rank {int(data['width'].max())}"
 
 
-def _of_eight_heads(data: xr.Dataset) -> dict[str, Verdict]:
-    """Judge claims on 8 heads by the longer runs, by these ones until all are done."""
-    longer, _ = single_tokens()
-    if longer is not None:
-        data = longer
+def _of_eight_heads() -> dict[str, Verdict]:
+    """Judge claims on 8 heads by the longer runs."""
+    data = single_tokens()
     eight = [arm for arm in data["group"].values.tolist() if arm.startswith("8 heads")]
     (low,) = (arm for arm in eight if arm.startswith("8 heads, rank"))
     forms = [(arm.removeprefix("8 heads, "), low, arm) for arm in eight if arm != low]
-    claims = {"eight_fail": _verdict(data, ("", low, _full_rank(data)))}
-    if forms:
-        claims["structured_eight"] = _verdict(data, *forms)
-    return claims
+    return {
+        "eight_fail": _verdict(data, ("", low, _full_rank(data))),
+        "structured_eight": _verdict(data, *forms),
+    }
 
 
 @from_record("S2-F2")
@@ -154,7 +138,7 @@ def by_rank() -> MeasuredValues:
     ]
     claims = {
         "low_fails": _verdict(data, *pairs),
-        "eight_fail": _of_eight_heads(data)["eight_fail"],
+        "eight_fail": _of_eight_heads()["eight_fail"],
     }
     result = _result(data, claims)
     # the same untrained error in every run, on prompts whose answers have a mean
@@ -183,9 +167,7 @@ def by_form() -> MeasuredValues:
         and low.startswith("1 head, rank")
         and sizes[low] == sizes[form]
     ]
-    return _result(
-        data, {"structured": _verdict(data, *pairs), **_of_eight_heads(data)}
-    )
+    return _result(data, {"structured": _verdict(data, *pairs), **_of_eight_heads()})
 
 
 @from_record("S2-F11")
@@ -219,23 +201,17 @@ def forecasts() -> MeasuredValues:
 
     Errors are absolute, and compared by the same seed.
     """
-    data = record("encoders")
-    errors = by_name(data["test_mae"])
-    steps = "one epoch"
+    data, longer = map(record, ("encoders", ENCODERS))
+    errors = by_name(data["test_mae"]) | by_name(longer["test_mae"])
+    plan = PLAN["last"][ENCODERS]
+    horizons = ", ".join(map(str, plan["horizons"]))
     seeds = describe_seeds(data, data["test_mae"].notnull().sum("seed"))
-    longer, waiting = queued(ENCODERS)
-    if longer is not None:
-        errors |= by_name(longer["test_mae"])
-        plan = PLAN["last"][ENCODERS]
-        horizons = ", ".join(map(str, plan["horizons"]))
-        steps += f"; at T of {horizons} {plan['epochs']} epochs"
-        seeds += f"; at these {len(longer['seed'])}"
     settings = {
         "width": 32,
         "heads": 4,
         "layers": 2,
-        "steps": steps,
-        "seeds": seeds,
+        "steps": f"one epoch; at T of {horizons} {plan['epochs']} epochs",
+        "seeds": f"{seeds}; at these {len(longer['seed'])}",
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)
@@ -249,11 +225,8 @@ def forecasts() -> MeasuredValues:
     two, four = "MLR attention 6+2", "MLR attention 4+2+1+1"
     of = "logarithm of the ratio of absolute errors"
     result.judge("better", gain(two, 96), of)
-    if longer is None:
-        result.claims |= dict.fromkeys(("better_336", "grows"), undecided(waiting, of))
-    else:
-        result.judge("better_336", gain(two, 336), of)
-        result.judge("grows", gain(four, 336) - gain(four, 192), of)
+    result.judge("better_336", gain(two, 336), of)
+    result.judge("grows", gain(four, 336) - gain(four, 192), of)
     by_horizon = sorted(errors, key=lambda arm: int(arm.rpartition(" ")[2]))
     for arm in by_horizon:
         form, _, horizon = arm.rpartition(", ")
@@ -271,7 +244,7 @@ def forecasts() -> MeasuredValues:
 @from_record("S2-CHR")
 def chronos() -> MeasuredValues:
     """Measure figure 15: losses at equal steps, and costs of the scores."""
-    data = record(f"{LEVELLED}")
+    data = record(LEVELLED)
     loss = by_name(data["loss"])
     metadata = data.attrs
     settings = {
@@ -316,21 +289,15 @@ def rates() -> MeasuredValues:
     }
     result = MeasuredValues(settings=settings)
     changes = {}
-    for kind, of_kind in by_name(
+    for kind, errors in by_name(
         data["mse"].transpose(..., "width", "seed", "rate"), "parametrisation"
     ).items():
-        # seeds with all rates of all widths
-        known = np.isfinite(of_kind).all((0, 2))
-        errors = of_kind[:, known]
         best = data["rate"].values[errors.argmin(-1)]
-        changes[kind] = np.full(len(known), np.nan)
-        changes[kind][known] = abs(np.log(best[-1]) - np.log(best[0]))
-        if known.any():
-            text = f"best rate at the largest width over that at the smallest, {kind}"
-            result.mean(text, best[-1] / best[0], POSITIVE)
-            lowest = zip(data["width"].values, errors.min(-1), strict=True)
-            text = f"lowest error, {kind}, width {{}}"
-            result.means(text, dict(lowest), POSITIVE)
+        changes[kind] = abs(np.log(best[-1]) - np.log(best[0]))
+        text = f"best rate at the largest width over that at the smallest, {kind}"
+        result.mean(text, best[-1] / best[0], POSITIVE)
+        lowest = zip(data["width"].values, errors.min(-1), strict=True)
+        result.means(f"lowest error, {kind}, width {{}}", dict(lowest), POSITIVE)
     margins = changes["standard parametrisation"] - changes["μP"]
     of = "logarithm by which the best rate changes, less that by μP"
     result.judge("transfers", margins, of)

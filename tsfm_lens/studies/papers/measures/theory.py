@@ -33,7 +33,6 @@ from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 
 # errors of sparse and dense sketches are comparable up to this ratio
 COMPARABLE_WITHIN = 1.25
-CHEBYSHEV_RANKS = (1, 2, 4, 8, 16, 32)
 # of theorem 2: the thresholds ε of singular values, and the steps of a patch
 EPSILONS = (0.2, 0.3, 0.5, 0.7, 1.0)
 PATCH = 4
@@ -45,28 +44,23 @@ _WEIGHTS_SETTING = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of 
 
 
 @measure("S0-J1A", draws=1)
-def by_rank(
-    context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks: int = 40
-) -> MeasuredValues:
+def by_rank(context: Context, **sizes: int) -> MeasuredValues:
     """Measure how the error of a compressed layer falls with σ_{d̃+1}, and its bounds.
 
     The slope is that of the error over the first singular value that is cut off, both
     as logarithms.
     """
-    data = rank_theory.compression_by_rank(
-        width=width, n_tokens=n_tokens, n_ranks=n_ranks, **asdict(context)
-    )
+    data = rank_theory.compression_by_rank(**sizes, **asdict(context))
     ranks = data["rank"].values
     settings = {
-        "d": width,
-        "tokens": n_tokens,
+        "d": data.attrs["width"],
+        "tokens": data.attrs["n_tokens"],
         "ranks": f"{len(ranks)} from {ranks[0]} to {ranks[-1]}",
         **_WEIGHTS_SETTING,
     }
-    result = _result(context, {}, settings, intervals=True)
-    of_theorem = data.sel(scaling="theorem")
-    result.mean("slope_of_rank", of_theorem["slope"].values)
-    result.mean("slope with all ranks", of_theorem["slope_of_all"].values)
+    result = _result(context, settings)
+    result.mean("slope_of_rank", data["slope"].values)
+    result.mean("slope with all ranks", data["slope_of_all"].values)
     result.add("largest error over √d σ", (data["error"] / data["rate"]).max())
     result.add(
         "largest error over the bound with √L", (data["error"] / data["bound"]).max()
@@ -75,27 +69,20 @@ def by_rank(
 
 
 @measure("S0-J1B", draws=50)
-def by_width(
-    context: Context,
-    *,
-    widths: Sequence[int] = (32, 64, 128, 256, 512),
-    n_tokens: int = 1024,
-) -> MeasuredValues:
+def by_width(context: Context, **sizes: Any) -> MeasuredValues:
     """Measure how the error of a layer of fixed rank grows with its width.
 
     The slope of its logarithm over that of the width is given with its interval, for
     the weights of the theorem and for two other kinds.
     """
-    data = rank_theory.compression_by_width(
-        widths=widths, n_tokens=n_tokens, **asdict(context)
-    )
+    data = rank_theory.compression_by_width(**sizes, **asdict(context))
     settings = {
-        "d": widths,
-        "tokens": n_tokens,
+        "d": data["width"],
+        "tokens": data.attrs["n_tokens"],
         "rank": data.attrs["rank"],
         **_WEIGHTS_SETTING,
     }
-    result = _result(context, {}, settings, intervals=True)
+    result = _result(context, settings)
     slopes = data[["slope", "slope_low", "slope_high"]].to_array()
     for weights, name in (
         ("theorem", "slope_of_width"),
@@ -107,33 +94,26 @@ def by_width(
 
 
 @measure("S0-J2", draws=6)
-def sketching(
-    context: Context,
-    *,
-    width: int = 2048,
-    heads: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
-    decay: float = 200.0,
-) -> MeasuredValues:
+def sketching(context: Context, **sizes: Any) -> MeasuredValues:
     """Measure how the effective rank of sketches grows with the number of heads.
 
     Errors of sparse sketches are compared with those of dense ones.
     """
-    data = rank_theory.sketching_by_heads(
-        width=width, heads=heads, decay=decay, **asdict(context)
-    )
+    data = rank_theory.sketching_by_heads(**sizes, **asdict(context))
+    heads = data["heads"].values
     sparse, dense = (data["distance"].sel(sketch=name) for name in ("sparse", "dense"))
     # mean over the numbers of heads, (draw,)
     deviations = np.abs(np.log(sparse.values / dense.values)).mean(axis=-1)
     margin = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
     settings = {
-        "d": width,
+        "d": data.attrs["width"],
         "tokens": "any from d on",
         "rank of a head": data.attrs["rank"],
         "heads": f"{heads[0]} to {heads[-1]}",
         "entries of a row": "d / h",
-        "singular values": f"exp(−(j − 1)/{decay:g})",
+        "singular values": f"exp(−(j − 1)/{data.attrs['decay']:g})",
     }
-    result = _result(context, {}, settings, intervals=True)
+    result = _result(context, settings)
     near = np.log(COMPARABLE_WITHIN) - deviations
     result.judge("comparable", near, margin)
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
@@ -143,29 +123,22 @@ def sketching(
 
 
 @measure("S0-J3", draws=8)
-def head_spectra(
-    context: Context,
-    *,
-    width: int = 128,
-    n_tokens: int = 256,
-    heads: Sequence[int] = (1, 2, 4, 8, 16, 32),
-) -> MeasuredValues:
+def head_spectra(context: Context, **sizes: Any) -> MeasuredValues:
     """Test that a layer's ε-rank grows from each number of heads to the next.
 
     The rank is measured again on an input of norm 1, on which softmax is nearly even.
     """
-    data = rank_theory.spectra_by_heads(
-        width=width, n_tokens=n_tokens, heads=heads, **asdict(context)
-    )
+    data = rank_theory.spectra_by_heads(**sizes, **asdict(context))
+    heads = data["heads"].values
     ranks = data["rank"].sel(input="times √L")
     increase = ranks.diff("heads").transpose("heads", "draw").values
     settings = {
-        "d": width,
-        "tokens": n_tokens,
+        "d": data.attrs["width"],
+        "tokens": data.attrs["n_tokens"],
         "singular values": f"√L exp(−(j − 1)/{data.attrs['decay']:g})",
         "ε": f"{data.attrs['epsilon']:g}",
     }
-    result = _result(context, {}, settings, intervals=True)
+    result = _result(context, settings)
     for fewer, more, margins in zip(heads[:-1], heads[1:], increase, strict=True):
         words = f"from {fewer} to {more}"
         result.judge("higher_rank_by_heads", margins, "ε-rank", words)
@@ -180,16 +153,12 @@ def head_spectra(
 
 
 @measure("S0-F14")
-def chebyshev(
-    context: Context, *, dimension: int = 768, n_points: int = 4096
-) -> MeasuredValues:
+def chebyshev(context: Context, **sizes: Any) -> MeasuredValues:
     """Measure the ranks of Chebyshev embeddings that are made for given ranks."""
-    data = rank_theory.chebyshev_curves(
-        dimension=dimension, ranks=CHEBYSHEV_RANKS, n_points=n_points, seed=context.seed
-    )
+    data = rank_theory.chebyshev_curves(**sizes, seed=context.seed)
     settings = {
-        "d": dimension,
-        "points": n_points,
+        "d": data.attrs["dimension"],
+        "points": data.sizes["point"],
         "largest value": f"{data.attrs['largest']:g}",
     }
     result = MeasuredValues(settings=settings)
@@ -265,7 +234,7 @@ def residual_mlps(context: Context) -> MeasuredValues:
         "above_theorem_2": (np.array(excess) > 0).sum(),
         "residual MLPs and thresholds": np.size(excess),
     }
-    return _result(context, values, {"patch": PATCH, "d": d, "tokens": n_tokens})
+    return _result(context, {"patch": PATCH, "d": d, "tokens": n_tokens}, values)
 
 
 @measure("S0-TH3", draws=20)
@@ -326,7 +295,7 @@ def compression(context: Context) -> MeasuredValues:
         "errors": np.size(exceeded),
         "smallest loss over σ/4": (least_errors / floors).min(),
     }
-    return _result(context, values, {"heads": heads, "d": d, "tokens": n_tokens})
+    return _result(context, {"heads": heads, "d": d, "tokens": n_tokens}, values)
 
 
 def _loss(
@@ -371,7 +340,7 @@ def growth(context: Context) -> MeasuredValues:
         "singular values": relative.size,
         "smallest singular value of the construction over its bound": np.nanmin(ratio),
     }
-    return _result(context, values, {"layers": layers, **settings})
+    return _result(context, {"layers": layers, **settings}, values)
 
 
 @measure("S0-C1", draws=10)
@@ -394,7 +363,7 @@ def corollary(context: Context) -> MeasuredValues:
         "above_printed": (spectra > printed[:, None]).sum(),
         "singular values": spectra.size,
     }
-    return _result(context, values, settings)
+    return _result(context, settings, values)
 
 
 def _growth(
@@ -465,18 +434,17 @@ def sketches(context: Context) -> MeasuredValues:
             shared / separate
         ).min(),
     }
-    return _result(context, values, {"sizes": sizes})
+    return _result(context, {"sizes": sizes}, values)
 
 
 def _result(
-    context: Context,
-    values: dict[str, Any],
-    settings: dict[str, Any],
-    *,
-    intervals: bool = False,
+    context: Context, settings: dict[str, Any], values: dict[str, Any] | None = None
 ) -> MeasuredValues:
-    """Return a result with the settings of an experiment and its number of draws."""
+    """Return a result with the settings of an experiment and its number of draws.
+
+    Without values yet, those that are added later have intervals over draws.
+    """
     settings = {**settings, **asdict(context)}
-    if intervals and context.draws > 1:
+    if values is None and context.draws > 1:
         settings["intervals over"] = "draws"
-    return MeasuredValues(values, settings, over="draw")
+    return MeasuredValues(values or {}, settings, over="draw")
