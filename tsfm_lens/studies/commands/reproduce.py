@@ -158,10 +158,13 @@ def _render(result: xr.Dataset) -> None:
     ]
     for column in columns:
         table.add_column(column, justify="right" if column in columns[1:-2] else "left")
-    frame = result.drop_dims("setting").to_dataframe().reset_index()
-    rows = frame.to_dict("records")
-    for row in rows:
+    reasons: dict[str, None] = {}
+    for row in (
+        result.drop_dims("setting").to_dataframe().reset_index().to_dict("records")
+    ):
         table.add_row(*_cells(row))
+        if row["why"]:
+            reasons[f"{row['verdict']}: {row['why']}"] = None
     show(table)
     # what is not run has a verdict and no unit
     if any((result["verdict"].values != "") & (result["unit"].values != "")):
@@ -173,8 +176,7 @@ def _render(result: xr.Dataset) -> None:
             " Holm over the parts, and does not if it stands below. It depends on ε, or"
             " on the data, if it holds at one and does not at another."
         )
-    reasons = (f"{row['verdict']}: {row['why']}" for row in rows if row["why"])
-    for reason in dict.fromkeys(reasons):
+    for reason in reasons:
         echo(reason)
     if result.sizes["setting"]:
         title = "Settings here, and the paper's where it states them"
