@@ -23,16 +23,13 @@ import xarray as xr
 from tsfm_lens import probes
 from tsfm_lens.core.errors import LensError
 from tsfm_lens.core.estimates import corrected, estimated_effects, with_twins
+from tsfm_lens.core.io import write_atomically
 from tsfm_lens.core.stats import LEVEL, SMALLEST, holm, leader, sign_test
 from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.models.twins import reinitialised_twin, untrained_twin
 from tsfm_lens.studies.method_scores.methods import worth_naming
-from tsfm_lens.studies.method_scores.page import (
-    markdown,
-    replace_section,
-    write_table,
-)
+from tsfm_lens.studies.method_scores.page import markdown, replace_section
 from tsfm_lens.studies.method_scores.series import evaluation_case
 from tsfm_lens.testing import tiny
 from tsfm_lens.training.command import run_command
@@ -316,7 +313,8 @@ def _of_models(models: int, seeds: int) -> Tables:
 def write_page(page: Path, tables: Tables) -> None:
     """Write tables beside a page, and the answer that follows from them into it."""
     for name, table in tables.items():
-        write_table(page.with_suffix(f".{name}.csv"), table)
+        text = pd.DataFrame(table).to_csv(index=False, header=False)
+        write_atomically(page.with_suffix(f".{name}.csv"), text.encode())
     replace_section(page, START, STOP, answer(tables) + "\n")
 
 

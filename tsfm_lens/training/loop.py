@@ -213,7 +213,11 @@ class Training:
         else:
             last = min(until, self.plan.steps)
         self.model.train(self.plan.dropout)
-        with self._stopping(), progress_display(eta=True, hidden=quiet) as bar:
+        self._stop_flag = False
+        with (
+            taking_signals(self._stop),
+            progress_display(eta=True, hidden=quiet) as bar,
+        ):
             bar_task = bar.add_task(self.task.name, total=last, completed=self.step)
             # evaluations and snapshots of the untrained model, which a resumed run has
             # had
@@ -372,28 +376,28 @@ class Training:
         torch.save(state, buffer)
         write_atomically(self.out / STATE, buffer.getbuffer())
 
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end the run after the step at hand.
+    def _stop(self, *_: object) -> None:
+        """Let the run end after the step at hand; its state is then saved."""
+        # no more than a flag, since a signal may come in the middle of a step
+        self._stop_flag = True
 
-        Its state is then saved.
-        """
 
-        def stop(*_: object) -> None:
-            # no more than a flag, since a signal may come in the middle of a step
-            self._stop_flag = True
+@contextmanager
+def taking_signals(stop: Callable[..., None]) -> Iterator[None]:
+    """Call a function at Ctrl-C and SIGTERM until the block ends.
 
-        try:
-            former = {
-                number: signal.signal(number, stop)
-                for number in (signal.SIGINT, signal.SIGTERM)
-            }
-        except ValueError:
-            # outside the main thread nobody can take signals
-            former = {}
-        self._stop_flag = False
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
+    Outside the main thread, it changes nothing.
+    """
+    try:
+        former = {
+            number: signal.signal(number, stop)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+    except ValueError:
+        # outside the main thread nobody can take signals
+        former = {}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -110,41 +111,39 @@ def _planters() -> dict[str, Planter]:
     planters: dict[str, Planter] = {
         "-".join(pair): partial(_plant, *pair) for pair in mechanisms()
     }
-    for architecture in ARCHITECTURES:
-        for mechanism, planter in _separating(architecture).items():
-            name = f"{mechanism}-{architecture}"
-            planters[name] = planter
-            planters[f"{name}{SIZES[1]}"] = partial(planter, enlarge)
+    for name, planter in _separating().items():
+        planters[name] = planter
+        planters[f"{name}{SIZES[1]}"] = partial(planter, enlarge)
     return dict(sorted(planters.items()))
 
 
-def _separating(architecture: str) -> dict[str, Planter]:
-    """Return the planters of mechanisms that tell methods apart, by their names."""
+def _separating() -> dict[str, Planter]:
+    """Return the planters of the small models that tell methods apart, by name."""
     copy = "seasonal-copy"
-    either = {"chronos": copy, "chronos-bolt": "gate"}[architecture]
-    planters: dict[str, Planter] = {
-        "cancelling": partial(_plant, "trend", architecture, add_cancelling_pair),
-        "dead": partial(_plant, "gate", architecture),
-        "either": partial(_plant, either, architecture, add_second_way),
-        "shortcut": partial(
-            _plant, copy, architecture, read_period_before, reads="old"
-        ),
-        "split": partial(_plant, copy, architecture, split_head),
-    }
-    for mechanism in SEPARATING:
-        planters[mechanism] = partial(_plant, mechanism, architecture)
-    return planters
+    either = {"chronos": copy, "chronos-bolt": "gate"}
+    found: dict[str, Planter] = {}
+    for architecture in ARCHITECTURES:
+        planters = {
+            "cancelling": partial(_plant, "trend", architecture, add_cancelling_pair),
+            "dead": partial(_plant, "gate", architecture),
+            "either": partial(
+                _plant, either[architecture], architecture, add_second_way
+            ),
+            "shortcut": partial(
+                _plant, copy, architecture, read_period_before, reads="old"
+            ),
+            "split": partial(_plant, copy, architecture, split_head),
+        }
+        for mechanism in SEPARATING:
+            planters[mechanism] = partial(_plant, mechanism, architecture)
+        for mechanism, planter in planters.items():
+            found[f"{mechanism}-{architecture}"] = planter
+    return found
 
 
 def separating_names(*, large: bool) -> tuple[str, ...]:
     """Return the names of the models that tell methods apart, of one size, sorted."""
-    return tuple(
-        sorted(
-            f"{mechanism}-{architecture}{SIZES[large]}"
-            for architecture in ARCHITECTURES
-            for mechanism in _separating(architecture)
-        )
-    )
+    return tuple(sorted(f"{name}{SIZES[large]}" for name in _separating()))
 
 
 def bench_names() -> tuple[str, ...]:
@@ -191,19 +190,14 @@ def list_edges(case: EvaluationCase) -> tuple[str, ...]:
     return tuple(names)
 
 
-def list_nodes(case: EvaluationCase) -> tuple[str, ...]:
-    """Name every head and MLP."""
-    return case.nodes
-
-
 CANDIDATES: dict[str, Callable[[EvaluationCase], tuple[str, ...]]] = {
-    PARTS: list_nodes,
+    PARTS: attrgetter("nodes"),
     EDGES: list_edges,
     INPUTS: token_names,
-    REPAIRED: list_nodes,
+    REPAIRED: attrgetter("nodes"),
     PAIRS: pair_names,
     SEGMENTS: list_segments,
-    ROUTES: list_nodes,
+    ROUTES: attrgetter("nodes"),
 }
 """What can be scored of a case, by the field of an answer."""
 
@@ -323,11 +317,11 @@ def _with_dead_units(case: EvaluationCase) -> EvaluationCase:
     In Chronos they say that a series is no season, elsewhere that it is one.
     """
     rule: Any = case.card.rule
-    live_if_open = case.card.architecture != "chronos"
+    live_if_shut = case.card.architecture == "chronos"
     pairs = zip(case.clean.batch.values, case.corrupted.batch.values, strict=True)
     # the margin is positive where the gate is open
     ordered = [
-        sorted(map(np.asarray, pair), key=rule.margin, reverse=not live_if_open)
+        sorted(map(np.asarray, pair), key=rule.margin, reverse=live_if_shut)
         for pair in pairs
     ]
     return compare(case.lens, case.card, *zip(*ordered, strict=True))

@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, LensError
@@ -79,11 +78,12 @@ def score_submission(
     rows = score_answer(submission, sealed)
     if submission.nodes:
         case = sealed.case
+        of_nodes = rows["level"] == PARTS
         if draw is not None:
             case = draw_again(sealed, draw)
-            rows["draw"] = np.where(rows["level"] == PARTS, draw, np.nan)
+            rows.loc[of_nodes, "draw"] = draw
         for name, area in _areas(submission, case).items():
-            rows[name] = np.where(rows["level"] == PARTS, area, np.nan)
+            rows.loc[of_nodes, name] = area
     return rows.assign(model=submission.model, condition=sealed.condition).reindex(
         columns=COLUMNS[1:]
     )

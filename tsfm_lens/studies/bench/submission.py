@@ -2,7 +2,7 @@
 
 :class:`Submission` is the file's content, :func:`read_submission` reads it,
 :func:`from_importances` converts what the circuit track of MIB takes, and
-:func:`answer` lets a method of the package answer.
+:func:`answer_by` lets methods of the package answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -23,7 +23,6 @@ from pydantic import (
     Field,
     NonNegativeInt,
     ValidationError,
-    model_validator,
 )
 
 from tsfm_lens.core.errors import InputError, unknown_name
@@ -34,7 +33,6 @@ from tsfm_lens.studies.bench.models import CANDIDATES, PUBLIC_CARD, SealedModel
 from tsfm_lens.studies.method_scores.methods import (
     ARROW,
     LEVELS,
-    METHODS,
     Method,
     Ranking,
 )
@@ -173,24 +171,6 @@ def read_submission(file: str | Path) -> Submission:
     return _read(file, Submission, "answer")
 
 
-def answer(sealed: SealedModel, names: Sequence[str]) -> Submission:
-    """Let methods of the package answer, one for each level.
-
-    Args:
-        sealed: a model of the benchmark.
-        names: methods of :data:`~tsfm_lens.studies.method_scores.methods.METHODS`.
-
-    Returns:
-        What is written into a file.
-
-    Raises:
-        UnknownNameError: no such method.
-    """
-    check_names("method", names, METHODS)
-    methods = chain.from_iterable(METHODS[name] for name in names)
-    return answer_by(sealed, ", ".join(names), methods)
-
-
 def answer_by(sealed: SealedModel, name: str, methods: Iterable[Method]) -> Submission:
     """Let methods answer under one name, at most one for each level.
 
@@ -200,7 +180,7 @@ def answer_by(sealed: SealedModel, name: str, methods: Iterable[Method]) -> Subm
     """
     # any of the fields with scores
     scores: dict[str, Any] = {}
-    claims: list[str] | None = None
+    claims: tuple[str, ...] | None = None
     state = sealed.case.lens.registry.state
     passed = state.forwards
     start = time.perf_counter()
@@ -211,14 +191,14 @@ def answer_by(sealed: SealedModel, name: str, methods: Iterable[Method]) -> Subm
             for one, score in zip(ranking.names, ranking.scores, strict=True)
         }
         if ranking.claims is not None:
-            claims = [*(claims or ()), *compress(ranking.names, ranking.claims)]
+            claims = (*(claims or ()), *compress(ranking.names, ranking.claims))
     return Submission(
         model=sealed.card["model"],
         seal=sealed.seal,
         method=name,
         forwards=state.forwards - passed,
         seconds=time.perf_counter() - start,
-        claims=None if claims is None else tuple(claims),
+        claims=claims,
         **scores,
     )
 
@@ -237,15 +217,10 @@ class _PublicCard(BaseModel):
 
 
 class _Entry(BaseModel):
-    """Node or edge of MIB; older files hold a boolean for each node."""
+    """Node or edge of MIB."""
 
     score: Annotated[float, Field(strict=True)] | None = None
     in_graph: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_older(cls, value: Any) -> Any:
-        return {"in_graph": value} if isinstance(value, bool) else value
 
 
 def _check_edge(name: str) -> str:

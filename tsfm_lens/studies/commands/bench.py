@@ -146,7 +146,6 @@ def compare(
 
     _hide_library_progress()
     names = models or separating_names(large=large)
-    log = console(stderr=True).print
     table = fill_table(
         out,
         names,
@@ -154,7 +153,7 @@ def compare(
         method,
         conditions=(PLANTED, UNTRAINED)[: 1 + twins],
         since=since,
-        log=log,
+        log=console(stderr=True).print,
     )
     means = summarise(table[table["model"].isin(names)])
     _print_table(means.reset_index(), as_json, digits=2)

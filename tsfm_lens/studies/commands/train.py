@@ -73,10 +73,10 @@ def train(
     elif not result["ended"]:
         echo(f"stopped after step {result['step']}; --resume goes on")
     else:
-        parts = [part for part in ("validation", "test") if part in result]
         rows = [
             [part, *(f"{result[part][error]:.4f}" for error in ("mse", "mae"))]
-            for part in parts
+            for part in ("validation", "test")
+            if part in result
         ]
         show_rows(["", "MSE", "MAE"], rows)
         echo(

@@ -169,9 +169,9 @@ def _beside_twin(
     lens: Lens, tokens: Tokens, of_twin: Tokens
 ) -> tuple[list[Dictionary], dict[str, float]]:
     """Fit dictionaries to tokens of a model, and measure them beside its twin's."""
-    sizes: dict[str, Any] = {"features": 2 * lens.d_model, "active": ACTIVE}
-    dictionaries, data = measure_dictionaries(tokens, **sizes)
-    _, twin_data = measure_dictionaries(of_twin, **sizes)
+    measure = partial(measure_dictionaries, features=2 * lens.d_model, active=ACTIVE)
+    dictionaries, data = measure(tokens)
+    _, twin_data = measure(of_twin)
     return dictionaries, {**_means(data), **_means(twin_data, "twin ")}
 
 

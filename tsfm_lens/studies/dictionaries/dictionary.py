@@ -6,11 +6,10 @@ activations, a transcoder if the targets are what an MLP makes of the inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from tsfm_lens.core.errors import InputError
@@ -117,17 +116,15 @@ def fit_dictionary(
         )
     generator = torch.Generator().manual_seed(seed)
     directions = isotropic_directions(targets.shape[1], features, generator)
-    readers = directions
+    readers = directions.clone()
     if not is_autoencoder:
         readers = isotropic_directions(inputs.shape[1], features, generator)
     means = inputs.mean(0), targets.mean(0)
     learned = Dictionary(readers, torch.zeros(features), directions, *means, active)
-    weights: dict[str, Any] = {
-        name: nn.Parameter(getattr(learned, name).clone())
-        for name in ("readers", "bias", "directions", "output_mean")
-    }
-    learned = replace(learned, **weights)
-    optimizer = torch.optim.Adam(weights.values(), lr=LEARNING_RATE)
+    weights = [readers, learned.bias, directions, learned.output_mean]
+    for weight in weights:
+        weight.requires_grad_()
+    optimizer = torch.optim.Adam(weights, lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     variance = (targets - targets.mean(0)).square().sum(1).mean()
     silent = torch.zeros(features)
@@ -148,10 +145,10 @@ def fit_dictionary(
         optimizer.step()
         schedule.step()
         with torch.no_grad():
-            learned.directions.copy_(normalize(learned.directions))
-    return replace(
-        learned, **{name: weight.detach() for name, weight in weights.items()}
-    )
+            directions.copy_(normalize(directions))
+    for weight in weights:
+        weight.requires_grad_(False)
+    return learned
 
 
 def _check_tokens(values: Tensor, what: str) -> Tensor:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.explain.attribution import METHODS, input_attribution
@@ -76,17 +77,16 @@ EXPLANATIONS: Methods = {}
 _explanation = partial(method, known=EXPLANATIONS)
 
 
-def _attribute(run: Run, parts: tuple[Segment, ...], method: str) -> np.ndarray:
-    options: dict[str, Any] = {"method": method, "reference": REFERENCE, "parts": parts}
-    values = input_attribution(run, **options)["attribution"]
-    median = values.sel(quantile=0.5, method="nearest")
+def _attribute(run: Run, parts: tuple[Segment, ...], method: Any) -> np.ndarray:
+    data = input_attribution(run, method=method, reference=REFERENCE, parts=parts)
+    median = data["attribution"].sel(quantile=0.5, method="nearest")
     return np.abs(median.transpose("segment", "step").values)
 
 
-def _carriers(case: EvaluationCase) -> list[str]:
+def _carriers(case: EvaluationCase) -> tuple[str, ...]:
     """Name heads and MLPs without backups, which act where another part is gone."""
     backups = case.card.components("backup")
-    return [name for name in case.nodes if name not in backups]
+    return tuple(name for name in case.nodes if name not in backups)
 
 
 def _routes(case: EvaluationCase, effect: str) -> Ranking:
@@ -97,7 +97,7 @@ def _routes(case: EvaluationCase, effect: str) -> Ranking:
     if effect not in routes:
         raise InputError("no gradients")
     sizes = abs(routes[effect]).mean("step").sum("segment")
-    return Ranking(tuple(names), sizes.values)
+    return Ranking(names, sizes.values)
 
 
 def _peak_attention(case: EvaluationCase) -> Ranking:
@@ -112,9 +112,9 @@ def _peak_attention(case: EvaluationCase) -> Ranking:
         return of_heads(data, data["pattern"].mean("query").max("key"))
 
     heads = of_every_stack(case, rank)
-    peaks = dict(zip(heads.names, heads.scores, strict=True))
     names = _carriers(case)
-    return Ranking(tuple(names), np.array([peaks.get(name, 0.0) for name in names]))
+    peaks = pd.Series(heads.scores, heads.names).reindex(names, fill_value=0.0)
+    return Ranking(names, np.asarray(peaks))
 
 
 def _draws(case: EvaluationCase) -> np.random.Generator:
@@ -128,7 +128,7 @@ def _draw_segments(case: EvaluationCase) -> Ranking:
 
 def _draw_routes(case: EvaluationCase) -> Ranking:
     names = _carriers(case)
-    return Ranking(tuple(names), _draws(case).random(len(names)))
+    return Ranking(names, _draws(case).random(len(names)))
 
 
 def _by_values(measure: Callable[[np.ndarray], Any]) -> Scores:
@@ -137,7 +137,7 @@ def _by_values(measure: Callable[[np.ndarray], Any]) -> Scores:
     The values are standardised by the past of their series.
     """
 
-    def score(run: Run, parts: tuple[Segment, ...]) -> np.ndarray:
+    def score(run: Run, parts: tuple[Segment, ...]) -> list[float]:
         futures = run.batch.known_future(run.horizon)
         scores = []
         for part in parts:
@@ -146,7 +146,7 @@ def _by_values(measure: Callable[[np.ndarray], Any]) -> Scores:
             standardised = (values - past.mean()) / past.std()
             stretch = slice(part.start + len(past), part.stop + len(past))
             scores.append(measure(standardised[stretch]))
-        return np.array(scores)
+        return scores
 
     return score
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, combinations, compress, product, starmap
+from itertools import combinations, compress, product, starmap
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import ranges
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.attribution import list_decompositions
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LocalMean
@@ -146,13 +145,15 @@ def by(
     claims: str = "",
     sign: int = 1,
 ) -> Rank:
-    """Return a method that scores heads by a variable of a result.
+    """Return a method that scores heads of the stack that is read out.
 
-    With a negative sign less is more. Another variable may hold its claims.
+    The scores are a variable of a result; with a negative sign less is more. Another
+    variable may hold its claims.
     """
 
     def rank(case: EvaluationCase) -> Ranking:
-        data = probe(case)
+        stack = case.lens.wiring.output_stack.name
+        data = probe(case).assign_attrs(stack=stack)
         return of_heads(data, sign * data[scores], data.get(claims))
 
     return rank
@@ -245,8 +246,8 @@ def _attribution(case: EvaluationCase) -> xr.Dataset:
 
 def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
     data = _attribution(case).sel(decomposition=decomposition)
-    is_part = ~data["component"].isin(["embed", "bias"])
-    return by_size(data.isel(component=is_part.values), "size_share")
+    parts = data.drop_sel(component=["embed", "bias"], errors="ignore")
+    return by_size(parts, "size_share")
 
 
 def _decomposes(case: EvaluationCase, decomposition: str) -> bool:
@@ -347,7 +348,7 @@ def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
 
     So scores do not depend on how well the model copies.
     """
-    data = probes.induction_scores(
+    return probes.induction_scores(
         case.lens,
         motif=_motif(case) or 12,
         repeats=4,
@@ -356,7 +357,6 @@ def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
         decoding="forced",
         positions="all",
     )
-    return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
 
 
 def _repeated_motifs(case: EvaluationCase) -> xr.Dataset:
@@ -373,10 +373,7 @@ def _repeated_motifs(case: EvaluationCase) -> xr.Dataset:
 
 @lru_cache(maxsize=1)
 def _parroting(case: EvaluationCase) -> xr.Dataset:
-    row, kind, _ = pick_attention(case.lens, None, None)
-    data = probes.head_parroting(case.clean).assign_attrs(
-        stack=row.name, attention=kind
-    )
+    data = probes.head_parroting(case.clean)
     lost = worth_naming(data, "copy_error_change") & (
         data["copy_error_change_size"] > 0
     )
@@ -385,8 +382,7 @@ def _parroting(case: EvaluationCase) -> xr.Dataset:
 
 def _concentration(case: EvaluationCase) -> xr.Dataset:
     data = probes.kernel_regression(case.clean.select(0))[["missing"]].mean("query")
-    stack = case.lens.wiring.output_stack.name
-    return data.assign_attrs(stack=stack, attention="cross_attn")
+    return data.assign_attrs(attention="cross_attn")
 
 
 method("induction: repeated tokens, prefix", applies=reads_tokens)(
@@ -584,9 +580,11 @@ def segment_names(number: int, parts: Sequence[Segment], horizon: int) -> list[s
 
 def list_segments(case: EvaluationCase) -> tuple[str, ...]:
     """Name every segment of every forecast at each of its steps."""
-    forecasts = enumerate(cut_forecasts(case))
-    names = (segment_names(at, parts, run.horizon) for at, (run, parts) in forecasts)
-    return tuple(chain.from_iterable(names))
+    return tuple(
+        name
+        for number, (run, parts) in enumerate(cut_forecasts(case))
+        for name in segment_names(number, parts, run.horizon)
+    )
 
 
 def true_segments(case: EvaluationCase) -> tuple[set[str], set[str]]:

@@ -88,20 +88,15 @@ def write_page(scores: ScoreTables, page: Path) -> None:
     A page that is not there is made of them alone.
     """
     if not page.exists():
-        marks = "\n".join("".join(pair) for pair in ((START, STOP), EXPLAINED))
+        marks = f"{START}{STOP}\n{''.join(EXPLAINED)}"
         page.write_text(f"# Planted mechanisms\n\n{marks}\n")
     if len(scores.methods):
         replace_section(page, START, STOP, tables(scores))
     if len(scores.explanations):
         replace_section(page, *EXPLAINED, explanation_tables(scores.explanations))
     for name, table in long_tables(scores).items():
-        write_table(page.with_suffix(f".{name}.csv"), table)
-
-
-def write_table(file: Path, table: list[list[str]]) -> None:
-    """Write rows of cells, the first being the heads, as CSV."""
-    text = pd.DataFrame(table).to_csv(index=False, header=False)
-    write_atomically(file, text.encode())
+        text = table.to_csv(index=False)
+        write_atomically(page.with_suffix(f".{name}.csv"), text.encode())
 
 
 def replace_section(page: Path, start: str, stop: str, text: str) -> None:
@@ -127,10 +122,11 @@ def tables(scores: ScoreTables) -> str:
     cells = shown.assign(level=shown["level"].map(LEVELS))[["level", *_SHOWN]]
     heads = ["method", "finds", "AUROC", "untrained", "claims right", "complete"]
     table = [heads, *cells.reset_index().values.tolist()]
-    files = ", ".join(
-        f"{{download}}`planted.{name}.csv`" for name in ("models", "methods", "kinds")
+    files = (
+        "All tables: {download}`planted.models.csv`, {download}`planted.methods.csv`,"
+        " {download}`planted.kinds.csv`."
     )
-    parts = [_answer(summaries), markdown(table), f"All tables: {files}."]
+    parts = [_answer(summaries), markdown(table), files]
     return "\n\n".join(parts) + "\n"
 
 
@@ -165,8 +161,8 @@ def _answer(summaries: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def long_tables(scores: ScoreTables) -> dict[str, list[list[str]]]:
-    """Format all tables, rows of cells by the name of their file."""
+def long_tables(scores: ScoreTables) -> dict[str, pd.DataFrame]:
+    """Format the cells of all tables, by the name of their file."""
     rows = scores.methods
     found = {}
     if len(rows):
@@ -183,9 +179,9 @@ def explanation_tables(rows: pd.DataFrame) -> str:
     board = _explanations(rows)
     parts = []
     for level, title in TITLES.items():
-        lines = [line[1:] for line in board if line[0] in ("level", level)]
-        if len(lines) > 1:
-            parts += [f"### {title}", markdown(lines)]
+        lines = board[board["level"] == level].drop(columns="level")
+        if len(lines):
+            parts += [f"### {title}", markdown([[*lines], *lines.values.tolist()])]
     parts.append(
         "Orders of the inputs that ignore the model are in"
         " {download}`planted.explanations.methods.csv`."
@@ -193,7 +189,7 @@ def explanation_tables(rows: pd.DataFrame) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _explanations(rows: pd.DataFrame) -> list[list[str]]:
+def _explanations(rows: pd.DataFrame) -> pd.DataFrame:
     """Format a line for each explanation, the best first within a level."""
     rows = rows.assign(level=rows["level"].mask(rows["method"].isin(NAIVE), "naive"))
     planted = _under(PLANTED, rows)
@@ -201,10 +197,10 @@ def _explanations(rows: pd.DataFrame) -> list[list[str]]:
     means = planted.groupby(METHOD, sort=False)["auroc"].mean()
     order = means.sort_values(ascending=False, kind="stable").index
     table = pd.concat([_summarise(rows, _EXPLANATION_CELLS), by_mechanism], axis=1)
-    return _lines(METHOD, table.loc[order])
+    return _named(METHOD, table.loc[order])
 
 
-def _all_methods(rows: pd.DataFrame) -> list[list[str]]:
+def _all_methods(rows: pd.DataFrame) -> pd.DataFrame:
     """Format a line for each method: its summary, and AUROC by mechanism and condition.
 
     Conditions are over the models that were measured under all of them.
@@ -220,10 +216,10 @@ def _all_methods(rows: pd.DataFrame) -> list[list[str]]:
         by_condition.add_prefix("AUROC under all conditions, "),
     ]
     table = pd.concat(parts, axis=1).sort_index(key=_place, kind="stable")
-    return _lines(METHOD, table)
+    return _named(METHOD, table)
 
 
-def _about(rows: pd.DataFrame) -> list[list[str]]:
+def _about(rows: pd.DataFrame) -> pd.DataFrame:
     """Format parametrisations by condition, and the errors of the planted models.
 
     Errors are in mean absolute values of the context.
@@ -240,7 +236,7 @@ def _about(rows: pd.DataFrame) -> list[list[str]]:
             "largest error then": noisy["error"].apply(_largest),
         }
     )
-    return _lines(model, table)
+    return _named(model, table)
 
 
 def _split(
@@ -250,10 +246,9 @@ def _split(
     return rows.groupby([*METHOD, column])["auroc"].apply(form).unstack()
 
 
-def _lines(names: list[str], table: pd.DataFrame) -> list[list[str]]:
-    """List the rows of a table of cells, whose index becomes columns of the names."""
-    rows = table.fillna("").reset_index(names=names)
-    return [[*rows], *rows.values.tolist()]
+def _named(names: list[str], table: pd.DataFrame) -> pd.DataFrame:
+    """Fill the empty cells of a table, whose index becomes columns of the names."""
+    return table.fillna("").reset_index(names=names)
 
 
 def _largest(values: pd.Series) -> str:
@@ -283,23 +278,21 @@ _SHOWN = ("AUROC", "untrained AUROC", "claims right", "claims complete")
 
 def _conditions(rows: pd.DataFrame) -> list[str]:
     """List the conditions that were measured."""
-    measured = set(rows["condition"])
-    return [condition for condition in CONDITIONS if condition in measured]
+    return [one for one in CONDITIONS if one in set(rows["condition"])]
 
 
-def _decoys(decoys: pd.DataFrame) -> list[list[str]]:
+def _decoys(decoys: pd.DataFrame) -> pd.DataFrame:
     """Format the share of decoys that a method ranks among the true ones, or claims.
 
     A cell has the share among as many top scores as there are true parts; after the
     slash, the share claimed.
     """
-    rows = _under(PLANTED, decoys)
-    groups = rows.groupby(["method", rows["decoy"].map(_kind)])
+    groups = decoys.groupby(["method", decoys["decoy"].map(_kind)])
     shares = groups[["fooled", "claimed"]].agg(_share)
     # some methods claim nothing
     table = shares.agg(" / ".join, axis=1).str.removesuffix(" / ").unstack()
     kinds = [kind for kind in DECOYS.values() if kind in table]
-    return _lines(["method"], table[kinds].sort_index(key=_place, kind="stable"))
+    return _named(["method"], table[kinds].sort_index(key=_place, kind="stable"))
 
 
 def _kind(does: str) -> str:

@@ -88,12 +88,13 @@ def keeps_its_roles(on: EvaluationCase, valid: Labels) -> bool:
     def shift(*components: str) -> float:
         return float(_shift(on, components)[valid].max(initial=0.0))
 
-    idle = (*on.card.components("decoy"), *on.card.components("backup"))
+    backups = _backups(on.card)
+    idle = (*on.card.components("decoy"), *backups)
     if any(shift(component) > TOLERATED for component in idle):
         return False
     return all(
         shift(backup, primary) >= 2 * shift(primary)
-        for backup, primary in _backups(on.card).items()
+        for backup, primary in backups.items()
     )
 
 
@@ -236,10 +237,14 @@ def find_decoys(card: Card, name: str, result: Ranking) -> pd.DataFrame:
     does = {part.component: part.does for part in card.parts if part.role == "decoy"}
     if not true:
         does = {}
-    named = pd.DataFrame({"method": name, "component": result.names})
-    rows = named.assign(
-        decoy=named["component"].map(does),
-        fooled=_rank(pd.Series(result.scores), "max") <= len(true),
-        claimed=result.claims,
+    names = pd.Series(result.names)
+    rows = pd.DataFrame(
+        {
+            "method": name,
+            "component": names,
+            "decoy": names.map(does),
+            "fooled": _rank(pd.Series(result.scores), "max") <= len(true),
+            "claimed": result.claims,
+        }
     )
     return rows.dropna(subset="decoy")

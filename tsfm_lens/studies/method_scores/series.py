@@ -30,6 +30,7 @@ from tsfm_lens.zoo.planted.rules import (
     LinearTrend,
     LocalMean,
     Routes,
+    Rule,
     SeasonalCopy,
     Staircase,
 )
@@ -49,9 +50,7 @@ class EvaluationCase:
     @cached_property
     def targets(self) -> list[int]:
         """Rows of the runs that are forecast; the others are covariates."""
-        return [
-            row for row, role in enumerate(self.clean.batch.roles) if role == "target"
-        ]
+        return np.flatnonzero(self.clean.batch.is_target).tolist()
 
     @cached_property
     def components(self) -> list[Component]:
@@ -80,7 +79,7 @@ def evaluation_case(
     if isinstance(card.rule, CovariateTimes):
         return _with_covariates(lens, card, card.rule, series, noise, seed)
     rng = np.random.default_rng(seed)
-    length = max(card.context[0], min(card.context[1], SPAN))
+    length = int(np.clip(SPAN, *card.context))
     pairs = [_pair(card.rule, length, index, noise, rng) for index in range(series)]
     clean, altered = zip(*pairs, strict=True)
     return compare(lens, card, clean, altered)
@@ -91,12 +90,13 @@ def compare(
 ) -> EvaluationCase:
     """Run the model on contexts and on altered copies, with its rule as the truth."""
     rule: Any = card.rule
-    options: dict[str, Any] = {"num_samples": 5} if lens.emits == "token" else {}
+    num_samples = 5 if lens.emits == "token" else None
     runs = []
     for values in (clean, altered):
         truth = np.stack([rule.forecast(context, card.horizon) for context in values])
         batch = SeriesBatch(tuple(values))
-        runs.append(lens.run(batch, card.horizon, truth=truth, **options))
+        run = lens.run(batch, card.horizon, truth=truth, num_samples=num_samples)
+        runs.append(run)
     return EvaluationCase(lens, card, *runs)
 
 
@@ -113,13 +113,11 @@ def _with_covariates(
     horizon = card.horizon
     drawn = []
     for target, covariate in draw_cases((SPAN, SPAN), series, seed=seed):
-        pasts = (target[:-horizon], covariate[:-horizon], idle.normal(size=SPAN))
-        noisy_target, noisy_covariate, noisy_other = (
-            past_values + noise * past_values.std() * noises.normal(size=SPAN)
-            for past_values in pasts
-        )
-        driver = np.concatenate([noisy_covariate, covariate[-horizon:]])
-        drawn.append((noisy_target, driver, noisy_other))
+        pasts = [target[:-horizon], covariate[:-horizon], idle.normal(size=SPAN)]
+        for past in pasts:
+            past += noise * past.std() * noises.normal(size=SPAN)
+        driver = np.concatenate([pasts[1], covariate[-horizon:]])
+        drawn.append((pasts[0], driver, pasts[2]))
     stretches = [np.arange(SPAN - ago, SPAN - ago + horizon) for ago in rule.ago]
     runs = []
     for direction in (1, -1):
@@ -130,11 +128,10 @@ def _with_covariates(
             for steps in stretches:
                 known[steps] = driver[steps[::direction]]
             past, future = np.split(known, [SPAN])
-            covariates = {"other": other, "known": past}
             items.append(
                 {
                     "target": target,
-                    "past_covariates": covariates,
+                    "past_covariates": {"other": other, "known": past},
                     "future_covariates": {"known": future},
                 }
             )
@@ -142,13 +139,13 @@ def _with_covariates(
         batch = as_series(items)
         # only targets have a rule
         rows = np.full((len(batch), horizon), np.nan)
-        rows[[role == "target" for role in batch.roles]] = truth
+        rows[batch.is_target] = truth
         runs.append(lens.run(batch, horizon, truth=rows))
     return EvaluationCase(lens, card, *runs)
 
 
 def _pair(
-    rule: SeasonalCopy | LocalMean | LinearTrend | Gate | Routes | Staircase,
+    rule: Rule,
     length: int,
     index: int,
     noise: float,

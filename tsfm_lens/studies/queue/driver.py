@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +36,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import replacing
 from tsfm_lens.core.processes import clean_context
 from tsfm_lens.core.registry import declarations
+from tsfm_lens.training.loop import taking_signals
 
 __all__ = [
     "PLAN",
@@ -169,8 +169,8 @@ def added(
         if dim not in part.coords
     }
     part = part.assign_coords({**numbered, "cell": [name]})
-    part = part.assign({SECONDS: ("cell", [float(seconds)])})
-    part = part.assign({DEVICE: ("cell", [device])})
+    cost = {SECONDS: ("cell", [float(seconds)]), DEVICE: ("cell", [device])}
+    part = part.assign(cost)
     if record is None:
         return part
     return joined(record, part)
@@ -189,15 +189,10 @@ def joined(record: xr.Dataset, part: xr.Dataset) -> xr.Dataset:
                 f"the record has the cell {name!r} already; it is not added again"
             )
     record, part = _with_device(record), _with_device(part)
-    labels = [str(label) for label in dict.fromkeys((*record.coords, *part.coords))]
-    labels = [label for label in labels if label not in (*record.dims, *part.dims)]
-    old, new = (
-        dataset.reset_coords([label for label in labels if label in dataset.coords])
-        for dataset in (record, part)
-    )
-    combined = new.combine_first(old)
+    labels = {*record.coords, *part.coords} - {*record.dims, *part.dims}
+    combined = part.reset_coords().combine_first(record.reset_coords())
     # combine_first sorts labels; they stay in the order in which they came
-    order = {dim: _union(old.get(dim), new.get(dim)) for dim in combined.dims}
+    order = {dim: _union(record.get(dim), part.get(dim)) for dim in combined.dims}
     return (
         combined.reindex(order)
         .set_coords(labels)
@@ -251,9 +246,9 @@ class Queue:
     def finished(self) -> dict[tuple[str, str], float]:
         """Return the processor seconds of every cell that its record holds."""
         seconds = {}
-        for name in dict.fromkeys(cell.record for cell in self.cells):
+        for name in {cell.record for cell in self.cells}:
             record = read_record(self.records / f"{name}.nc")
-            if record is not None and SECONDS in record:
+            if record is not None:
                 for cell, took in record[SECONDS].to_series().items():
                     seconds[name, str(cell)] = float(took)
         return seconds
@@ -289,7 +284,7 @@ class Queue:
         cells = [
             cell for cell in self.cells if cell.key not in closed and not cell.missing
         ]
-        with self._alone(), self._until_stopped():
+        with self._alone(), taking_signals(self._stop):
             outcomes = self._in_turn(cells)
             if processes > 1:
                 outcomes = self._beside(cells, processes)
@@ -309,8 +304,8 @@ class Queue:
 
     def _beside(self, cells: Iterable[QueueCell], processes: int) -> Iterator[_Running]:
         """Run cells in processes, and yield each that has ended."""
-        measured = _means(self.cells, self.finished())
-        cells = sorted(cells, key=lambda cell: (cell.order, -_expected(cell, measured)))
+        expected = self._expected(self.finished())
+        cells = sorted(cells, key=lambda cell: (cell.order, -expected[cell.key]))
         waiting = self._before_stop(cells)
         running: dict[Future[_Outcome], QueueCell] = {}
         context = clean_context([WITH_LIBRARIES])
@@ -380,8 +375,9 @@ class Queue:
             "record": cell.record,
             "cell": cell.name,
             "error": f"{type(error).__name__}: {error}",
+            "when": _now(),
+            "trace": traceback.format_exc(),
         }
-        line |= {"when": _now(), "trace": traceback.format_exc()}
         with (self.state / "failed.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -398,20 +394,8 @@ class Queue:
                 ) from None
             yield
 
-    @contextmanager
-    def _until_stopped(self) -> Iterator[None]:
-        def stop(number: int, frame: FrameType | None) -> None:
-            self.stopped = True
-
-        former = {
-            number: signal.signal(number, stop)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
+    def _stop(self, *_: object) -> None:
+        self.stopped = True
 
     def status(self) -> pd.DataFrame:
         """Count cells by order and record: done, failed, without files, open.
@@ -423,7 +407,7 @@ class Queue:
         """
         finished = self.finished()
         failed = self.failures()
-        measured = _means(self.cells, finished)
+        expected = self._expected(finished)
         rows = []
         for cell in self.cells:
             took = finished.get(cell.key)
@@ -437,10 +421,27 @@ class Queue:
                     "failed": is_open and cell.key in failed,
                     "no file": is_open and bool(cell.missing),
                     "hours used": (took or 0.0) / 3600,
-                    "hours left": is_open * _expected(cell, measured) / 3600,
+                    "hours left": is_open * expected[cell.key] / 3600,
                 }
             )
         return pd.DataFrame(rows).groupby(["order", "record"]).sum()
+
+    def _expected(self, finished: Mapping[tuple[str, str], float]) -> pd.Series[float]:
+        """Return the seconds that each cell should take, by those of its group if any.
+
+        ``finished`` are the seconds that finished cells took.
+        """
+        rows = [
+            (cell.record, cell.group, cell.seconds, finished.get(cell.key, np.nan))
+            for cell in self.cells
+        ]
+        table = pd.DataFrame(
+            rows,
+            index=[cell.key for cell in self.cells],
+            columns=["record", "group", "seconds", "took"],
+        )
+        means = table.groupby(["record", "group"])["took"].transform("mean")
+        return means.fillna(table["seconds"])
 
 
 WITH_LIBRARIES = f"{__package__}.language"
@@ -480,24 +481,6 @@ def _start_worker() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-
-
-def _group(cell: QueueCell) -> tuple[str, str]:
-    return cell.record, cell.group
-
-
-def _expected(cell: QueueCell, measured: pd.Series[float]) -> float:
-    """Return the seconds that a cell should take, by those of its group if any."""
-    return measured.get(_group(cell), cell.seconds)
-
-
-def _means(
-    cells: Sequence[QueueCell], finished: Mapping[tuple[str, str], float]
-) -> pd.Series[float]:
-    """Return the mean seconds of the finished cells of each group, where known."""
-    rows = [(*_group(cell), finished.get(cell.key, np.nan)) for cell in cells]
-    table = pd.DataFrame(rows, columns=["record", "group", "seconds"])
-    return table.groupby(["record", "group"])["seconds"].mean().dropna()
 
 
 def unfinished(queue: Queue) -> list[QueueCell]:

@@ -363,7 +363,7 @@ def removable_heads(
             f"heads of {model} are ablated by heads@1pp once the record has the heads"
             " of every layer"
         )
-    error: xr.DataArray = xr.apply_ufunc(np.log, record["MASE"].mean("seed"))
+    error: Any = np.log(record["MASE"].mean("seed"))
     # relative change of the geometric mean over series
     logarithm = (error - error.sel(variant=PLAIN)).mean("series")
     change = np.expm1(logarithm.to_series())
@@ -442,14 +442,14 @@ def compute_scores(lens: Lens, codes: Sequence[str], seed: int) -> xr.Dataset:
     middle = result.quantiles[:, :, LEVELS.index(0.5)]
     rows = []
     for index, quantiles in enumerate(result.quantiles):
-        more: dict[str, Any] = {"mean": result.mean[index]}
+        samples = None
         if result.samples is not None:
-            more["samples"] = result.samples[index]
+            samples = result.samples[index]
         distances = forecast_distances(
             middle[index], middle[0], steps=SETTINGS["compared_steps"]
         )
         distance = windows.by_series(distances[DISTANCE])
-        row = _metrics(windows, quantiles, **more)
+        row = _metrics(windows, quantiles, mean=result.mean[index], samples=samples)
         rows.append(row.assign({DISTANCE: ("series", distance)}))
     rows.append(_metrics(windows, windows.naive))
     data = xr.concat(rows, "code").assign_coords(code=[PLAIN, *codes, NAIVE])
@@ -568,9 +568,9 @@ def heads_measured(model: str, number: int, workplace: Workplace) -> xr.Dataset:
         },
         coords={"series": list(windows.rows)},
     )
-    data = data.drop_attrs().astype(np.float32)
     if _samples(lens):
         data = data.merge(_induction(lens, **SETTINGS["induction"]))
+    data = data.drop_attrs().astype(np.float32)
     return _of_subject(data, HEADS, model, number)
 
 
@@ -594,8 +594,7 @@ def _induction(
                 seed=child,
             )[["prefix_matching", "copy_score", "copy_accuracy"]]
     scores = xr.concat(found.values(), pd.Index(found, name="block"))
-    scores = scores.reindex(block=range(blocks)).drop_vars(["layer", "head"])
-    return scores.drop_attrs().astype(np.float32)
+    return scores.reindex(block=range(blocks)).drop_vars(["layer", "head"])
 
 
 def patches_measured(model: str, workplace: Workplace) -> xr.Dataset:
@@ -610,8 +609,8 @@ def patches_measured(model: str, workplace: Workplace) -> xr.Dataset:
     batch = SeriesBatch((np.concatenate([contexts.values[0], truth[0]]),), ("Lorenz",))
     run = lens.run(batch, horizon, holdout=True)
     maps = autoregressive_attention(run, keys="window")
-    kept = maps.reset_coords()[["attention", "key_start", "key_stop"]]
-    data = xr.Dataset(kept.drop_vars(list(kept.coords)).data_vars).drop_attrs()
+    kept = ("attention", "key_start", "key_stop")
+    data = xr.Dataset({name: maps[name].variable for name in kept}).drop_attrs()
     data["attention"] = data["attention"].astype(np.float32)
     data["key_special"] = ("key", (maps["key_special"].values != "").astype(np.int8))
     data.attrs = {**_attrs(PATCHES), "series": "Lorenz"}

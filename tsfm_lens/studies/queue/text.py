@@ -89,9 +89,7 @@ def python_text() -> Text:
 def save_text(text: Text, file: Path) -> None:
     """Save a text as .npz; named ``SAVED`` beside the records, it is the queue's."""
     with replacing(file) as new, new.open("wb") as stream:
-        np.savez_compressed(
-            stream, training=text.training, held_out=text.held_out, source=text.source
-        )
+        np.savez_compressed(stream, **vars(text))
 
 
 def find_text(records: Path) -> Text:
