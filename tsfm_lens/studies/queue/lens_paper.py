@@ -196,7 +196,7 @@ def read_components(lens: Lens, code: str) -> list[Component]:
                 found.append(Component(stack.name, layer, BRANCHES[letter]))
             else:
                 kinds = list_kinds(stack, layer, paired=letter == "h")
-                found += select_heads(stack, layer, map(int, digits), kinds)
+                found += select_heads(stack, layer, list(map(int, digits)), kinds)
     return found
 
 

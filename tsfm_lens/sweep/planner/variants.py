@@ -186,7 +186,7 @@ def list_kinds(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
 
 
 def select_heads(
-    stack: Stack, layer: int, heads: Iterable[int], kinds: Iterable[str]
+    stack: Stack, layer: int, heads: Collection[int], kinds: Iterable[str]
 ) -> list[Component]:
     """Return heads of a layer, by indices and kinds of attention."""
     return [
