@@ -20,6 +20,7 @@ from tsfm_lens.studies.papers.measures.induction import (
     HeadScores,
     correlations,
     proportions,
+    sharp_of_induction,
 )
 from tsfm_lens.studies.papers.measures.lens_records import ablatable_parts
 from tsfm_lens.studies.papers.verdicts import (
@@ -270,7 +271,7 @@ def test_scores_equal_those_of_the_overlap() -> None:
     prefix, copy, normalised = (
         bootstrap_mean[:1] for bootstrap_mean in one.bootstrap_means
     )
-    numbers = proportions(prefix[0], copy[0], normalised[0])
+    numbers = proportions(prefix, copy, normalised)
     cells = overlap["proportion"]
     for name, value in {
         "proportion induction, sharp": cells.sel(
@@ -283,7 +284,10 @@ def test_scores_equal_those_of_the_overlap() -> None:
         "P(sharp | induction)": overlap["p_sharp_given_induction"],
         "P(induction | sharp)": overlap["p_induction_given_sharp"],
     }.items():
-        assert_close(numbers[name], float(value), depth=10)
+        assert_close(numbers[name][0], float(value), depth=10)
+    given, share = sharp_of_induction(prefix, copy, normalised)
+    expected = [numbers["P(sharp | induction)"][0], numbers["proportion sharp"][0]]
+    assert_close([given[0], share[0]], expected, depth=10)
     correlation = overlap["correlation"].sel(
         score="prefix_matching", other_score="normalised"
     )

@@ -11,7 +11,7 @@ model is special is asked of its null as well, "more so than in untrained twins"
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, product
 from typing import Any
@@ -26,8 +26,9 @@ from tsfm_lens.studies.papers.context import from_record
 from tsfm_lens.studies.papers.measures.induction import (
     HeadScores,
     inducing,
-    joint_verdict,
+    overlap_verdict,
     proportions,
+    threshold_verdicts,
 )
 from tsfm_lens.studies.papers.values import MeasuredValues
 from tsfm_lens.studies.papers.verdicts import (
@@ -605,9 +606,9 @@ NO_INDUCTION = (
 def overlap() -> MeasuredValues:
     """Measure the overlap of induction and sharp heads."""
     result, scores = _of_heads()
-    means = [values[0] for values in scores.bootstrap_means]
-    result.add_each("{}", proportions(*means))
-    result.claims["better_than_random"] = undecided(NO_INDUCTION, "")
+    for name, values in proportions(*scores.bootstrap_means).items():
+        result.add(name, values[0])
+    result.claims["better_than_random"] = _if_inducing(scores, overlap_verdict(scores))
     return result
 
 
@@ -615,18 +616,20 @@ def overlap() -> MeasuredValues:
 def thresholds() -> MeasuredValues:
     """Measure how the scores of heads go together."""
     result, scores = _of_heads()
-    own_verdict, *of_twins = map(joint_verdict, (scores, *_twin_scores()))
-    result.claims = {
-        "scores_go_together": own_verdict,
-        "relaxed": undecided(NO_INDUCTION, ""),
-    }
-    # (part, twin)
-    correlations = np.transpose(list(map(_correlations, of_twins)))
-    for part, own, twins in zip(
-        own_verdict.parts, _correlations(own_verdict), correlations, strict=True
+    result.claims = threshold_verdicts(scores)
+    result.claims["relaxed"] = _if_inducing(scores, result.claims["relaxed"])
+    # (model and twins, part)
+    found = np.array(
+        [
+            _correlations(result.claims),
+            *map(_correlations, map(threshold_verdicts, _twin_scores())),
+        ]
+    )
+    for part, own, of_twins in zip(
+        result.claims["scores_go_together"].parts, found[0], found[1:].T, strict=True
     ):
         claim = "the scores of heads go together"
-        _judge_twins(result, claim, part.words, own, twins, part.of)
+        _judge_twins(result, claim, part.words, own, of_twins, part.of)
     names = ("prefix-matching score", "copy score", "normalised entropy")
     means = [values[0] for values in scores.bootstrap_means]
     correlation = pd.DataFrame(means, names).T.corr()
@@ -636,10 +639,15 @@ def thresholds() -> MeasuredValues:
     return result
 
 
-def _correlations(verdict: Verdict) -> list[float]:
+def _correlations(claims: Mapping[str, Verdict]) -> list[float]:
     """Return the correlations of the scores that a claim says go together."""
-    spans = [part.interval for part in verdict.parts]
+    spans = [part.interval for part in claims["scores_go_together"].parts]
     return [span.estimate for span in spans if span is not None]
+
+
+def _if_inducing(scores: HeadScores, verdict: Verdict) -> Verdict:
+    """Return a verdict on induction heads, open where there is none."""
+    return verdict if _inducing(scores) else undecided(NO_INDUCTION, "")
 
 
 @from_record("S3-HENT", "S3-PREF")
