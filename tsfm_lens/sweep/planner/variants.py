@@ -291,7 +291,7 @@ class VariantPlanner:
             for entry in self._span("ranges", part, *span)
         ]
 
-    def _heads(self, by_layer: Mapping[int, Iterable[int]]) -> list[Component]:
+    def _heads(self, by_layer: Mapping[int, Collection[int]]) -> list[Component]:
         """Return the heads of some indices in each layer, of every kind over time."""
         heads: list[Component] = []
         for layer in sorted(by_layer):
