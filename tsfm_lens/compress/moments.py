@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial, reduce
 from itertools import product
 from typing import Any, NamedTuple
@@ -90,7 +90,7 @@ class Moment(NamedTuple):
 
 def calibrate(
     run: Run,
-    names: Iterable[str] | None = None,
+    names: Collection[str] | None = None,
     *,
     gradients: bool = False,
     draws: int = DRAWS,
@@ -241,7 +241,7 @@ def folds(run: Run) -> list[Run]:
 
 
 def weights(
-    runs: Sequence[Run], names: Iterable[str], gradients: bool
+    runs: Sequence[Run], names: Collection[str], gradients: bool
 ) -> dict[str, Any]:
     """Return the shrunk moments over runs as arguments of ``factorised``.
 
@@ -261,7 +261,7 @@ def weights(
     return {"moments": moments, "sensitivity": sensitivity or None}
 
 
-def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
+def crossed(run: Run, names: Collection[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
     """Yield each fold, and the weights that the other folds give.
 
     The other folds calibrate on all their windows; of the fold itself, only the latest
@@ -278,7 +278,7 @@ def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any
         )
 
 
-def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
+def shortage(runs: Sequence[Run], names: Collection[str], gradients: bool) -> str:
     """Describe matrices with fewer input vectors than columns.
 
     The text says how many forecast origins would be enough.

@@ -106,7 +106,7 @@ class HookScope(Scope[T]):
         if name not in self.targets:
             self._connect([name], self.targets)
 
-    def _connect(self, names: Iterable[str], connected: Collection[str]) -> None:
+    def _connect(self, names: Collection[str], connected: Collection[str]) -> None:
         """Connect those hook points that are not connected already."""
         registry = self._registry
         # a write that carries edits of the stream is a target, too: its hooks come
@@ -382,7 +382,7 @@ def acting_hooks(
 
 
 def resolve_hooks(
-    names: Iterable[str],
+    names: Collection[str],
     hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]],
     direction: Direction,
 ) -> list[Hook]:

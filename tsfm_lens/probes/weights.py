@@ -8,7 +8,7 @@ of activations are in ``stream_ranks``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -216,7 +216,7 @@ def weight_ranks(
     epsilon: float | Iterable[float] = EPSILON,
     per_head: bool = False,
     stack: str | None = None,
-    parts: Iterable[str] = PARTS,
+    parts: Collection[str] = PARTS,
 ) -> xr.Dataset:
     """Compute singular values and ranks of the matrices of attentions and MLPs.
 

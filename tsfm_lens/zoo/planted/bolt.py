@@ -7,7 +7,7 @@ mechanism. What all patch formats share is in :mod:`tsfm_lens.zoo.planted.patche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -185,7 +185,7 @@ class Bolt(patches.PatchModel):
             weight[:, self.encoder["one"]] = 0.1 * noise
         return head
 
-    def lags(self, lags: Iterable[int]) -> list[int]:
+    def lags(self, lags: Collection[int]) -> list[int]:
         """Convert lags within a stretch that the rule reads to lags in the context.
 
         Both are in patches, counted back from the end, and each lag is returned for

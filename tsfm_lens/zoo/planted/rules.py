@@ -7,7 +7,7 @@ differs from others. No model is used here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 import numpy as np
@@ -52,7 +52,7 @@ class _Linear(Strict):
 
     ago: tuple[NonNegativeInt, ...] = (0,)
 
-    def steps(self, back: Iterable[int]) -> tuple[int, ...]:
+    def steps(self, back: Collection[int]) -> tuple[int, ...]:
         """Convert steps before the end of what is read to steps before the context's.
 
         There is one for each value of `ago` and each given step.
