@@ -46,6 +46,7 @@ from tsfm_lens.studies.bench.scoring import (
 )
 from tsfm_lens.studies.bench.submission import (
     Submission,
+    answer,
     answer_by,
     from_importances,
     read_submission,
@@ -106,7 +107,7 @@ def test_circuits_are_measured_on_series_drawn_after_the_answer(
 ) -> None:
     """CPR and CMD are of new series at every call, unless their seed is given."""
     file = tmp_path / "answer.json"
-    answer_by(sealed, "zero ablation", METHODS["zero ablation"]).write(file)
+    answer(sealed, ["zero ablation"]).write(file)
     first, second = (score_files([file], SEED).iloc[0] for _ in range(2))
     assert first["draw"] != second["draw"]
     assert first["cpr"] != second["cpr"]
@@ -207,7 +208,7 @@ def test_the_truth_scores_one(sealed: SealedModel) -> None:
 
 def test_zero_ablation_falls_for_the_pair(sealed: SealedModel) -> None:
     """The heads that cancel rank first, though the forecast stays without them."""
-    given = answer_by(sealed, "zero ablation", METHODS["zero ablation"])
+    given = answer(sealed, ["zero ablation"])
     pair = sealed.case.card.components("cancelling")
     first = sorted(given.nodes, key=lambda name: given.nodes[name] or 0.0)[-2:]
     assert set(first) == set(pair)
@@ -217,8 +218,7 @@ def test_zero_ablation_falls_for_the_pair(sealed: SealedModel) -> None:
 
 def test_claims_on_twins_are_counted(tmp_path: Path) -> None:
     _, twin = sealed_models(NAME, SEED)
-    name = "zero ablation, of the range"
-    answer_by(twin, name, METHODS[name]).write(tmp_path / "twin.json")
+    answer(twin, ["zero ablation, of the range"]).write(tmp_path / "twin.json")
     row = score_files([tmp_path / "twin.json"], SEED).iloc[0]
     assert row["condition"] == "untrained"
     assert row["claimed"] > 0.5

@@ -2,7 +2,7 @@
 
 :class:`Submission` is the file's content, :func:`read_submission` reads it,
 :func:`from_importances` converts what the circuit track of MIB takes, and
-:func:`answer_by` lets methods of the package answer.
+:func:`answer` lets a method of the package answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -33,6 +33,7 @@ from tsfm_lens.studies.bench.models import CANDIDATES, PUBLIC_CARD, SealedModel
 from tsfm_lens.studies.method_scores.methods import (
     ARROW,
     LEVELS,
+    METHODS,
     Method,
     Ranking,
 )
@@ -169,6 +170,24 @@ def read_submission(file: str | Path) -> Submission:
         InputError: there is no such file, or a field is missing, unknown or wrong.
     """
     return _read(file, Submission, "answer")
+
+
+def answer(sealed: SealedModel, names: Sequence[str]) -> Submission:
+    """Let methods of the package answer, one for each level.
+
+    Args:
+        sealed: a model of the benchmark.
+        names: methods of :data:`~tsfm_lens.studies.method_scores.methods.METHODS`.
+
+    Returns:
+        What is written into a file.
+
+    Raises:
+        UnknownNameError: no such method.
+    """
+    check_names("method", names, METHODS)
+    methods = chain.from_iterable(METHODS[name] for name in names)
+    return answer_by(sealed, ", ".join(names), methods)
 
 
 def answer_by(sealed: SealedModel, name: str, methods: Iterable[Method]) -> Submission:
