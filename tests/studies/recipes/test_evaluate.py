@@ -120,6 +120,12 @@ def test_forecasts_that_are_not_finite_fail(
     assert evaluate.measure(LastSeason(), unseen, horizon=12).empty
 
 
+def test_series_that_are_all_too_short_are_refused() -> None:
+    short = SeriesBatch((np.arange(30.0), np.arange(40.0)), seasonalities=(4, 12))
+    with pytest.raises(InputError, match=r"none of 2 series.*horizon of 12"):
+        evaluate.measure(LastSeason(), short, horizon=12)
+
+
 def test_impossible_horizons_get_the_longest() -> None:
     """A horizon that no series has is answered with the longest possible one."""
     # two seasons and a step stay as context

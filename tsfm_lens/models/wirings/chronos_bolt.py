@@ -47,9 +47,6 @@ class BoltAdapter(Adapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = native.inner_model
-        # one pass gives all steps, and no further one would read the cache, which costs
-        # an eighth of a pass of a small model
-        self.model.decoder.config.use_cache = False
         self.settings = self.model.chronos_config
         self.context_length = int(self.settings.context_length)
         self.prediction_length = int(self.settings.prediction_length)

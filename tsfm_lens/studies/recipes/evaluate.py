@@ -132,9 +132,17 @@ def window_errors(
 
     Returns:
         One row per window, indexed by series, the latest window of each first.
+
+    Raises:
+        InputError: every series is too short, or a forecast is not finite.
     """
     sets = evaluation_sets(series, horizon)
     windows = [window for one in sets for window in one.windows]
+    if not windows:
+        raise InputError(
+            f"none of {len(series)} series is long enough for a horizon of {horizon}"
+            " steps; expected longer series, or a smaller horizon"
+        )
     quantiles = forecasts(pipeline, windows, horizon=horizon, samples=samples)
     for window, levels in zip(windows, quantiles, strict=True):
         if np.isfinite(window.context).any() and not np.isfinite(levels).all():
